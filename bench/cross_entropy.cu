@@ -2,10 +2,18 @@
 /* bench/cross_entropy.cu - lk_cross_entropy against its ceiling and the formula as simple kernels; how to run it: bench.h. */
 #include "bench/bench.h"
 #include "lk/cross_entropy.cuh"
+#include "lk/cross_entropy_parallel.cuh"
+#include "lk/cross_entropy_probabilities.cuh"
 
-LK_DEFINE_CROSS_ENTROPY(bf16)
-LK_DEFINE_CROSS_ENTROPY(f16)
-LK_DEFINE_CROSS_ENTROPY(f32)
+#define FUNCTIONS(T) LK_DEFINE_CROSS_ENTROPY(T) LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T)
+FUNCTIONS(bf16)
+FUNCTIONS(f16)
+FUNCTIONS(f32)
+/* lk's function for a case: of class probabilities, of ranks, or of targets. */
+#define LK_CALL(s, direction, ...)                                                                                             \
+    ((s)->prob     ? OF_TYPE(s, lk_cross_entropy_probabilities_##direction, __VA_ARGS__)                                       \
+     : is_split(s) ? OF_TYPE(s, lk_cross_entropy_parallel_##direction, __VA_ARGS__)                                            \
+                   : OF_TYPE(s, lk_cross_entropy_##direction, __VA_ARGS__))
 
 typedef struct {
     const char *name, *direction, *dtype;
@@ -347,7 +355,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
     lk_cross_entropy_args forward = args_of(c, set, 0);
     forward.loss = NULL;
-    BENCH_CUDA((cudaError_t)(s->low || is_split(s) ? OF_TYPE(s, lk_cross_entropy_forward, &forward, stream)
+    BENCH_CUDA((cudaError_t)(s->low || is_split(s) ? LK_CALL(s, forward, &forward, stream)
                                                    : launch_kernels(s, args, stream)));
     if (is_split(s)) BENCH_CUDA((cudaError_t)OF_TYPE(s, lk_cross_entropy_finish, &forward, stream)); /* others, too */
     BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
@@ -357,11 +365,11 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
 {
     const shape *s = (const shape *)c->context;
     const lk_cross_entropy_args args = args_of(c, set, path);
-    if (is_fused(s)) return OF_TYPE(s, lk_cross_entropy_forward_backward, &args, stream);
+    if (is_fused(s)) return LK_CALL(s, forward_backward, &args, stream);
     lk_status status = LK_OK;
-    if (gives_loss(s)) status = OF_TYPE(s, lk_cross_entropy_forward, &args, stream);
+    if (gives_loss(s)) status = LK_CALL(s, forward, &args, stream);
     if (!status && gives_loss(s) && is_split(s)) status = OF_TYPE(s, lk_cross_entropy_finish, &args, stream);
-    if (!status && gives_gradient(s)) status = OF_TYPE(s, lk_cross_entropy_backward, &args, stream);
+    if (!status && gives_gradient(s)) status = LK_CALL(s, backward, &args, stream);
     return status;
 }
 
@@ -511,8 +519,8 @@ static size_t workspace(const bench_case *c, int path)
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     size_t bytes = 0;
     const lk_cross_entropy_args args = args_of(c, &set, path);
-    const lk_status status = is_fused(s) ? OF_TYPE(s, lk_cross_entropy_forward_backward_workspace_bytes, &args, &bytes)
-                                         : OF_TYPE(s, lk_cross_entropy_forward_workspace_bytes, &args, &bytes);
+    const lk_status status = is_fused(s) ? LK_CALL(s, forward_backward_workspace_bytes, &args, &bytes)
+                                         : LK_CALL(s, forward_workspace_bytes, &args, &bytes);
     return status ? 0 : bytes;
 }
 

@@ -20,10 +20,6 @@
  *              with dentropy, to each dz[j]: dentropy[r] p[r,j] (lse[r] - entropy[r] - z[r,j])
  *              dlogits[r,j] = logit_scale dz[j], with a softcap times 1 - (z[r,j] / softcap)^2
  *
- *   With class probabilities q = target_prob instead of target, u[j] = w[j] ((1 - e) q[r,j] + e / vocab), U = sum_j u[j]:
- *   class[r]   = sum_j u[j] (lse[r] - z[r,j]),   D = valid_rows = weight_sum = rows
- *   dz[j]      = (f U + G) p[r,j] - f u[j]
- *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/cross_entropy.cuh"           #include "lk/cross_entropy.cuh"
  *                LK_DEFINE_CROSS_ENTROPY(bf16)             LK_DECLARE_CROSS_ENTROPY(bf16)
@@ -41,8 +37,8 @@
  *            lk_cross_entropy_forward_backward_bf16 computes the loss and dlogits in one call, without lse, valid_rows or
  *            weight_sum. It has a workspace function of its own. A reduced loss takes 128 bytes of workspace and 4 per row, 4
  *            more with z_loss, 4 more with class_weight or weight_sum, rows rounded up to 64; a mean in forward_backward takes
- *            the 128 even without loss. With ranks, the states of all ranks lie there too. The workspace functions read shapes,
- *            options and which outputs are wanted; logits and target may be NULL there.
+ *            the 128 even without loss. The workspace functions read shapes, options and which outputs are wanted; logits and
+ *            target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
  *            When upstream is known, one number without dlse, correct dlogits in place by lk_rescale_bf16 of
  *            lk_scale.cuh, which does nothing where it is the expected one.
@@ -65,32 +61,13 @@
  *            number is divided by, NaN and infinities too. Only LK_REDUCTION_MEAN uses it.
  *            dentropy: the gradient of each row's entropy, added like dlse and not divided by D. backward also needs the
  *            entropy of forward, in the field entropy; forward_backward does not.
- *            target_prob: class probabilities as in PyTorch's cross_entropy, with target NULL. A row need not add up to 1.
- *            Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
- *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss, which is
- *            NaN in PyTorch; where u[j] is above 0 the loss is +inf. The gradient is finite.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
  *            Their gradient is minus upstream, one number per row.
- * Ranks      For columns that are split over ranks (a vocabulary-parallel head): `parallel` says which ones are this call's.
- *            logits, dlogits and vocab are of these columns. target has columns of the whole vocabulary, class_weight has
- *            vocab_total elements on every rank. Each rank gets the results of all columns, the same bits as the others.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call.
- *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
- *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish
- *            computes the results from them.
- *            backward reads lse, others and, if given, lse_low:
- *                args.parallel = {.vocab_start = first, .vocab_total = all, .rank = i, .ranks = n}, args.states = states;
- *                lk_cross_entropy_forward_bf16(&args, stream);
- *                ...                                                        // gathers states into all_states
- *                args.all_states = all_states, args.others = others;
- *                lk_cross_entropy_finish_bf16(&args, stream);
- *                lk_cross_entropy_backward_bf16(&args, stream);
- *            entropy and argmax are set in forward too, though finish writes them: they decide how large states are. Only
- *            finish needs a workspace then.
- *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank.
- *            bad_targets counts on every rank. Compiled with -DLK_CHECK, a call with all_gather gathers the slices first and
- *            names holes and overlaps.
+ * See also   Two headers have functions of their own for this struct, and macros that define them; the functions here refuse
+ *            these fields with a sentence that names the right one:
+ *            cross_entropy_parallel.cuh         `parallel`: columns that are split over ranks (a vocabulary-parallel head)
+ *            cross_entropy_probabilities.cuh    target_prob: class probabilities instead of target
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -101,12 +78,10 @@
  *   forward, plain                        up to 16 KiB per row: lk_cross_entropy_forward_warp_kernel, 1 to 32 threads per row
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
- *   gradients, forward with options,      lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
- *   a rank's states and gradients         is in shared memory between its sum and its gradient
+ *   gradients, forward with options       lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
+ *                                         is in shared memory between its sum and its gradient. Of a rank's columns too
  *   gradients, plain, of up to 512        lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
  *   vectors of 16 bytes and no more
- *   ranks, after the states' exchange     lk_cross_entropy_finish_kernel: merges the states
- *   target_prob                           lk_cross_entropy_prob_kernel, in all directions
  *   a reduced loss                        lk_cross_entropy_sum_kernel, after the rows. For the gradients of a mean where rows
  *                                         may be ignored or weighted, lk_cross_entropy_count_kernel before them
  * For example, the mean of 4096 rows of 50257 columns in bf16: forward has a block of 256 threads per row, then the sum.
@@ -138,7 +113,7 @@ typedef struct {
     int64_t vocab_start, vocab_total; /* the first column of this rank; the columns of all ranks together, 1 to 2^30 */
     int rank, ranks;
     void *user; /* both functions get it */
-    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see Ranks in cross_entropy.cuh. */
+    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see cross_entropy_parallel.cuh. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
     /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when work on `stream` so far
      * computes dx, so the sum may go on beside what follows there. NULL: the caller sums dx after the call. */
@@ -148,11 +123,12 @@ typedef struct {
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
  * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. An output that is
- * NULL is skipped. */
+ * NULL is skipped. Ranks: of cross_entropy_parallel.cuh alone. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
-    const void *target_prob;   /* F B FB in        target_prob_dtype [rows, vocab]: class probabilities; target is NULL then */
+    const void *target_prob;   /* F B FB in        target_prob_dtype [rows, vocab], instead of target, which is NULL then: of
+                                                   cross_entropy_probabilities.cuh alone */
     const float *class_weight; /* F B FB in        f32 [vocab]; NULL means 1 */
     const float *upstream;     /* B FB in          f32 [1], or [rows] with upstream_per_row: the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in          f32 [rows], a gradient of lse from elsewhere, which is added; NULL: none */
@@ -170,12 +146,12 @@ typedef struct {
                                                    mean with class weights, without denominator */
     void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
     int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count */
-    void *states;              /* F out            without all_gather: the states of this rank's columns, see Ranks */
-    const void *all_states;    /* finish in        the states of all ranks, in their order */
-    float *others;             /* F FB out, B in   f32 [rows], sum_{j != y} p[j] over all ranks, only with them; B: required */
+    void *states;              /* F out            ranks, without all_gather: the states of this rank's columns */
+    const void *all_states;    /* finish in        ranks: the states of all of them, in their order */
+    float *others;             /* F FB out, B in   ranks: f32 [rows], sum_{j != y} p[j] over all of them; B: required */
     void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;    /* F FB */
-    lk_vocab_parallel parallel; /* zeroed: the columns are not split over ranks */
+    lk_vocab_parallel parallel; /* ranks: which columns are this call's. Zeroed: all */
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
@@ -201,24 +177,23 @@ typedef struct {
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. With ranks, those of `parallel` come first.
  *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
- *                     logits is NULL, or both target and target_prob are; B: lse, dlogits, entropy where there is dentropy, or
- *                     valid_rows or weight_sum where mean needs it; FB: dlogits; F: all outputs are
+ *                     logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
+ *                     where mean needs it; FB: dlogits; F: all outputs are
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank
- *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total; finish without ranks
+ *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
- *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32; target_prob_dtype: neither T nor f32;
- *                     target and target_prob are both given, or target_prob with ranks
+ *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32; target_prob or parallel.vocab_total is
+ *                     given to a function that does not take it
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  * Rows of any alignment run at full speed, in B and FB where each row of dlogits has its logits' offset modulo 16 bytes
- * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by element.
- * The same holds of target_prob, which is read so then. */
+ * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by
+ * element. */
 
 #define LK_CROSS_ENTROPY_DECLARE(T)                                                                                            \
     LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
     LK_PROTOTYPES(cross_entropy, backward, T)                                                                                  \
-    LK_PROTOTYPES(cross_entropy, forward_backward, T)                                                                          \
-    LK_PROTOTYPES(cross_entropy, finish, T)
+    LK_PROTOTYPES(cross_entropy, forward_backward, T)
 #define LK_DECLARE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DECLARE, T)
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
@@ -279,8 +254,9 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     float weight_sum; /* where there are class weights */
 } lk_ce_counts;
 
-/* The calls. */
+/* The calls, and whose they are: this header's, cross_entropy_parallel.cuh's or cross_entropy_probabilities.cuh's. */
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
+enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES };
 
 /* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher made of them. */
 typedef struct {
@@ -1186,9 +1162,10 @@ template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_ar
 
 /* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
  * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
- * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. */
+ * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. may_be_plain:
+ * false saves a kernel where plain rows do not come here. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
-template <class T, int direction>
+template <class T, int direction, bool may_be_plain = true>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                             cudaStream_t stream)
 {
@@ -1222,8 +1199,8 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
     call.wave = (int)(resident * device->sms);
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_gradient_kernel<T, true, direction>
-                               : lk_cross_entropy_gradient_kernel<T, false, direction>,
+                         may_be_plain && plain ? lk_cross_entropy_gradient_kernel<T, may_be_plain, direction>
+                                               : lk_cross_entropy_gradient_kernel<T, false, direction>,
                          lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, call);
 }
 
@@ -1539,275 +1516,6 @@ LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device,
                                            : lk_cross_entropy_gradient<T, direction>(op, device, call, stream);
 }
 
-/* ---- The columns of a rank ----------------------------------------------------------------------------------------------- */
-
-/* A rank has some of the columns. lk_cross_entropy_gradient_kernel computes their states, and later their gradients. */
-
-/* A thread merges the states of a row, in the order of ranks, and writes its results. */
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
-    lk_cross_entropy_finish_kernel(const __grid_constant__ lk_cross_entropy_call call)
-{
-    const lk_cross_entropy_args &a = call.a;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const int64_t row = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
-    lk_griddepcontrol_wait();
-    if (row >= a.rows) return;
-    const lk_ce_label label = lk_ce_look_up(a, row);
-    lk_ce_row s = lk_ce_row_empty();
-    float others = 0.0f, target = -INFINITY, weight = 1.0f;
-    for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
-        const lk_ce_row part = lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + row);
-        if (part.target != -INFINITY) target = part.target; /* a maximum would lose a NaN */
-        s = lk_ce_row_merge<true>(s, part, scale);
-    }
-    if (label.y >= 0) {
-        if (a.class_weight) weight = a.class_weight[label.y];
-        const float v[1] = {target}, w[1] = {a.label_smoothing > 0.0f ? weight : 1.0f};
-        s = lk_ce_row_raise_halfway<true>(s, target, scale);
-        const lk_ce_row all = lk_ce_row_add(s, v, w, scale);
-        others = __fdiv_rn(lk_ce_row_raise<true>(s, all.max, scale).sum, all.sum);
-        s = all, s.target = target;
-    }
-    if (a.others) a.others[row] = others;
-    lk_ce_put<true>(call, row, label, weight, s);
-}
-
-/* ---- Class probabilities ------------------------------------------------------------------------------------------------- */
-
-typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_row_inbox;
-
-/* All directions. A team of up to 32 lanes, a block or a cluster owns a row. It reads the row for its state, whose weights are
- * u[j]; backward, which has lse, reads the probabilities alone, for U. Gradients take a second reading, by the same threads and
- * mostly from the caches. */
-#define LK_CE_PROB_BYTES 32768 /* of a row per block where it is read twice: those of an SM's blocks fit in its L1 */
-#define LK_CE_PROB_BLOCKS (LK_ARCH >= 1200 ? 2 : 3) /* per SM: as many as registers allow without spills */
-
-/* What a thread reads at once: vectors of logits, and the probabilities of their columns. */
-template <class T, class Q> constexpr int LK_CE_PROB_LOADS = sizeof(T) == sizeof(Q) ? 2 : 1;
-template <class T, class Q> struct lk_ce_prob_vecs {
-    lk_vec<T> logits[LK_CE_PROB_LOADS<T, Q>];
-    lk_vec<Q> prob[LK_CE_PROB_LOADS<T, Q>][LK_VEC<T> / LK_VEC<Q>];
-};
-
-/* Loads a thread's vectors from `first` on; logits: those too. Probabilities of another alignment are loaded one by one. */
-template <bool logits, class T, class Q>
-LK_DEVICE void lk_ce_prob_load(lk_ce_prob_vecs<T, Q> *v, const lk_row<T> &row, const Q *prob, int first)
-{
-    constexpr int U = LK_CE_PROB_LOADS<T, Q>, N = LK_VEC<Q>, M = LK_VEC<T> / N;
-    const int col = (int)lk_row_col(row, first), step = LK_VEC<T> << row.size_log2;
-    const bool wide = (uintptr_t)(prob + col) % 16 == 0;
-    if (wide && first + U <= row.count) { /* loads without predicates all start before the first is waited for */
-#pragma unroll
-        for (int i = 0; i < U * M; i++) v->prob[i / M][i % M] = lk_load_vec_ca(prob + col + i / M * step + i % M * N);
-#pragma unroll
-        for (int u = 0; logits && u < U; u++) v->logits[u] = lk_load_vec_ca(row.data + col + u * step);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < U * M; i++) {
-        float q[N];
-        if (first + i / M >= row.count) continue;
-        if (logits && i % M == 0) v->logits[i / M] = lk_load_vec_ca(row.data + col + i / M * step);
-#pragma unroll
-        for (int j = 0; j < N; j++) q[j] = lk_to_float(prob[col + i / M * step + i % M * N + j]);
-        lk_pack(&v->prob[i / M][i % M], q);
-    }
-}
-
-/* u of a column from its probability. */
-LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &call, float q, int col)
-{
-    return fmaf(call.confidence, q, call.smoothing_per_class) * (call.a.class_weight ? call.a.class_weight[col] : 1.0f);
-}
-
-/* The logits x and their u of vector i, the first of whose columns is col. */
-template <class T, class Q>
-LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Q> &v, int i,
-                                 const lk_cross_entropy_call &call, int col)
-{
-    constexpr int N = LK_VEC<Q>;
-    lk_unpack(x, v.logits[i]);
-#pragma unroll
-    for (int m = 0; m < LK_VEC<T>; m += N) {
-        float q[N];
-        lk_unpack(q, v.prob[i][m / N]);
-#pragma unroll
-        for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(call, q[j], col + m + j);
-    }
-}
-
-/* Adds the logits x of columns col, col + 1, ... and their u to the state; backward: u alone. */
-template <bool backward, int n>
-LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
-                                    float scale)
-{
-    float sum = 0.0f, slope;
-    if (!backward && a.argmax) s = lk_ce_add_top(s, x, col);
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        sum += w[j];
-        if (!backward && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-    }
-    if (!backward) return lk_ce_row_add<true>(s, x, w, scale);
-    s.weights += sum;
-    return s;
-}
-
-/* The state of a row, for all its threads. */
-template <bool backward, class T, class Q>
-LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_row<T> &row, const Q *prob,
-                                    lk_ce_row_inbox *inbox, float scale)
-{
-    constexpr bool exact = sizeof(T) == 4;
-    constexpr int U = LK_CE_PROB_LOADS<T, Q>;
-    lk_ce_row s = lk_ce_row_empty(), all = s;
-    for (int first = 0; first < row.count; first += U) {
-        lk_ce_prob_vecs<T, Q> v;
-        lk_ce_prob_load<!backward>(&v, row, prob, first);
-#pragma unroll
-        for (int u = 0; u < U && first + u < row.count; u++) {
-            float x[LK_VEC<T>], w[LK_VEC<T>];
-            const int col = (int)lk_row_col(row, first + u);
-            lk_ce_prob_unpack(x, w, v, u, call, col);
-            s = lk_ce_prob_add<backward>(s, x, w, col, call.a, scale);
-        }
-    }
-    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
-        const int col = (int)lk_edge_col<T>(row.split, i);
-        float x[1] = {lk_to_float(row.data[col])}, w[1] = {lk_ce_prob_weight(call, lk_to_float(prob[col]), col)};
-        s = lk_ce_prob_add<backward>(s, x, w, col, call.a, scale);
-    }
-    s = lk_ce_row_warp<true, exact>(s, scale, row.lanes);
-    if (row.size_log2 <= 5) return s;
-    lk_inbox_gather<LK_TEAM_ANY, true>(inbox, s);
-    for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32)
-        all = lk_ce_row_merge<exact>(all, lk_inbox_state(inbox, i), scale);
-    return lk_ce_row_warp<true, exact>(all, scale);
-}
-
-/* The factors of a row's gradient from its state; backward's state has U alone. w_factor is f. */
-template <bool backward>
-LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, int64_t row, lk_ce_upstream up, lk_ce_row s,
-                                            float scale)
-{
-    const lk_cross_entropy_args &a = call.a;
-    const bool proper = backward ? lk_is_finite(up.lse) : s.sum > 0.0f && lk_is_finite(s.sum);
-    lk_ce_gradient g = {};
-    float p_scale;
-    if (backward) {
-        p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g.rate, &g.base);
-        const float entropy = a.dentropy && row < a.rows ? a.entropy[row] : 0.0f; /* a thread may be without a row */
-        lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, entropy, scale);
-    } else {
-        g.rate = lk_ce_rate(scale * LK_LOG2E, s.max);
-        p_scale = lk_ce_p_scale_of_sum({s.max, s.sum}, __fdividef(1.0f, s.sum), g.rate, &g.base);
-        if (a.z_loss > 0.0f) up.lse = lk_ce_row_finish<false>(s, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-        g.entropy_factor = up.entropy_factor * p_scale, g.center = lk_lse_reference(s.max);
-        g.shift = -scale * __fdiv_rn(s.entropic, s.sum);
-    }
-    float G = a.dlse ? a.logit_scale * up.dlse : 0.0f;
-    if (a.z_loss > 0.0f) G = fmaf(2.0f * a.z_loss * up.lse, up.h * a.logit_scale, G);
-    g.w_factor = up.f * a.logit_scale, g.p_factor = proper ? fmaf(g.w_factor, s.weights, G) * p_scale : NAN;
-    return g;
-}
-
-/* Turns the logits x of columns col, col + 1, ... into gradients and stores them. wide: as in lk_ce_store. */
-template <class T, int n>
-LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g,
-                                        const lk_cross_entropy_args &a, int64_t row, int col, float scale, bool wide)
-{
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        float slope = 1.0f;
-        if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)),
-                    entropy_term = a.dentropy ? lk_ce_entropy_term(g, e, x[j], scale) : 0.0f;
-        x[j] = (fmaf(g.p_factor, e, -g.w_factor * w[j]) + entropy_term) * slope;
-    }
-    lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
-}
-
-/* Writes the gradients of a thread's columns, and the padding. */
-template <class T, class Q>
-LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g,
-                                float scale)
-{
-    constexpr int U = LK_CE_PROB_LOADS<T, Q>;
-    const lk_cross_entropy_args &a = call.a;
-    const int size = 1 << row.size_log2;
-    const bool wide = (uintptr_t)lk_ce_at<T>(a, row.number, row.split.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
-    float single = 0.0f;
-    if (row.rank < row.split.edge) single = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
-    for (int first = 0; first <= (int)(a.vocab / LK_VEC<T>) >> row.size_log2; first += U) { /* as often in every row */
-        lk_ce_prob_vecs<T, Q> v;
-        lk_ce_prob_load<true>(&v, row, prob, first);
-        if (call.ordered) lk_ce_sync(size); /* the logits that lie where this step writes have been read */
-#pragma unroll
-        for (int u = 0; u < U && first + u < row.count; u++) {
-            float x[LK_VEC<T>], w[LK_VEC<T>];
-            const int col = (int)lk_row_col(row, first + u);
-            lk_ce_prob_unpack(x, w, v, u, call, col);
-            lk_ce_prob_differentiate<T>(x, w, g, a, row.number, col, scale, wide);
-        }
-    }
-    for (int i = row.rank; i < row.split.edge; i += size) {
-        const int col = (int)lk_edge_col<T>(row.split, i);
-        float x[1] = {i == row.rank ? single : lk_to_float(row.data[col])};
-        const float w[1] = {lk_ce_prob_weight(call, lk_to_float(prob[col]), col)};
-        lk_ce_prob_differentiate<T>(x, w, g, a, row.number, col, scale, false);
-    }
-    if (row.there) lk_ce_zero_padding<T>(call, row.number, a.vocab, row.rank, size);
-}
-
-/* Q: the type of target_prob. */
-template <class T, class Q, bool backward>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
-    lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call call)
-{
-    LK_SHARED(lk_ce_row_inbox, inbox, [1]);
-    const lk_cross_entropy_args &a = call.a;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const lk_row<T> row =
-        lk_row_of<LK_TEAM_ANY, LK_CROSS_ENTROPY_THREADS>(call.team, (const T *)a.logits, a.logits_stride, a.rows, a.vocab);
-    const Q *const prob = (const Q *)a.target_prob + row.number * a.target_prob_stride;
-    lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
-    if (!backward) lk_griddepcontrol_launch_dependents();
-    lk_row_prefetch<1>(row);
-    lk_griddepcontrol_wait();
-    const lk_ce_upstream up = lk_ce_load_upstream<false, backward>(call, row.number, row.there ? 0 : -1);
-    lk_ce_row s = lk_ce_prob_read<backward>(call, row, prob, inbox, scale);
-    if (!backward && row.there && row.rank == 0) {
-        s.target = s.max; /* the loss is that of smoothing alone, whose weights are u */
-        lk_ce_put_result<true>(call, row.number, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
-        if (row.number == 0 && !call.row_losses.loss && a.valid_rows) *a.valid_rows = a.rows;
-        if (row.number == 0 && !call.row_losses.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
-    }
-    if (a.dlogits) lk_ce_prob_write(call, row, prob, lk_ce_prob_factors<backward>(call, row.number, up, s, scale), scale);
-    if (backward) lk_griddepcontrol_launch_dependents();
-}
-
-/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
- * still hold it the second time. */
-template <class T, bool backward>
-LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
-{
-    const lk_cross_entropy_args &a = call.a;
-    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
-    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
-    call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
-    int64_t preferred = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
-    if (call.ordered && preferred < 8) preferred = 8; /* single elements are read at once then, one per thread */
-    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
-    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
-        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
-    if (path != LK_CROSS_ENTROPY_WARP) preferred = cluster * LK_CROSS_ENTROPY_THREADS;
-    call.team = lk_team_of(a.rows, preferred, path == LK_CROSS_ENTROPY_WARP ? 32 : preferred, LK_CROSS_ENTROPY_THREADS);
-    return lk_launch_pdl(op, device,
-                         f32 ? lk_cross_entropy_prob_kernel<T, lk_f32, backward> : lk_cross_entropy_prob_kernel<T, T, backward>,
-                         call.team.grid, call.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
-}
-
 /* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
 
 /* Collects one state per warp in the block with rank 0.
@@ -2121,56 +1829,36 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char 
     return status ? status : lk_check_size(op, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
 }
 
-/* The status of a callback of `parallel`, with a sentence. */
-LK_HOST lk_status lk_called_back(const char *op, const char *name, lk_status status)
+/* The fields of another header's functions. */
+LK_HOST lk_status lk_cross_entropy_check_function(const char *op, const lk_cross_entropy_args *a, int whose, int direction)
 {
-    return status ? lk_fail(status, op, "parallel.%s returned %d", name, (int)status) : LK_OK;
-}
-
-/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for holes and overlaps, which no rank sees by itself. It
- * waits for the stream, so it does nothing while that is captured. states, all_states: where the states go afterwards, `bytes`
- * of a rank's; a call with too few of them is not checked. */
-LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
-                                  size_t bytes, cudaStream_t stream)
-{
-    (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
-#if defined(LK_CHECK)
-    const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) || capture) return LK_OK;
-    int64_t of[1024][4], sum = 0;
-    cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
-    const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
-    if (status) return lk_called_back(op, "all_gather", status);
-    if (!error) error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
-    if (!error) error = cudaStreamSynchronize(stream);
-    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
-    for (int i = 0; i < v->ranks; i++) {
-        sum += of[i][1];
-        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
-            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
-                           v->rank);
-        for (int k = 0; k < i; k++)
-            if (of[i][1] && of[k][1] && of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
-                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
-    }
-    if (sum != v->vocab_total)
-        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
-#endif
+    static const char *const names[] = {"", "forward", "backward", "forward_backward"};
+    const bool split = a->parallel.vocab_total != 0;
+    if (split && (a->target_prob || whose == LK_CE_PROBABILITIES))
+        return lk_fail(LK_ERR_VALUE, op, "target_prob is not for columns that are split over ranks");
+    if (a->target_prob && whose == LK_CE_LABELS)
+        return lk_fail(LK_ERR_VALUE, op, "target_prob is given; it is for lk_cross_entropy_probabilities_%s, which is in "
+                       "cross_entropy_probabilities.cuh", names[direction]);
+    if (split && whose == LK_CE_LABELS)
+        return lk_fail(LK_ERR_VALUE, op, "parallel.vocab_total is given; it is for lk_cross_entropy_parallel_%s, which is in "
+                       "cross_entropy_parallel.cuh", names[direction]);
+    if (!split && whose == LK_CE_RANKS)
+        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     return LK_OK;
 }
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int direction, int arch,
+LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int whose, int direction, int arch,
                                          lk_cross_entropy_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = arch == LK_QUERY, finish = direction == LK_CE_FINISH, forward = direction == LK_CE_FORWARD || finish;
-    const bool back = direction == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0;
+    const bool back = direction == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0, prob = whose == LK_CE_PROBABILITIES;
     const bool leaves_states = split && direction == LK_CE_FORWARD && !a->parallel.all_gather;
-    if (finish && !split) return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0; finish is for columns split over ranks");
+    lk_status status = lk_cross_entropy_check_function(op, a, whose, direction);
+    if (status) return status;
     if (split && direction == LK_CE_BOTH && !a->parallel.all_gather)
         return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
@@ -2180,7 +1868,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (back) a->loss = a->z_loss_out = NULL, a->argmax = NULL;
     if (back && !a->dentropy) a->entropy = NULL;
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
-    const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator && !a->target_prob; /* needs the counts */
+    const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator && !prob; /* needs the counts */
     const bool in_place = !query && a->dlogits == a->logits;
     const int saved = back ? LK_IN : LK_OUT; /* what forward writes and backward reads */
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, needs_counts = back ? some : 1;
@@ -2188,15 +1876,15 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
-    lk_status status = lk_cross_entropy_check_slice(op, a); /* before sizes are computed of it */
+    status = lk_cross_entropy_check_slice(op, a); /* before sizes are computed of it */
     if (status) return status;
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
     const size_t bytes = lk_ce_space_of(a, direction).bytes;
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
-        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, a->target_prob ? LK_IN : LK_REQUIRED, a->rows},
-        {"target_prob", a->target_prob, lk_dtype_bytes<T>(a->target_prob_dtype), a->target_prob ? LK_IN : LK_UNUSED, a->vocab,
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, prob ? LK_IN : LK_REQUIRED, a->rows},
+        {"target_prob", a->target_prob, lk_dtype_bytes<T>(a->target_prob_dtype), prob ? LK_REQUIRED : LK_UNUSED, a->vocab,
          {{a->rows, &a->target_prob_stride, "target_prob_stride"}}},
         {"class_weight", a->class_weight, 4, LK_IN, some * classes},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
@@ -2225,10 +1913,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!status && !split) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
     if (!status) status = lk_check_shapes(op, list, count, query);
     if (!status) status = lk_cross_entropy_check_values(op, a);
-    if (!status && a->target_prob) status = lk_check_dtype<T>(op, "target_prob_dtype", a->target_prob_dtype);
-    if (!status && split && a->target_prob)
-        status = lk_fail(LK_ERR_VALUE, op, "target_prob is not for columns that are split over ranks");
-    if (!status && !query && a->target_prob && a->target)
+    if (!status && prob) status = lk_check_dtype<T>(op, "target_prob_dtype", a->target_prob_dtype);
+    if (!status && !query && prob && a->target)
         status = lk_fail(LK_ERR_VALUE, op, "target_prob is given, so target must be NULL");
     if (status) return status;
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
@@ -2252,29 +1938,21 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
 
 /* The bytes of workspace that a call needs. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int direction, size_t *bytes)
+LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int whose, int direction, size_t *bytes)
 {
     lk_cross_entropy_args a = {};
-    const lk_status status = lk_cross_entropy_check<T>(op, args, direction, LK_QUERY, &a);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, LK_QUERY, &a);
     if (!status && bytes) *bytes = lk_ce_space_of(&a, direction).bytes;
     return status;
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* From the states of all ranks to the results. */
-LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call call, cudaStream_t stream)
+/* What divides the gradients of a mean in backward: what forward has counted. */
+LK_HOST void lk_cross_entropy_set_counts(lk_cross_entropy_call *call)
 {
-    lk_cross_entropy_args &a = call.a;
-    lk_status status = LK_OK;
-    const bool reduced = lk_cross_entropy_reduced(&a);
-    call.state_bytes = lk_ce_state_bytes(&a), a.vocab = call.classes;
-    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, call, stream);
-    const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
-    if (!status && blocks > 0)
-        status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
-    if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
-    return status;
+    const lk_cross_entropy_args &a = call->a;
+    call->valid_rows = a.valid_rows, call->over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
 }
 
 /* backward. */
@@ -2282,69 +1960,30 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                                 cudaStream_t stream)
 {
-    const lk_cross_entropy_args &a = call.a;
-    if (a.rows == 0) return LK_OK;
-    call.over = a.denominator;
-    if (a.target_prob) return lk_cross_entropy_prob<T, true>(op, device, call, stream);
-    call.valid_rows = a.valid_rows;
-    if (!a.denominator && a.class_weight) call.over = a.weight_sum;
-    return lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream);
-}
-
-/* forward and forward_backward where columns are split over ranks: the states, their exchange, the results; then the gradients
- * as in backward. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
-                                            cudaStream_t stream)
-{
-    lk_cross_entropy_args &a = call.a;
-    const lk_vocab_parallel v = a.parallel;
-    const lk_ce_space x = lk_ce_space_of(&a, direction);
-    if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
-    if (direction == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
-        const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
-        if (!a.lse) a.lse = x.lse;
-        if (!a.lse_low) a.lse_low = x.lse_low;
-        if (!a.others) a.others = x.others;
-        if (a.dentropy && !a.entropy) a.entropy = x.entropy;
-        if (needs_counts && !a.valid_rows) a.valid_rows = &x.counts->valid_rows;
-        if (needs_counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.counts->weight_sum;
-    }
-    call.state_bytes = lk_ce_state_bytes(&a);
-    const size_t bytes = (size_t)a.rows * (size_t)call.state_bytes;
-    lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
-    if (status || !v.all_gather) return status;
-    if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
-    if (!status) status = lk_cross_entropy_merge(op, device, call, stream);
-    if (status || direction != LK_CE_BOTH) return status;
-    a.bad_targets = NULL; /* they are counted */
-    return lk_cross_entropy_run_backward<T>(op, device, call, stream);
+    lk_cross_entropy_set_counts(&call);
+    return call.a.rows > 0 ? lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream) : LK_OK;
 }
 
 /* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. A mean's
  * gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
+LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, bool gradient,
                                             cudaStream_t stream)
 {
     lk_cross_entropy_args &a = call.a;
     lk_status status = LK_OK;
-    if (a.parallel.vocab_total) return lk_cross_entropy_run_ranks<T>(op, device, call, direction, stream);
-    const bool gradient = direction == LK_CE_BOTH, prob = a.target_prob && a.rows > 0; /* its kernel writes the counts */
-    const bool reduced = lk_cross_entropy_reduced(&a), asked = !prob && !reduced && (a.valid_rows || a.weight_sum);
+    const bool reduced = lk_cross_entropy_reduced(&a), asked = !reduced && (a.valid_rows || a.weight_sum);
     const bool rowwise = a.loss || a.z_loss_out || a.lse || a.lse_low || a.entropy || a.argmax || a.bad_targets;
-    const bool needs_counts = gradient && !prob && a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+    const bool needs_counts = gradient && a.reduction == LK_REDUCTION_MEAN && !a.denominator;
     const bool before = needs_counts && (a.use_ignore_index || a.class_weight);
     call.over = a.denominator;
     if (before) call.counts = (lk_ce_counts *)a.workspace, call.valid_rows = &call.counts->valid_rows;
     if (before && a.class_weight) call.over = &call.counts->weight_sum;
     if (before || asked) status = lk_cross_entropy_count(op, device, call, stream);
-    if (!status && prob) status = lk_cross_entropy_prob<T, false>(op, device, call, stream);
-    if (!status && !prob && a.rows > 0 && (gradient || rowwise))
+    if (!status && a.rows > 0 && (gradient || rowwise))
         status = gradient                        ? lk_cross_entropy_rows<T, LK_CE_BOTH>(op, device, call, stream)
                  : lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, call, stream)
-                                                 : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
+                                                 : lk_cross_entropy_gradient<T, LK_CE_FORWARD, false>(op, device, call, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
     return status;
 }
@@ -2361,14 +2000,14 @@ template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const 
     return call;
 }
 
-/* Checks a call and fills p in. */
+/* Checks a call and fills it in. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int direction, lk_device *device,
-                                         lk_cross_entropy_call *call)
+LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int whose, int direction,
+                                         lk_device *device, lk_cross_entropy_call *call)
 {
     lk_cross_entropy_args a = {};
     const cudaError_t error = lk_current_device(device);
-    const lk_status status = lk_cross_entropy_check<T>(op, args, direction, error ? 90 : device->arch, &a);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, error ? 90 : device->arch, &a);
     if (status) return status;
     *call = lk_cross_entropy_call_of<T>(a);
     call->row_losses = lk_ce_space_of(&call->a, direction).row_losses;
@@ -2376,31 +2015,29 @@ LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_
 }
 
 /* The functions that LK_EMIT calls. run: the launch, an expression of op, device, call and stream. */
-#define LK_CE_ENTRY(name, direction, run)                                                                                      \
+#define LK_CE_ENTRY(name, whose, direction, run)                                                                               \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_##name(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)          \
     {                                                                                                                          \
         lk_cross_entropy_call call = {};                                                                                       \
         lk_device device = {};                                                                                                 \
-        const lk_status status = lk_cross_entropy_begin<T>(op, args, direction, &device, &call);                               \
+        const lk_status status = lk_cross_entropy_begin<T>(op, args, whose, direction, &device, &call);                        \
         return status ? status : run;                                                                                          \
     }                                                                                                                          \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_##name##_workspace(const char *op, const lk_cross_entropy_args *args, size_t *n)        \
     {                                                                                                                          \
-        return lk_cross_entropy_query<T>(op, args, direction, n);                                                              \
+        return lk_cross_entropy_query<T>(op, args, whose, direction, n);                                                       \
     }
-LK_CE_ENTRY(forward, LK_CE_FORWARD, lk_cross_entropy_run_rows<T>(op, &device, call, LK_CE_FORWARD, stream))
-LK_CE_ENTRY(backward, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &device, call, stream))
-LK_CE_ENTRY(forward_backward, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, call, LK_CE_BOTH, stream))
-LK_CE_ENTRY(finish, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, call, stream))
+LK_CE_ENTRY(forward, LK_CE_LABELS, LK_CE_FORWARD, lk_cross_entropy_run_rows<T>(op, &device, call, false, stream))
+LK_CE_ENTRY(backward, LK_CE_LABELS, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &device, call, stream))
+LK_CE_ENTRY(forward_backward, LK_CE_LABELS, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, call, true, stream))
 
 #define LK_CROSS_ENTROPY_DEFINE(T)                                                                                             \
     LK_CROSS_ENTROPY_DECLARE(T)                                                                                                \
     LK_EMIT(cross_entropy, forward, T)                                                                                         \
     LK_EMIT(cross_entropy, backward, T)                                                                                        \
-    LK_EMIT(cross_entropy, forward_backward, T)                                                                                \
-    LK_EMIT(cross_entropy, finish, T)
+    LK_EMIT(cross_entropy, forward_backward, T)
 #define LK_DEFINE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DEFINE, T)
 
 #else

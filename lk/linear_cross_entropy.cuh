@@ -115,7 +115,7 @@
 #ifndef LK_LINEAR_CROSS_ENTROPY_CUH
 #define LK_LINEAR_CROSS_ENTROPY_CUH
 
-#include "cross_entropy.cuh"
+#include "cross_entropy_parallel.cuh"
 
 /* The kinds of plan: lk/linear_cross_entropy.md has them all. Every path takes every option, except as under LK_ERR_PATH. */
 enum {

@@ -61,7 +61,7 @@ dist: ## use: makes a tarball of the sources and each op as one header that need
 	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' \
 	-T build/dist/files
 	@rm build/dist/files
-	@for op in $(ops) lk_scale; do packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
+	@for op in $(ops) $(patsubst lk/%.cuh,%,$(wildcard lk/cross_entropy_*.cuh)) lk_scale; do packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
 	@echo "lk: build/dist has" $$(ls build/dist)
 
 # A build by another tool, whose output is only shown when it fails, or with V=1; a warning about lk's own files always.
@@ -87,8 +87,8 @@ $(out)/lib/exports: packages/rules.mk
 	@echo '{ global: lk_*; local: *; };' > $@
 $(lib_parts:=.cu): $(out)/lib/%.cu: packages/rules.mk
 	@mkdir -p $(@D)
-	@{ printf '\043include "lk/%s.cuh"\n' $*; for t in f32 f16 bf16; do \
-	printf 'LK_DEFINE_%s(%s)\n' $$(echo $* | sed 's/^lk_//' | tr a-z A-Z) $$t; done; } > $@
+	@for h in $(patsubst lk/%.cuh,%,$(wildcard lk/$*.cuh lk/$*_*.cuh)); do printf '\043include "lk/%s.cuh"\n' $$h; \
+	printf "LK_DEFINE_$$(echo $$h | sed 's/^lk_//' | tr a-z A-Z)(%s)\n" f32 f16 bf16; done > $@
 $(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
 	@mkdir -p $(@D)
 	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@

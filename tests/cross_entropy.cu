@@ -24,20 +24,27 @@
  * softcap 1. Results below 2^-126 may be flushed to 0.
  */
 #include "lk/cross_entropy.cuh"
+#include "lk/cross_entropy_parallel.cuh"
+#include "lk/cross_entropy_probabilities.cuh"
 
 #include "tests/test.h"
 
 TEST_DEFINE(CROSS_ENTROPY)
+TEST_DEFINE(CROSS_ENTROPY_PARALLEL)
+TEST_DEFINE(CROSS_ENTROPY_PROBABILITIES)
 
 typedef lk_status (*call_function)(const lk_cross_entropy_args *, cudaStream_t);
 typedef lk_status (*query_function)(const lk_cross_entropy_args *, size_t *);
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
-static const call_function call_of[DIRECTIONS][TEST_TYPES] = {
-    TEST_OF_TYPES(lk_cross_entropy_forward), TEST_OF_TYPES(lk_cross_entropy_backward),
-    TEST_OF_TYPES(lk_cross_entropy_forward_backward)};
-static const query_function query_of[DIRECTIONS][TEST_TYPES] = {TEST_OF_TYPES(lk_cross_entropy_forward_workspace_bytes),
-                                                                TEST_OF_TYPES(lk_cross_entropy_backward_workspace_bytes),
-                                                                TEST_OF_TYPES(lk_cross_entropy_forward_backward_workspace_bytes)};
+enum { LABELS, RANKS, PROBABILITIES, HEADERS }; /* whose functions */
+static const char *const header_name[] = {"", "parallel_", "probabilities_"};
+#define CALLS(header) {TEST_OF_TYPES(lk_cross_entropy_##header##forward), TEST_OF_TYPES(lk_cross_entropy_##header##backward),  \
+                       TEST_OF_TYPES(lk_cross_entropy_##header##forward_backward)}
+#define QUERIES(header) {TEST_OF_TYPES(lk_cross_entropy_##header##forward_workspace_bytes),                                    \
+                         TEST_OF_TYPES(lk_cross_entropy_##header##backward_workspace_bytes),                                   \
+                         TEST_OF_TYPES(lk_cross_entropy_##header##forward_backward_workspace_bytes)}
+static const call_function call_of[HEADERS][DIRECTIONS][TEST_TYPES] = {CALLS(), CALLS(parallel_), CALLS(probabilities_)};
+static const query_function query_of[HEADERS][DIRECTIONS][TEST_TYPES] = {QUERIES(), QUERIES(parallel_), QUERIES(probabilities_)};
 
 static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish);
 static const query_function finish_bytes_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish_workspace_bytes);
@@ -626,9 +633,11 @@ static void without_tensors(int direction)
     if (args.class_weight) args.class_weight = (const float *)(uintptr_t)3;
 }
 
-static lk_status query(int type, int direction, size_t *bytes)
+static int header_of(const problem *p) { return p->ranks ? RANKS : p->prob ? PROBABILITIES : LABELS; }
+
+static lk_status query(int header, int type, int direction, size_t *bytes)
 {
-    return query_of[direction][type](&args, bytes);
+    return query_of[header][direction][type](&args, bytes);
 }
 
 /* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
@@ -709,7 +718,7 @@ static lk_status launch_split(const problem *p)
             a.states = table + (size_t)gathering * bytes;
             a.others = p->direction == BACKWARD ? (float *)(table + (size_t)p->ranks * bytes) : NULL;
             if (round == 0 && gathers(p) && p->ranks > 1) a.bad_targets = NULL;
-            status = call_of[p->direction][p->type](&a, test.stream);
+            status = call_of[RANKS][p->direction][p->type](&a, test.stream);
             if (!status && gathers(p) && a.lse && (round || p->ranks == 1)) test_same_on_ranks(a.lse, p->rows, gathering);
         }
     if (status || p->direction != FORWARD || gathers(p)) return status;
@@ -723,7 +732,8 @@ static bool setup_workspace(const problem *p, int run)
 {
     size_t bytes = 0;
     const lk_cross_entropy_args a = slice_of(p, p->ranks - 1);
-    const query_function ask = p->direction == FORWARD && !gathers(p) ? finish_bytes_of[p->type] : query_of[p->direction][p->type];
+    const query_function ask =
+        p->direction == FORWARD && !gathers(p) ? finish_bytes_of[p->type] : query_of[RANKS][p->direction][p->type];
     const lk_status status = ask(&a, &bytes);
     if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
@@ -764,11 +774,11 @@ static bool setup(const problem *p, int run)
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
     if (p->ranks) return make_table(p), setup_workspace(p, run);
-    lk_status status = query(p->type, p->direction, &bytes);
+    lk_status status = query(header_of(p), p->type, p->direction, &bytes);
     size_t bare_bytes = 54321;
     const lk_cross_entropy_args all = args;
     without_tensors(p->direction);
-    const lk_status bare = query(p->type, p->direction, &bare_bytes);
+    const lk_status bare = query(header_of(p), p->type, p->direction, &bare_bytes);
     args = all;
     if (bare != status || bare_bytes != bytes) status = bare ? bare : LK_ERR_VALUE;
     /* The tally, which has the count that comes before the gradients, and 4 bytes a row for each kind of term. What the query
@@ -789,7 +799,7 @@ static bool setup(const problem *p, int run)
 static lk_status launch(const problem *p)
 {
     if (p->ranks) return launch_split(p);
-    return call_of[p->direction][p->type](&args, test.stream);
+    return call_of[header_of(p)][p->direction][p->type](&args, test.stream);
 }
 
 static bool launched(const problem *p, lk_status status) { return test_launched(status, describe(p)); }
@@ -2004,8 +2014,9 @@ static void good_calls(int type)
     set_args(&p, at);
     args.dentropy = args.denominator = NULL; /* with which less or more is required */
     size_t first = 0, second = 0, third = 1;
-    if (!test_that(query(type, FORWARD, &first) == LK_OK && first == 128 + 3 * 256 && query(type, BOTH, &second) == LK_OK &&
-                   second == first && query(type, BACKWARD, &third) == LK_OK && third == 0))
+    if (!test_that(query(LABELS, type, FORWARD, &first) == LK_OK && first == 128 + 3 * 256 &&
+                   query(LABELS, type, BOTH, &second) == LK_OK && second == first &&
+                   query(LABELS, type, BACKWARD, &third) == LK_OK && third == 0))
         test_detail("the queries of 4 rows say %zu, %zu and %zu bytes, %s", first, second, third, lk_last_error());
     test_buffer_size(&buffers[WORKSPACE], first + 256, 0, 0x3c); /* room to move it */
     test_buffer_upload(&buffers[WORKSPACE]);
@@ -2013,9 +2024,10 @@ static void good_calls(int type)
 }
 
 /* The direction's args as they now are must fail with `want` and name `field`; the query too, whatever the workspace. */
-static void expect_error(int type, int direction, lk_status want, const char *field)
+static void expect_error(int header, int type, int direction, lk_status want, const char *field)
 {
     problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
+    p.prob = header == PROBABILITIES;
     const lk_status status = launch(&p);
     const char *const said = test_expect(status, want, field, "lk_cross_entropy", direction_name[direction], type);
     size_t asked = TEST_NOT_ASKED;
@@ -2051,13 +2063,15 @@ static void many_rows(int direction, int path)
 
 /* The logits as class probabilities: two inputs may be the same. */
 #define PROB_CALL(status, field, ...) (good_calls(type), a.target = NULL, a.target_prob = a.logits, __VA_ARGS__,               \
-                                       expect_error(type, direction, status, field))
+                                       expect_error(PROBABILITIES, type, direction, status, field))
 
 static void prob_errors(int type, int direction)
 {
     lk_cross_entropy_args &a = args;
     PROB_CALL(LK_OK, "class probabilities", a.path = 0);
     if (direction == BACKWARD) PROB_CALL(LK_OK, "no counts", a.valid_rows = NULL, a.weight_sum = NULL);
+    PROB_CALL(LK_ERR_NULL, "target_prob is NULL", a.target_prob = NULL);
+    PROB_CALL(LK_ERR_VALUE, "split over ranks", a.parallel.vocab_total = 8, a.parallel.ranks = 1);
     PROB_CALL(LK_ERR_VALUE, "target_prob is given, so target must be NULL", a.target = a.logits);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = 7);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = -8);
@@ -2078,6 +2092,13 @@ static void prob_errors(int type, int direction)
 static void common_errors(int type, int direction)
 {
     lk_cross_entropy_args &a = args;
+    char other[2][96]; /* the functions that have these fields */
+    for (int header = RANKS; header <= PROBABILITIES; header++)
+        snprintf(other[header - RANKS], sizeof other[0], "lk_cross_entropy_%s%s, which is in cross_entropy_%s", header_name[header],
+                 direction_name[direction], header == RANKS ? "parallel.cuh" : "probabilities.cuh");
+    BAD_CALL(LK_ERR_VALUE, other[0], a.parallel.vocab_total = 8, a.parallel.ranks = 1);
+    BAD_CALL(LK_ERR_VALUE, other[1], a.target_prob = a.logits);
+    BAD_CALL(LK_ERR_VALUE, other[1], a.target_prob = a.logits, a.target = NULL);
     BAD_CALL(LK_OK, "nothing", a.path = 0);
     BAD_CALL(LK_ERR_NULL, "logits", a.logits = NULL);
     BAD_CALL(LK_ERR_NULL, "target", a.target = NULL);
@@ -2281,9 +2302,9 @@ static void no_args(int type)
 {
     size_t asked = 12345;
     for (int direction = FORWARD; direction <= BOTH; direction++) {
-        const lk_status status = call_of[direction][type](NULL, test.stream);
+        const lk_status status = call_of[LABELS][direction][type](NULL, test.stream);
         const bool says = strstr(lk_last_error(), "args") != NULL;
-        const lk_status answer = query_of[direction][type](NULL, &asked);
+        const lk_status answer = query_of[LABELS][direction][type](NULL, &asked);
         if (!test_that(status == LK_ERR_NULL && says && answer == LK_ERR_NULL && asked == 12345))
             test_detail("args NULL: %s", lk_last_error());
     }
@@ -2310,7 +2331,8 @@ static void rank_errors(int type)
                  {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
                  {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
                  {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"},
-                 {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.all_gather"}};
+                 {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.all_gather"},
+                 {BACKWARD, LK_ERR_VALUE, "lk_cross_entropy_parallel_backward, which is in cross_entropy_parallel.cuh"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
@@ -2338,7 +2360,7 @@ static void rank_errors(int type)
         if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)
-                                                                  : call_of[direction][type](&a, test.stream);
+                                                                  : call_of[i < 14 ? RANKS : LABELS][direction][type](&a, test.stream);
         if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
             test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
         TEST_CUDA(cudaStreamSynchronize(test.stream));

@@ -14,6 +14,7 @@
  *   ./lk [--small] [--stop] [--case SUBSTRING]; see test.h. The simulator gets a second device of an older kind.
  */
 #include "lk/cross_entropy.cuh"
+#include "lk/cross_entropy_parallel.cuh"
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
@@ -39,6 +40,7 @@
 DEFINE(f32)
 DEFINE(bf16)
 LK_DEFINE_SCALE(f16)
+LK_DEFINE_CROSS_ENTROPY_PARALLEL(f32)
 
 /* What a call needs besides its arguments: a pair of functions each, its workspace's query and itself. */
 #define WITH_WORKSPACE(call, query, args)                                                                                      \
@@ -1173,7 +1175,7 @@ static void case_check(void)
                 else cudaMemcpyAsync((char *)receive + bytes, second, bytes, cudaMemcpyHostToDevice, stream);
                 return LK_OK;
             };
-            const lk_status status = lk_cross_entropy_forward_f32(&a, test.stream);
+            const lk_status status = lk_cross_entropy_parallel_forward_f32(&a, test.stream);
             const bool right = other[i].sentence[0] ? status == LK_ERR_SHAPE && strstr(lk_last_error(), other[i].sentence) : status == LK_OK;
             if (!test_that(right)) test_detail("case %d: status %d, %s", i, status, lk_last_error());
             TEST_CUDA(cudaStreamSynchronize(test.stream));

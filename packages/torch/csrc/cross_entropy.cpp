@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cross_entropy and cross_entropy_stats: lk/cross_entropy.cuh.
+// cross_entropy and cross_entropy_stats: lk/cross_entropy.cuh, and lk/cross_entropy_probabilities.cuh for class probabilities.
 #include "lk_torch.h"
 
 #include <cmath>
@@ -7,8 +7,10 @@
 #include <map>
 
 #include "lk/cross_entropy.cuh"
+#include "lk/cross_entropy_probabilities.cuh"
 #include "lk/lk_scale.cuh"
 LK_DECLARE_ALL(CROSS_ENTROPY)
+LK_DECLARE_ALL(CROSS_ENTROPY_PROBABILITIES)
 LK_DECLARE_ALL(SCALE)
 
 namespace lk_torch {
@@ -149,6 +151,13 @@ struct LossCall {
     }
 };
 
+// LK_RUN of the function for c's targets.
+#define LOSS_RUN(c, direction, x, ...)                                                                                         \
+    do {                                                                                                                       \
+        if (probable((c).target)) LK_RUN(lk_cross_entropy_probabilities_##direction, x, __VA_ARGS__);                          \
+        else LK_RUN(lk_cross_entropy_##direction, x, __VA_ARGS__);                                                             \
+    } while (0)
+
 static Tensor loss_like(const Tensor &target, const Tensor &x, int64_t reduction)
 {
     return make(reduction ? at::IntArrayRef() : target_sizes(target), x, at::kFloat);
@@ -169,10 +178,10 @@ static void set_state(LossCall &c, const Tensor &state, const Maybe &lse)
 }
 static void forward(LossCall &c, const Tensor &x)
 {
-    LK_RUN(lk_cross_entropy_forward_workspace_bytes, x, &c.a, &c.a.workspace_bytes);
+    LOSS_RUN(c, forward_workspace_bytes, x, &c.a, &c.a.workspace_bytes);
     const Workspace workspace(c.a.workspace_bytes);
     c.a.workspace = workspace.start;
-    LK_RUN(lk_cross_entropy_forward, x, &c.a, c.stream);
+    LOSS_RUN(c, forward, x, &c.a, c.stream);
 }
 
 static tuple<Tensor, Tensor> cross_entropy_forward(const Tensor &logits, const Tensor &target, const Maybe &class_weight,
@@ -209,10 +218,10 @@ static Tensor forward_backward(const Tensor &logits, const Tensor &target, const
     Tensor loss = loss_like(target, logits, reduction);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.dlogits = d.mutable_data_ptr();
     if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
-    LK_RUN(lk_cross_entropy_forward_backward_workspace_bytes, logits, &c.a, &c.a.workspace_bytes);
+    LOSS_RUN(c, forward_backward_workspace_bytes, logits, &c.a, &c.a.workspace_bytes);
     const Workspace workspace(c.a.workspace_bytes);
     c.a.workspace = workspace.start;
-    LK_RUN(lk_cross_entropy_forward_backward, logits, &c.a, c.stream);
+    LOSS_RUN(c, forward_backward, logits, &c.a, c.stream);
     return loss;
 }
 static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits, const Tensor &target,
@@ -239,7 +248,7 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.a.dlogits = d.mutable_data_ptr();
-    LK_RUN(lk_cross_entropy_backward, logits, &c.a, c.stream);
+    LOSS_RUN(c, backward, logits, &c.a, c.stream);
     return d;
 }
 

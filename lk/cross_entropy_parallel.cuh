@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+/* cross_entropy_parallel.cuh - cross_entropy.cuh for columns that are split over ranks (GPUs, or processes), as those of a
+ * vocabulary-parallel head are: each rank has some columns of every row, and gets the results of all columns.
+ *
+ *   a rank's state of a row   max, sum and what the options add, over the rank's columns: lk_ce_row of lk_loss.cuh
+ *   the collective            every rank gets the states of all ranks, in their order
+ *   finish                    merges them, and computes loss, lse and the other results by cross_entropy.cuh's formulas
+ *   backward                  each rank computes dlogits of its own columns, from lse and from others[r] = sum_{j != y} p[r,j]
+ *
+ * Use        In one .cu file:                                   Anywhere, C included:
+ *                #include "lk/cross_entropy_parallel.cuh"           #include "lk/cross_entropy_parallel.cuh"
+ *                LK_DEFINE_CROSS_ENTROPY_PARALLEL(bf16)             LK_DECLARE_CROSS_ENTROPY_PARALLEL(bf16)
+ *            The struct is lk_cross_entropy_args; `parallel` says which columns are this call's. logits, dlogits and vocab are
+ *            of these columns. target has columns of the whole vocabulary, class_weight has vocab_total elements on every rank.
+ *            Each rank gets the results of all columns, the same bits as the others.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
+ *                lk_cross_entropy_args args = {};
+ *                args.logits = logits, args.target = target, args.rows = rows, args.vocab = vocab;    // of this rank
+ *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
+ *                args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
+ *                args.loss = loss, args.dlogits = dlogits;
+ *                size_t *bytes = &args.workspace_bytes;
+ *                lk_status status = lk_cross_entropy_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
+ *                args.workspace = ...;                  // that many bytes, aligned to 128; the states of all ranks lie there
+ *                status = lk_cross_entropy_parallel_forward_backward_bf16(&args, stream);
+ *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
+ *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish computes the
+ *            results from them. backward reads lse, others and, if given, lse_low:
+ *                args.parallel.all_gather = NULL, args.states = states, args.lse = lse;
+ *                status = lk_cross_entropy_parallel_forward_bf16(&args, stream);
+ *                args.all_states = ...;                 // gathered from the states of all ranks
+ *                args.others = others;
+ *                status = lk_cross_entropy_finish_bf16(&args, stream);
+ *                status = lk_cross_entropy_parallel_backward_bf16(&args, stream);
+ *            entropy and argmax are set in forward too, though finish writes them: they decide how large states are. Only
+ *            finish needs a workspace then.
+ * Needs      cross_entropy.cuh and what that needs.
+ * Options    Those of cross_entropy.cuh, except for target_prob. bad_targets counts on every rank.
+ * Errors     As in cross_entropy.cuh, which lists those of `parallel` too. A call that fails returns its status on its own rank.
+ *            That of all_gather is returned. lk waits for no rank. Compiled with -DLK_CHECK, a call with all_gather gathers the
+ *            slices first and names holes and overlaps.
+ * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
+ *
+ * The kernels: lk_cross_entropy_gradient_kernel of cross_entropy.cuh computes the states, and later the gradients;
+ * lk_cross_entropy_finish_kernel, here, merges the states, with one thread per row. Then come the sums over all rows, as on one
+ * GPU. linear_cross_entropy calls finish and the checks of slices.
+ */
+#ifndef LK_CROSS_ENTROPY_PARALLEL_CUH
+#define LK_CROSS_ENTROPY_PARALLEL_CUH
+
+#include "cross_entropy.cuh"
+
+#define LK_CROSS_ENTROPY_PARALLEL_DECLARE(T)                                                                                   \
+    LK_PROTOTYPES(cross_entropy, parallel_forward, T)                                                                          \
+    LK_PROTOTYPES(cross_entropy, parallel_backward, T)                                                                         \
+    LK_PROTOTYPES(cross_entropy, parallel_forward_backward, T)                                                                 \
+    LK_PROTOTYPES(cross_entropy, finish, T)
+#define LK_DECLARE_CROSS_ENTROPY_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PARALLEL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Finish -------------------------------------------------------------------------------------------------------------- */
+
+/* A thread merges the states of a row, in the order of ranks, and writes its results. */
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
+    lk_cross_entropy_finish_kernel(const __grid_constant__ lk_cross_entropy_call call)
+{
+    const lk_cross_entropy_args &a = call.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const int64_t row = (int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x;
+    lk_griddepcontrol_wait();
+    if (row >= a.rows) return;
+    const lk_ce_label label = lk_ce_look_up(a, row);
+    lk_ce_row s = lk_ce_row_empty();
+    float others = 0.0f, target = -INFINITY, weight = 1.0f;
+    for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
+        const lk_ce_row part = lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + row);
+        if (part.target != -INFINITY) target = part.target; /* a maximum would lose a NaN */
+        s = lk_ce_row_merge<true>(s, part, scale);
+    }
+    if (label.y >= 0) {
+        if (a.class_weight) weight = a.class_weight[label.y];
+        const float v[1] = {target}, w[1] = {a.label_smoothing > 0.0f ? weight : 1.0f};
+        s = lk_ce_row_raise_halfway<true>(s, target, scale);
+        const lk_ce_row all = lk_ce_row_add(s, v, w, scale);
+        others = __fdiv_rn(lk_ce_row_raise<true>(s, all.max, scale).sum, all.sum);
+        s = all, s.target = target;
+    }
+    if (a.others) a.others[row] = others;
+    lk_ce_put<true>(call, row, label, weight, s);
+}
+
+/* From the states of all ranks to the results. */
+LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call call, cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = call.a;
+    lk_status status = LK_OK;
+    const bool reduced = lk_cross_entropy_reduced(&a);
+    call.state_bytes = lk_ce_state_bytes(&a), a.vocab = call.classes;
+    if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, call, stream);
+    const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
+    if (!status && blocks > 0)
+        status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
+    if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
+    return status;
+}
+
+/* ---- The collective ------------------------------------------------------------------------------------------------------ */
+
+/* The status of a callback of `parallel`, with a sentence. */
+LK_HOST lk_status lk_called_back(const char *op, const char *name, lk_status status)
+{
+    return status ? lk_fail(status, op, "parallel.%s returned %d", name, (int)status) : LK_OK;
+}
+
+/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for holes and overlaps, which no rank sees by itself. It
+ * waits for the stream, so it does nothing while that is captured. states, all_states: where the states go afterwards, `bytes`
+ * of a rank's; a call with too few of them is not checked. */
+LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
+                                  size_t bytes, cudaStream_t stream)
+{
+    (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
+#if defined(LK_CHECK)
+    const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) || capture) return LK_OK;
+    int64_t of[1024][4], sum = 0;
+    cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
+    const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
+    if (status) return lk_called_back(op, "all_gather", status);
+    if (!error) error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
+    if (!error) error = cudaStreamSynchronize(stream);
+    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
+    for (int i = 0; i < v->ranks; i++) {
+        sum += of[i][1];
+        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
+            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
+                           v->rank);
+        for (int k = 0; k < i; k++)
+            if (of[i][1] && of[k][1] && of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
+                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
+    }
+    if (sum != v->vocab_total)
+        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
+#endif
+    return LK_OK;
+}
+
+/* backward of a rank's columns. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_run_ranks_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                                      cudaStream_t stream)
+{
+    lk_cross_entropy_set_counts(&call);
+    return call.a.rows > 0 ? lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(op, device, call, stream) : LK_OK;
+}
+
+/* forward and forward_backward: the states, their exchange, the results; then the gradients
+ * as in backward. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
+                                            cudaStream_t stream)
+{
+    lk_cross_entropy_args &a = call.a;
+    const lk_vocab_parallel v = a.parallel;
+    const lk_ce_space x = lk_ce_space_of(&a, direction);
+    if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
+    if (direction == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
+        const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
+        if (!a.lse) a.lse = x.lse;
+        if (!a.lse_low) a.lse_low = x.lse_low;
+        if (!a.others) a.others = x.others;
+        if (a.dentropy && !a.entropy) a.entropy = x.entropy;
+        if (needs_counts && !a.valid_rows) a.valid_rows = &x.counts->valid_rows;
+        if (needs_counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.counts->weight_sum;
+    }
+    call.state_bytes = lk_ce_state_bytes(&a);
+    const size_t bytes = (size_t)a.rows * (size_t)call.state_bytes;
+    lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
+    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
+    if (status || !v.all_gather) return status;
+    if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
+    if (!status) status = lk_cross_entropy_merge(op, device, call, stream);
+    if (status || direction != LK_CE_BOTH) return status;
+    a.bad_targets = NULL; /* they are counted */
+    return lk_cross_entropy_run_ranks_backward<T>(op, device, call, stream);
+}
+
+LK_CE_ENTRY(parallel_forward, LK_CE_RANKS, LK_CE_FORWARD,
+            lk_cross_entropy_run_ranks<T>(op, &device, call, LK_CE_FORWARD, stream))
+LK_CE_ENTRY(parallel_backward, LK_CE_RANKS, LK_CE_BACKWARD,
+            lk_cross_entropy_run_ranks_backward<T>(op, &device, call, stream))
+LK_CE_ENTRY(parallel_forward_backward, LK_CE_RANKS, LK_CE_BOTH,
+            lk_cross_entropy_run_ranks<T>(op, &device, call, LK_CE_BOTH, stream))
+LK_CE_ENTRY(finish, LK_CE_RANKS, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, call, stream))
+
+#define LK_CROSS_ENTROPY_PARALLEL_DEFINE(T)                                                                                    \
+    LK_CROSS_ENTROPY_PARALLEL_DECLARE(T)                                                                                       \
+    LK_EMIT(cross_entropy, parallel_forward, T)                                                                                \
+    LK_EMIT(cross_entropy, parallel_backward, T)                                                                               \
+    LK_EMIT(cross_entropy, parallel_forward_backward, T)                                                                       \
+    LK_EMIT(cross_entropy, finish, T)
+#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PARALLEL_DEFINE, T)
+
+#else
+#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PARALLEL")
+#endif /* CUDA or the simulator */
+#endif
