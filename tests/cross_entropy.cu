@@ -2029,9 +2029,11 @@ static void expect_error(int header, int type, int direction, lk_status want, co
     problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
     p.prob = header == PROBABILITIES;
     const lk_status status = launch(&p);
-    const char *const said = test_expect(status, want, field, "lk_cross_entropy", direction_name[direction], type);
+    char name[40];
+    snprintf(name, sizeof name, "%s%s", header_name[header], direction_name[direction]);
+    const char *const said = test_expect(status, want, field, "lk_cross_entropy", name, type);
     size_t asked = TEST_NOT_ASKED;
-    const lk_status answer = query(type, direction, &asked);
+    const lk_status answer = query(header, type, direction, &asked);
     /* Queries ask no device, so that they do not mind if its code has no clusters; nor do they look at tensors. */
     const bool tensors = want == LK_ERR_WORKSPACE || want == LK_ERR_ALIGNMENT || want == LK_ERR_NULL ||
                          (want == LK_ERR_SHAPE && (strstr(said, "dlogits is logits") || strstr(said, " and "))) ||
@@ -2043,7 +2045,7 @@ static void expect_error(int header, int type, int direction, lk_status want, co
     for (int t = 0; t <= TENSORS; t++) test_expect_unwritten(status, &buffers[t], tensor_name[t], field);
 }
 
-#define BAD_CALL(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(type, direction, status, field))
+#define BAD_CALL(status, field, ...) (good_calls(type), __VA_ARGS__, expect_error(LABELS, type, direction, status, field))
 
 /* The fields that every direction has. */
 #define NO_OUTPUT                                                                                                              \
