@@ -258,7 +258,7 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
 enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES };
 
-/* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher made of them. */
+/* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher computes from them. */
 typedef struct {
     lk_cross_entropy_args a;
     lk_ce_row_losses row_losses; /* for a reduced loss */
@@ -555,8 +555,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
  * longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns the target's
  * element writes it, after its vector. */
-#define LK_CROSS_ENTROPY_FEW 8   /* slots per thread until a row has a whole block; in backward, until it has a cluster */
-#define LK_CROSS_ENTROPY_MANY 16 /* in forward_backward, slots per thread until a row has a cluster */
+#define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has a cluster */
+#define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward_backward, slots per thread until a row has a cluster */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
@@ -616,7 +616,7 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const
 /* A rank's kernels number the columns from its first one on. The target's column there; ELSEWHERE: another rank has it, and no
  * column is equal to it. y: the target among the columns of all ranks; what is negative stays as it is. */
 #define LK_CE_ELSEWHERE INT32_MAX
-LK_DEVICE int lk_ce_own_col(const lk_cross_entropy_call &call, int y)
+LK_DEVICE int lk_ce_local_col(const lk_cross_entropy_call &call, int y)
 {
     const unsigned col = (unsigned)y - (unsigned)call.a.parallel.vocab_start;
     return y < 0 ? y : col < (unsigned)call.a.vocab ? (int)col : LK_CE_ELSEWHERE;
@@ -627,10 +627,10 @@ template <class T> struct lk_ce_thread {
     lk_ce_share<T> at;
     int64_t row;
     lk_vec<T> *slot;         /* its first; the next are blockDim.x apart */
-    int held, half;          /* slots in use, and how many of them are filled first */
+    int in_slots, half;      /* slots in use, and how many of them are filled first */
     char *out;               /* the gradients of its first vector */
     lk_ce_target_term *term; /* of the row */
-    int y;                   /* lk_ce_own_col; -1: ignored, or there is no row; -2: bad. A label takes three registers */
+    int y;                   /* lk_ce_local_col; -1: ignored, or there is no row; -2: bad. A label takes three registers */
     bool read, owner;        /* the logits are used; this thread has the target's element, or without one is some thread */
     int source;              /* the owner's rank */
     int target;              /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
@@ -696,14 +696,14 @@ LK_DEVICE lk_ce_row lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t 
 template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t)
 {
     const int threads = (int)blockDim.x, team = 1 << call.team_log2, target = t.target;
-    const int held = t.read ? t.held : 0, half = t.read ? t.half : 0;
+    const int in_slots = t.read ? t.in_slots : 0, half = t.read ? t.half : 0;
     const float rate = call.a.logit_scale * LK_LOG2E, single = t.read ? t.single : -INFINITY;
     const bool has_rest = t.at.count > call.slots || t.at.edge > team;
     lk_vec<T> *const slot = t.slot;
     lk_cp_async_wait_group<1>();
     if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
     float reference = single; /* of the others: one that includes a target far above them would flush the sums of other warps */
-    if (held > 0) {
+    if (in_slots > 0) {
         float v[LK_VEC<T>];
         lk_unpack(v, slot[0]);
 #pragma unroll
@@ -722,7 +722,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
     for (int u = 0; u < half; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
     lk_cp_async_wait_group<0>();
 #pragma unroll 4
-    for (int u = half; u < held; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    for (int u = half; u < in_slots; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
     if (__all_sync(0xffffffffu, fast || !t.read)) {
         lk_ce_row s = lk_ce_row_empty();
@@ -874,8 +874,8 @@ template <class T> LK_DEVICE char *lk_ce_at(const lk_cross_entropy_args &a, int6
 
 /* The gradients of one vector; target_offset as in lk_ce_differentiate. A plain row's target is -inf already. */
 template <bool plain, bool backward, class T>
-LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int target_offset, bool wide, const lk_ce_gradient &g,
-                          const lk_cross_entropy_args &a, float *sum)
+LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int target_offset, bool wide,
+                                     const lk_ce_gradient &g, const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
@@ -937,7 +937,7 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     const int threads = (int)blockDim.x;
     if (!t.read) {
 #pragma unroll 1
-        for (int u = 0; u < t.held; u++) t.slot[u * threads] = {};
+        for (int u = 0; u < t.in_slots; u++) t.slot[u * threads] = {};
         return;
     }
     const T *next = t.at.first;
@@ -945,7 +945,7 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
     for (int u = 0; u < t.half; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
     lk_cp_async_commit_group();
 #pragma unroll 4
-    for (int u = t.half; u < t.held; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
+    for (int u = t.half; u < t.in_slots; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
     lk_cp_async_commit_group();
 }
 
@@ -959,7 +959,7 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_e
     const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
     const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> call.team_log2;
     t->source = index & (at.team - 1), t->owner = t->source == at.rank, t->target = -1;
-    if (plain && t->owner && in_vectors && slot < t->held) t->target = slot * (int)blockDim.x * N + inner % N;
+    if (plain && t->owner && in_vectors && slot < t->in_slots) t->target = slot * (int)blockDim.x * N + inner % N;
     t->single = t->read ? -INFINITY : 0.0f, t->logit = -INFINITY, t->slope = 1.0f;
     if (t->read && at.rank < at.edge) {
         const int col = lk_ce_edge_col(at, at.rank);
@@ -968,8 +968,8 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_e
     if (t->owner && (unsigned)y < (unsigned)call.a.vocab) t->logit = lk_to_float(at.logits[y]);
 }
 
-/* W, for all threads of a row. own: w[y]. */
-template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, float own)
+/* W, for all threads of a row. weight: w[y]. */
+template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, float weight)
 {
     const lk_cross_entropy_args &a = call.a;
     if (!a.class_weight || a.label_smoothing == 0.0f) return (float)call.classes; /* there are none, or W is not used */
@@ -978,7 +978,7 @@ template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &ca
 #pragma unroll 1
         for (int rank = 0; t.read && rank < a.parallel.ranks; rank++)
             weights += lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + t.row).weights;
-        return weights + own;
+        return weights + weight;
     }
     for (int64_t col = t.at.rank; col < call.classes; col += t.at.team) weights += a.class_weight[col];
     return lk_ce_sum(weights, t.at.team);
@@ -1029,14 +1029,14 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     constexpr bool exact = sizeof(T) == 4;
     const lk_cross_entropy_args &a = call.a;
     const bool smooth = !plain && a.label_smoothing > 0.0f;
-    lk_ce_row rest = plain ? lk_ce_reduce(call, *t) : lk_ce_reduce_all<false>(call, t->row, t->slot, t->y, t->read, scale);
-    rest = lk_ce_exchange<!plain, exact>(inbox, rest, scale, t->at.team, t->source, t->owner, &t->logit);
+    lk_ce_row others = plain ? lk_ce_reduce(call, *t) : lk_ce_reduce_all<false>(call, t->row, t->slot, t->y, t->read, scale);
+    others = lk_ce_exchange<!plain, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (forward && call.state_bytes) {
-        lk_ce_put_state(call, *t, rest);
+        lk_ce_put_state(call, *t, others);
         return {};
     }
-    const lk_ce_row all = lk_ce_with_target<plain, exact>(&rest, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    const lk_ce_row all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
 
     lk_ce_gradient g = {};
@@ -1057,7 +1057,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
             g.entropy_factor = up.entropy_factor * p_scale, g.center = lk_lse_reference(all.max);
             g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
         }
-        if (t->owner) t->term->p_scale = p_scale, t->term->others = rest.sum * inverse;
+        if (t->owner) t->term->p_scale = p_scale, t->term->others = others.sum * inverse;
     }
     return g;
 }
@@ -1083,7 +1083,7 @@ LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_t
         lk_cp_async_wait_group<0>();
     }
 #pragma unroll 2
-    for (; u < t.held; u++, out += t.at.jump * bytes, col += t.at.jump)
+    for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
         lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
     if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
     return sum;
@@ -1112,7 +1112,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     lk_ce_thread<T> t;
     t.row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> call.team_log2;
     t.at = lk_ce_share_of<T>(call, t.row);
-    t.held = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.held + 1) / 2;
+    t.in_slots = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.in_slots + 1) / 2;
     t.slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
     t.term = (lk_ce_target_term *)(&slots + call.slots * (int)blockDim.x) + (threadIdx.x >> call.team_log2);
     t.out = lk_ce_at<T>(a, t.row, t.at.first - t.at.logits);
@@ -1131,7 +1131,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
         const lk_ce_label label = lk_ce_label_among(a, lk_ce_target_at(a, t.row), call.classes);
         y = label.bad ? -2 : label.y;
     }
-    t.y = direction == LK_CE_BOTH ? y : lk_ce_own_col(call, y);
+    t.y = direction == LK_CE_BOTH ? y : lk_ce_local_col(call, y);
     t.read = backward ? t.y >= 0 : t.y != -1;
     lk_ce_copy(t);
     lk_ce_find_target<plain>(call, &t);
@@ -1160,8 +1160,8 @@ template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_ar
     return (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
 }
 
-/* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW slots up to a
- * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY slots, so that three blocks fit on an SM. Then it
+/* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW_SLOTS slots up to a
+ * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY_SLOTS slots, so that three blocks fit on an SM. Then it
  * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. may_be_plain:
  * false saves a kernel where plain rows do not come here. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
@@ -1172,8 +1172,8 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     constexpr bool backward = direction == LK_CE_BACKWARD;
     lk_cross_entropy_args &a = call.a;
     const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    const int64_t vecs = a.vocab / LK_VEC<T>, preferred = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW);
-    const int64_t most_slots = backward ? LK_CROSS_ENTROPY_FEW : LK_CROSS_ENTROPY_MANY;
+    const int64_t vecs = a.vocab / LK_VEC<T>, preferred = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW_SLOTS);
+    const int64_t most_slots = backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS;
     const int64_t blocks = lk_ceil_div(vecs, most_slots * LK_CROSS_ENTROPY_BLOCK_MOST);
     const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : preferred <= 32 || a.rows > LK_TEAM_ROWS;
     const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
@@ -1663,7 +1663,7 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
     const uint4 *groups = (const uint4 *)terms;
     const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
     const int64_t whole = rows >> 2;
-    const bool rest = rank == 0 && threadIdx.x < (unsigned)rows % 4;
+    const bool adds_last = rank == 0 && threadIdx.x < (unsigned)rows % 4;
     float sum = 0.0f, lost = 0.0f;
 #pragma unroll 1
     for (int64_t first = rank * BATCH; first < whole; first += step) {
@@ -1685,7 +1685,7 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
         for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
         lk_ce_kahan_add(&sum, &lost, part);
     }
-    if (!rest) return sum;
+    if (!adds_last) return sum;
     const float single = terms[whole * 4 + threadIdx.x];
     *count += __float_as_uint(single) != LK_CE_IGNORED;
     return sum + single;
@@ -2002,7 +2002,7 @@ template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const 
 
 /* Checks a call and fills it in. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_args *args, int whose, int direction,
+LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entropy_args *args, int whose, int direction,
                                          lk_device *device, lk_cross_entropy_call *call)
 {
     lk_cross_entropy_args a = {};
@@ -2021,7 +2021,7 @@ LK_HOST lk_status lk_cross_entropy_begin(const char *op, const lk_cross_entropy_
     {                                                                                                                          \
         lk_cross_entropy_call call = {};                                                                                       \
         lk_device device = {};                                                                                                 \
-        const lk_status status = lk_cross_entropy_begin<T>(op, args, whose, direction, &device, &call);                        \
+        const lk_status status = lk_cross_entropy_fill_call<T>(op, args, whose, direction, &device, &call);                        \
         return status ? status : run;                                                                                          \
     }                                                                                                                          \
     template <class T>                                                                                                         \

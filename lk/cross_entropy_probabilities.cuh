@@ -152,7 +152,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
     }
     s = lk_ce_row_warp<true, exact>(s, scale, row.lanes);
     if (row.size_log2 <= 5) return s;
-    lk_inbox_gather<LK_TEAM_ANY, true>(inbox, s);
+    lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
     for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32)
         all = lk_ce_row_merge<exact>(all, lk_inbox_state(inbox, i), scale);
     return lk_ce_row_warp<true, exact>(all, scale);

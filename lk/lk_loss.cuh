@@ -278,20 +278,20 @@ LK_DEVICE lk_ce_row lk_ce_add_one(lk_ce_row s, float x, int col, int y, const Ar
     return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
-/* The state of the whole row and, in *rest, that of its other columns against the same reference. y: the target. */
+/* The state of the whole row and, in *others, that of its other columns against the same reference. y: the target. */
 template <bool plain, bool exact>
-LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *rest, int y, float logit, float weight, float scale)
+LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *others, int y, float logit, float weight, float scale)
 {
-    lk_ce_row all = *rest;
+    lk_ce_row all = *others;
     if (y < 0) return all;
     if (!plain) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
         const float v[1] = {logit}, w[1] = {weight};
-        all = lk_ce_row_add(*rest, v, w, scale);
+        all = lk_ce_row_add(*others, v, w, scale);
     }
-    if (plain) *rest = lk_ce_row_raise_halfway<exact>(*rest, logit, scale);
-    *rest = lk_ce_row_raise<exact>(*rest, fmaxf(rest->max, logit), scale);
+    if (plain) *others = lk_ce_row_raise_halfway<exact>(*others, logit, scale);
+    *others = lk_ce_row_raise<exact>(*others, fmaxf(others->max, logit), scale);
     if (plain) {
-        all = *rest;
+        all = *others;
         all.sum += lk_ex2(scale * LK_LOG2E * (logit - lk_lse_reference(all.max)));
     }
     all.target = logit;
@@ -429,9 +429,9 @@ template <bool plain, class Args>
 LK_DEVICE float lk_ce_target_dz(const Args &a, const lk_ce_target_term *target_term, const lk_ce_gradient &g, float others,
                                 float scale)
 {
-    const float e = lk_ex2(fmaf(g.rate, target_term->logit, -g.base)), own = target_term->p_scale * e;
+    const float e = lk_ex2(fmaf(g.rate, target_term->logit, -g.base)), p = target_term->p_scale * e;
     const float entropy_term = !plain && a.dentropy ? lk_ce_entropy_term(g, e, target_term->logit, scale) : 0.0f;
-    return (fmaf(target_term->G, own, target_term->w_term) - target_term->F * others + entropy_term) * target_term->slope;
+    return (fmaf(target_term->G, p, target_term->w_term) - target_term->F * others + entropy_term) * target_term->slope;
 }
 
 #endif /* CUDA or the simulator */

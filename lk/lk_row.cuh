@@ -4,7 +4,7 @@
  *
  * A team of threads owns a row: 1 to 32 lanes of a warp, a block, or a cluster of blocks.
  *   host     lk_team_of divides the rows among teams; the kernel gets the lk_team among its arguments.
- *   device   lk_row_of says which columns of which row a thread has. A thread makes the state of its own columns. Then the
+ *   device   lk_row_of says which columns of which row a thread has. A thread computes the state of its own columns. Then the
  *            states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
  * examples/row_softmax.cu is a whole kernel on these.
  *
@@ -33,7 +33,7 @@ typedef struct {
     int size_log2;
     int threads;    /* of a block, a power of two from 32 on */
     int cluster;    /* blocks of a cluster; 1: no clusters */
-    int64_t pieces; /* of a row, each with a team; 1 unless lk_team_in_pieces made it */
+    int64_t pieces; /* of a row, each with a team; 1 unless lk_team_in_pieces says more */
     int64_t grid;   /* blocks */
 } lk_team;
 
@@ -45,20 +45,20 @@ LK_HOST int lk_log2(int64_t n)
     return log2;
 }
 
-/* Teams with as many threads as a row can use, `wanted`, rounded up to a power of two, but no more than `most`, a power of two.
+/* Teams with as many threads as a row can use, `preferred`, rounded up to a power of two, but no more than `most`, a power of two.
  * A team of more than a block has a cluster. */
-LK_HOST lk_team lk_team_of(int64_t rows, int64_t wanted, int64_t most, int threads)
+LK_HOST lk_team lk_team_of(int64_t rows, int64_t preferred, int64_t most, int threads)
 {
-    const int size_log2 = lk_log2(wanted < most ? wanted : most);
+    const int size_log2 = lk_log2(preferred < most ? preferred : most);
     const int64_t size = (int64_t)1 << size_log2, cluster = size > threads ? size / threads : 1;
     return {size_log2, threads, (int)cluster, 1, lk_ceil_div(rows * cluster, size < threads ? threads / size : 1)};
 }
 
 /* The same where threads need not hear of each other: a row that wants more threads has several teams, one for each piece. */
-LK_HOST lk_team lk_team_in_pieces(int64_t rows, int64_t wanted, int64_t most, int threads)
+LK_HOST lk_team lk_team_in_pieces(int64_t rows, int64_t preferred, int64_t most, int threads)
 {
-    const int64_t pieces = wanted > most ? lk_ceil_div(wanted, most) : 1;
-    lk_team team = lk_team_of(rows * pieces, wanted, most, threads);
+    const int64_t pieces = preferred > most ? lk_ceil_div(preferred, most) : 1;
+    lk_team team = lk_team_of(rows * pieces, preferred, most, threads);
     team.pieces = pieces;
     return team;
 }
@@ -256,7 +256,7 @@ template <int KIND> LK_DEVICE int lk_team_block(void)
     return KIND < LK_TEAM_CLUSTER ? 0 : (int)lk_cluster_ctarank();
 }
 
-/* Before the kernel's lk_inbox_gather, every thread calls it. In a cluster it waits until the readers run. ALL: as there. */
+/* Before the kernel's lk_inbox_collect, every thread calls it. In a cluster it waits until the readers run. ALL: as there. */
 template <int KIND, bool ALL = false, class State, int THREADS> LK_DEVICE void lk_inbox_begin(lk_inbox<State, THREADS> *inbox)
 {
     const bool reader = (ALL || lk_team_block<KIND>() == 0) && threadIdx.x == 0;
@@ -280,7 +280,7 @@ template <int KIND, class State, int THREADS> LK_DEVICE int lk_inbox_count(lk_in
  * Result: true in the first warp of the block with rank 0, or in all warps, which may read the states; false in the others.
  * Shared memory: inbox, for the whole kernel. A peer may end after the call: all words for it have arrived. */
 template <int KIND, bool ALL = false, class State, int THREADS>
-LK_DEVICE bool lk_inbox_gather(lk_inbox<State, THREADS> *inbox, State s)
+LK_DEVICE bool lk_inbox_collect(lk_inbox<State, THREADS> *inbox, State s)
 {
     constexpr int WORDS = (int)(sizeof(State) / 8);
     const int blocks = lk_team_blocks<KIND>(), rank = lk_team_block<KIND>();
@@ -299,7 +299,7 @@ LK_DEVICE bool lk_inbox_gather(lk_inbox<State, THREADS> *inbox, State s)
     return ALL || warp == 0;
 }
 
-/* State i, 0 <= i < lk_inbox_count, for the threads that lk_inbox_gather tells. */
+/* State i, 0 <= i < lk_inbox_count, for the threads that lk_inbox_collect tells. */
 template <class State, int THREADS> LK_DEVICE State lk_inbox_state(const lk_inbox<State, THREADS> *inbox, int i)
 {
     State s;
@@ -387,7 +387,7 @@ LK_DEVICE float lk_lse_product_low(float scale, float x, float product)
     return fabsf(product) < LK_LSE_BASE ? fmaf(scale, x, -product) : 0.0f;
 }
 
-/* max + log(sum), where lk_log_split made k and log of sum. The power of two is added to max first, since the two may cancel.
+/* max + log(sum), where lk_log_split computed k and log of sum. The power of two is added to max first, since the two may cancel.
  * What that addition rounds off is added at the end, so that there is one rounding in all. rounded, unless NULL, becomes what
  * that rounding took off: result + *rounded is as good as the terms are. */
 LK_DEVICE float lk_lse_join(float max, float k, float log, float *rounded = NULL)
@@ -523,13 +523,13 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
 }
 
 /* Merges the states of a team's warps. scale: as in lk_lse.
- * Called by: every thread, with its warp's state, as lk_inbox_gather says. Result: in the thread with rank 0; ALL, or where a
+ * Called by: every thread, with its warp's state, as lk_inbox_collect says. Result: in the thread with rank 0; ALL, or where a
  * team is in one warp: in every thread. In others it is undefined. */
 template <int KIND, bool ALL = false, int THREADS>
 LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float scale = 1.0f)
 {
     if (KIND < LK_TEAM_BLOCK) return s;
-    if (!lk_inbox_gather<KIND, ALL>(inbox, s)) return s;
+    if (!lk_inbox_collect<KIND, ALL>(inbox, s)) return s;
     /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
     constexpr int MOST = ((KIND == LK_TEAM_BLOCK ? 1 : 8) * THREADS / 32 + 31) / 32; /* states that a lane reads */
     lk_lse part[MOST];
