@@ -43,7 +43,7 @@
  *            When upstream is known, one number without dlse, correct dlogits in place by lk_rescale_bf16 of
  *            lk_scale.cuh, which does nothing where it is the expected one.
  *            lk_ce_row in lk_loss.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
- * Needs      lk_base.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
+ * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.
  *            Ignored row (use_ignore_index and target = ignore_index): its values are not used and it counts nowhere. Its loss,
  *            z-loss, lse and entropy are 0, argmax is -1, dlogits exactly 0, even where the row or its upstream is NaN.
@@ -198,6 +198,7 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+#include "lk_check.cuh"
 #include "lk_loss.cuh"
 #include "lk_row.cuh"
 
@@ -1786,7 +1787,7 @@ LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int direction
 
 /* The values that linear_cross_entropy has too. Products of scales with log2 e, and under a softcap their quotient, stay far
  * from the ends of float's range. */
-template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char *op, const Args *a)
+template <class Args> LK_HOST void lk_cross_entropy_check_values(lk_checks *checks, const Args *a)
 {
     const float scale = a->logit_scale, cap = a->softcap, z = a->z_loss, e = a->label_smoothing;
     const float quotient = (scale == 0.0f ? 1.0f : scale) / cap, least = 0x1p-100f, most = 0x1p100f;
@@ -1796,55 +1797,53 @@ template <class Args> LK_HOST lk_status lk_cross_entropy_check_values(const char
         float number;
         bool good;
         const char *rule;
-    } checks[] = {
+    } numbers[] = {
         {"logit_scale", scale, scale >= 0.0f && scale <= 0x1p127f, "0 to 2^127"},
         {"softcap", cap, !capped || (cap >= least && cap <= most), "0 or 2^-100 to 2^100"},
         {"z_loss", z, z >= 0.0f && z <= FLT_MAX, "finite and at least 0"},
         {"logit_scale over softcap", quotient, !capped || (quotient >= least && quotient <= most), "2^-100 to 2^100"},
         {"label_smoothing", e, e >= 0.0f && e <= 1.0f, "0 to 1"},
     };
-    lk_status status = LK_OK;
-    for (int i = 0; i < LK_COUNT(checks) && !status; i++)
-        status = lk_check_number(op, checks[i].name, checks[i].number, checks[i].good, checks[i].rule);
-    if (!status && a->ignore_index && !a->use_ignore_index)
-        status = lk_fail(LK_ERR_VALUE, op, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
-                         (long long)a->ignore_index);
-    if (!status) status = lk_check_enum(op, "reduction", a->reduction, LK_REDUCTION_SUM, "LK_REDUCTION_*");
-    return status ? status : lk_check_enum(op, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
+    for (const auto &n : numbers) lk_check_number(checks, n.name, n.number, n.good, n.rule);
+    if (a->ignore_index && !a->use_ignore_index)
+        lk_reject(checks, LK_ERR_VALUE, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
+                  (long long)a->ignore_index);
+    lk_check_enum(checks, "reduction", a->reduction, LK_REDUCTION_SUM, "LK_REDUCTION_*");
+    lk_check_enum(checks, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
 }
 
 /* The slice of a rank, which linear_cross_entropy has too. vocab_total 0: there are no ranks. */
-template <class Args> LK_HOST lk_status lk_cross_entropy_check_slice(const char *op, const Args *a)
+template <class Args> LK_HOST void lk_cross_entropy_check_slice(lk_checks *checks, const Args *a)
 {
     const lk_vocab_parallel &v = a->parallel;
     if (!v.vocab_total && (v.ranks > 1 || v.all_gather))
-        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0, but parallel.%s is given",
-                       v.ranks > 1 ? "ranks" : "all_gather");
-    if (!v.vocab_total) return LK_OK;
-    lk_status status = lk_check_size(op, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
-    if (!status) status = lk_check_size(op, "vocab", a->vocab, 0, v.vocab_total);
-    if (!status) status = lk_check_size(op, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
-    if (!status) status = lk_check_size(op, "parallel.ranks", v.ranks, 1, 1 << 16);
-    if (!status) status = lk_check_size(op, "parallel.rank", v.rank, 0, v.ranks - 1);
-    return status ? status : lk_check_size(op, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
+        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.%s is given",
+                  v.ranks > 1 ? "ranks" : "all_gather");
+    if (!v.vocab_total || checks->status) return;
+    lk_check_size(checks, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
+    lk_check_size(checks, "vocab", a->vocab, 0, v.vocab_total);
+    if (checks->status) return; /* before their difference is computed */
+    lk_check_size(checks, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
+    lk_check_size(checks, "parallel.ranks", v.ranks, 1, 1 << 16);
+    lk_check_size(checks, "parallel.rank", v.rank, 0, (int64_t)v.ranks - 1);
+    lk_check_size(checks, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
 }
 
 /* The fields of another header's functions. */
-LK_HOST lk_status lk_cross_entropy_check_function(const char *op, const lk_cross_entropy_args *a, int whose, int direction)
+LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_entropy_args *a, int whose, int direction)
 {
     static const char *const names[] = {"", "forward", "backward", "forward_backward"};
     const bool split = a->parallel.vocab_total != 0;
     if (split && (a->target_prob || whose == LK_CE_PROBABILITIES))
-        return lk_fail(LK_ERR_VALUE, op, "target_prob is not for columns that are split over ranks");
+        lk_reject(checks, LK_ERR_VALUE, "target_prob is not for columns that are split over ranks");
     if (a->target_prob && whose == LK_CE_LABELS)
-        return lk_fail(LK_ERR_VALUE, op, "target_prob is given; it is for lk_cross_entropy_probabilities_%s, which is in "
-                       "cross_entropy_probabilities.cuh", names[direction]);
+        lk_reject(checks, LK_ERR_VALUE, "target_prob is given; it is for lk_cross_entropy_probabilities_%s, which is in "
+                  "cross_entropy_probabilities.cuh", names[direction]);
     if (split && whose == LK_CE_LABELS)
-        return lk_fail(LK_ERR_VALUE, op, "parallel.vocab_total is given; it is for lk_cross_entropy_parallel_%s, which is in "
-                       "cross_entropy_parallel.cuh", names[direction]);
+        lk_reject(checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_parallel_%s, which is in "
+                  "cross_entropy_parallel.cuh", names[direction]);
     if (!split && whose == LK_CE_RANKS)
-        return lk_fail(LK_ERR_SHAPE, op, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
-    return LK_OK;
+        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
 }
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
@@ -1857,10 +1856,10 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool query = arch == LK_QUERY, finish = direction == LK_CE_FINISH, forward = direction == LK_CE_FORWARD || finish;
     const bool back = direction == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0, prob = whose == LK_CE_PROBABILITIES;
     const bool leaves_states = split && direction == LK_CE_FORWARD && !a->parallel.all_gather;
-    lk_status status = lk_cross_entropy_check_function(op, a, whose, direction);
-    if (status) return status;
+    lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_check_function(&checks, a, whose, direction);
     if (split && direction == LK_CE_BOTH && !a->parallel.all_gather)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+        lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
         a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
         a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
@@ -1876,8 +1875,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
-    status = lk_cross_entropy_check_slice(op, a); /* before sizes are computed of it */
-    if (status) return status;
+    lk_cross_entropy_check_slice(&checks, a);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
     const size_t bytes = lk_ce_space_of(a, direction).bytes;
     lk_tensor list[] = {
@@ -1908,32 +1907,30 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    if (!query) status = lk_check_null(op, list, count - 1);
-    if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
-    if (!status && !split) status = lk_check_size(op, "vocab", a->vocab, 1, 1 << 30);
-    if (!status) status = lk_check_shapes(op, list, count, query);
-    if (!status) status = lk_cross_entropy_check_values(op, a);
-    if (!status && prob) status = lk_check_dtype<T>(op, "target_prob_dtype", a->target_prob_dtype);
-    if (!status && !query && prob && a->target)
-        status = lk_fail(LK_ERR_VALUE, op, "target_prob is given, so target must be NULL");
-    if (status) return status;
+    if (!query) lk_check_null(&checks, list, count - 1);
+    lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
+    if (!split) lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
+    lk_check_shapes(&checks, list, count, query);
+    lk_cross_entropy_check_values(&checks, a);
+    if (prob) lk_check_dtype<T>(&checks, "target_prob_dtype", a->target_prob_dtype);
+    if (!query && prob && a->target) lk_reject(&checks, LK_ERR_VALUE, "target_prob is given, so target must be NULL");
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
     const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
     if (a->dlogits_dtype != lk_dtype<T> && !half)
-        return lk_fail(LK_ERR_VALUE, op, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
-    status = lk_check_enum(op, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
-    if (status) return status;
+        lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
+    lk_check_enum(&checks, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
     if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
+        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
     if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_TEAM_ROWS)
-        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
-    if (query) return LK_OK;
-    status = lk_check_alignment(op, list, count);
-    if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, bytes);
-    if (!status) lk_check_warn(op, a->rows == 0, "rows is 0; nothing is computed");
-    return status ? status : lk_check_allocations(op, list, count);
+        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    if (query) return checks.status;
+    lk_check_alignment(&checks, list, count);
+    lk_check_workspace(&checks, a->workspace, a->workspace_bytes, bytes);
+    lk_check_warn(&checks, a->rows == 0, "rows is 0; nothing is computed");
+    lk_check_allocations(&checks, list, count);
+    return checks.status;
 }
 
 /* The bytes of workspace that a call needs. */

@@ -40,8 +40,8 @@
  *            dentropy and accumulate. Keep packed dx, dweight and dbias. When upstream is known, correct each of them by
  *            lk_rescale_bf16 of lk_scale.cuh (lk_rescale_f32 for an f32 dweight), which does nothing where it was as expected.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
- * Needs      cross_entropy.cuh, lk_base.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh,
- *            lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs      cross_entropy.cuh, cross_entropy_parallel.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_gemm.cuh,
+ *            lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
  *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep
@@ -76,9 +76,8 @@
  *            are this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are
  *            of its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
- *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as under
- *            Ranks in cross_entropy.cuh: forward writes `states` alone, finish the results, backward reads lse and
- *            others.
+ *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as in
+ *            cross_entropy_parallel.cuh: forward writes `states` alone, finish the results, backward reads lse and others.
  *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
  *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
  *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
@@ -1398,10 +1397,11 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &call->a;
     lk_lce_copy_args<T>(args, direction, call);
-    lk_status status = lk_cross_entropy_check_slice(op, a);
-    if (status) return status;
+    lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_check_slice(&checks, a);
+    if (checks.status) return checks.status;
     if (call->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
-        return lk_fail(LK_ERR_NULL, op, "parallel.all_gather is NULL; without it call forward, finish and backward");
+        lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     const bool leaves_states = lk_lce_leaves_states(call);
     const int64_t saved_bytes = call->saves ? (int64_t)lk_lce_saved_size(call) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
@@ -1441,24 +1441,24 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     } sizes[] = {{"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !call->split, 1 << 30},
                  {"max_counted", a->max_counted, 0, INT64_MAX}, {"chunk_tokens", a->chunk_tokens, 0, INT64_MAX},
                  {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
-    if (!query && some && !a->context) return lk_fail(LK_ERR_NULL, op, "context is NULL");
-    if (!query) status = lk_check_null(op, list, count);
-    for (const auto &s : sizes)
-        if (!status) status = lk_check_size(op, s.name, s.size, s.least, s.most);
-    if (!status) status = lk_check_shapes(op, list, count, query);
-    if (!status) status = lk_cross_entropy_check_values(op, a);
-    if (!status) status = lk_check_enum(op, "path", a->path, LK_LINEAR_CROSS_ENTROPY_FUSED, "LK_LINEAR_CROSS_ENTROPY_*");
-    if (!status) status = lk_check_dtype<T>(op, "bias_dtype", a->bias_dtype);
-    if (!status) status = lk_check_dtype<T>(op, "dweight_dtype", a->dweight_dtype);
-    if (!status) status = lk_check_dtype<T>(op, "dbias_dtype", a->dbias_dtype);
-    if (!status && !query && some) status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
-    if (!status) status = lk_lce_begin<T>(op, query, call, planner);
-    if (status || query) return status;
-    status = lk_check_alignment(op, list, count);
-    if (!status && planner) /* else lk_lce_run checks it */
-        status = lk_check_workspace(op, a->workspace, a->workspace_bytes, planner->least);
-    lk_check_warn(op, !some, "tokens is 0; nothing is computed");
-    return status ? status : lk_check_allocations(op, list, count);
+    if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
+    if (!query) lk_check_null(&checks, list, count);
+    for (const auto &s : sizes) lk_check_size(&checks, s.name, s.size, s.least, s.most);
+    lk_check_shapes(&checks, list, count, query);
+    lk_cross_entropy_check_values(&checks, a);
+    lk_check_enum(&checks, "path", a->path, LK_LINEAR_CROSS_ENTROPY_FUSED, "LK_LINEAR_CROSS_ENTROPY_*");
+    lk_check_dtype<T>(&checks, "bias_dtype", a->bias_dtype);
+    lk_check_dtype<T>(&checks, "dweight_dtype", a->dweight_dtype);
+    lk_check_dtype<T>(&checks, "dbias_dtype", a->dbias_dtype);
+    if (!checks.status && !query && some) checks.status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
+    if (!checks.status) checks.status = lk_lce_begin<T>(op, query, call, planner);
+    if (query) return checks.status;
+    lk_check_alignment(&checks, list, count);
+    if (planner) /* else lk_lce_run checks it */
+        lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least);
+    lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
+    lk_check_allocations(&checks, list, count);
+    return checks.status;
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
@@ -1517,17 +1517,18 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     lk_lce_planner planner;
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &call = job.p.call;
-    lk_status status = checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner)
-                               : lk_lce_check<T>(op, args, direction, false, &call, &planner);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
+    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner)
+                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner)};
+    lk_check_device(&checks, error);
+    if (checks.status) return checks.status;
     const lk_lce_args &a = call.a;
     const lk_lce_plan &plan = job.plan;
     if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
     job.op = op, job.stream = stream, job.shape = planner.shape;
     lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
-    status = lk_check_allocations(op, &workspace, 1);
+    lk_check_allocations(&checks, &workspace, 1);
+    lk_status status = checks.status;
     if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
     if (call.rows > 0) job.p.ws = lk_lce_lay_out(&job.shape, &plan, a.workspace);
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
@@ -1627,12 +1628,12 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     lk_lce_ranks r;
     if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
     const lk_vocab_parallel &v = args->parallel;
-    lk_status status = lk_lce_split_workspace<T>(op, args, direction, false, &r);
-    if (!status) status = lk_check_workspace(op, args->workspace, args->workspace_bytes, r.least);
-    if (status) return status;
+    lk_checks checks = {op, lk_lce_split_workspace<T>(op, args, direction, false, &r)};
+    lk_check_workspace(&checks, args->workspace, args->workspace_bytes, r.least);
+    if (checks.status) return checks.status;
     lk_lce_share(args, args->workspace_bytes, &r);
     const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
-    status = lk_check_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
+    lk_status status = lk_check_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
     if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, true, stream);
     if (!status && bytes)
         status = lk_called_back(op, "all_gather", v.all_gather(v.user, r.states, r.all_states, bytes, stream));

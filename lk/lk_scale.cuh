@@ -18,7 +18,7 @@
  *               forward_backward copy history[0] (4 bytes, cudaMemcpyAsync) to memory of this call, and pass that as upstream,
  *               later as divisor. lk_rescale with args.history = history notes the factor: history[0] becomes one that came twice
  *               in a row. Not in f16, whose gradients for a wrong upstream may be too small.
- * Needs      lk_base.cuh, lk_ptx.cuh.
+ * Needs      lk_base.cuh, lk_check.cuh, lk_ptx.cuh.
  * Numerics   The quotient and the product are float; the result is rounded to T once. Gradients that were made for another
  *            upstream have been rounded before, so a product with anything but a power of two rounds them twice. 0 times an
  *            infinity or NaN is NaN, as in PyTorch.
@@ -32,7 +32,7 @@
 #ifndef LK_SCALE_CUH
 #define LK_SCALE_CUH
 
-#include "lk_base.cuh"
+#include "lk_check.cuh"
 
 typedef struct {
     const void *x;        /* in          T [count] */
@@ -98,14 +98,15 @@ template <class T> LK_HOST lk_status lk_rescale(const char *op, const lk_rescale
     const int count = LK_COUNT(list);
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_check_null(op, list, count);
-    if (!status) status = lk_check_size(op, "count", a.count, 0, (int64_t)1 << 62);
-    if (!status) status = lk_check_shapes(op, list, count, false);
-    if (!status) status = lk_check_alignment(op, list, count);
-    if (!status) lk_check_warn(op, a.count == 0, "count is 0; nothing is computed");
-    if (!status) status = lk_asked_device(op, error);
-    if (!status) status = lk_check_allocations(op, list, count);
-    if (status || a.count == 0) return status;
+    lk_checks checks = {op, LK_OK};
+    lk_check_null(&checks, list, count);
+    lk_check_size(&checks, "count", a.count, 0, (int64_t)1 << 62);
+    lk_check_shapes(&checks, list, count, false);
+    lk_check_alignment(&checks, list, count);
+    lk_check_warn(&checks, a.count == 0, "count is 0; nothing is computed");
+    lk_check_device(&checks, error);
+    lk_check_allocations(&checks, list, count);
+    if (checks.status || a.count == 0) return checks.status;
     /* 8 blocks fit on an SM of sm_80, 90 and 100. There all run at once, and none starts only to find that the factor is 1. */
     int64_t grid = lk_ceil_div(lk_ceil_div(a.count, LK_VEC<T>), 256);
     if (grid > 8 * device.sms) grid = 8 * device.sms;

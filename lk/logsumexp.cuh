@@ -17,7 +17,7 @@
  *                args.dlse = dlse, args.dx = dx;
  *                status = lk_logsumexp_backward_bf16(&args, stream);       // reads x and the lse that forward wrote
  *            lk_lse in lk_row.cuh is the running state (empty, add, merge, log) for kernels of your own.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: the functions ..._workspace_bytes_<T> set *bytes to 0.
+ * Needs      lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: ..._workspace_bytes_<T> sets *bytes to 0.
  * Strides    0 means packed. So an expanded tensor, whose stride is 0, must be copied first. lse, lse_low, lse_rounded, dlse
  *            and dlse_rounded are always packed. Where both dlse are NULL they are 1, not 0.
  * Repeatable The same bits every time on the same device: fixed order, no atomics.
@@ -89,6 +89,7 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+#include "lk_check.cuh"
 #include "lk_row.cuh"
 
 /* What every kernel gets: the caller's arguments with all defaults filled in, and how the rows are divided. */
@@ -422,31 +423,30 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
          {{a->outer, &a->dx_outer_stride, "dx_outer_stride"}, {a->cols, &a->dx_col_stride, "dx_col_stride"}}, {"x"}},
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_status status = query ? LK_OK : lk_check_null(op, list, count);
-    if (!status) status = lk_check_size(op, "outer", a->outer, 0, INT64_MAX);
-    if (!status) status = lk_check_size(op, "cols", a->cols, 0, INT64_MAX);
-    if (!status) status = lk_check_size(op, "inner", a->inner, 0, INT64_MAX);
-    if (!status) status = lk_check_shapes(op, list, count, query);
-    if (!status) status = lk_check_number(op, "scale", a->scale, fabsf(a->scale) <= FLT_MAX, "finite");
-    if (!status) status = lk_check_enum(op, "path", a->path, LK_LOGSUMEXP_COLUMN, "LK_LOGSUMEXP_*");
-    if (!status && !query && backward && a->dlse && a->dlse_rounded)
-        status = lk_fail(LK_ERR_VALUE, op, "dlse and dlse_rounded are both given; one of them must be NULL");
-    if (status) return status;
+    lk_checks checks = {op, LK_OK};
+    if (!query) lk_check_null(&checks, list, count);
+    lk_check_size(&checks, "outer", a->outer, 0, INT64_MAX);
+    lk_check_size(&checks, "cols", a->cols, 0, INT64_MAX);
+    lk_check_size(&checks, "inner", a->inner, 0, INT64_MAX);
+    lk_check_shapes(&checks, list, count, query);
+    lk_check_number(&checks, "scale", a->scale, fabsf(a->scale) <= FLT_MAX, "finite");
+    lk_check_enum(&checks, "path", a->path, LK_LOGSUMEXP_COLUMN, "LK_LOGSUMEXP_*");
+    if (!query && backward && a->dlse && a->dlse_rounded)
+        lk_reject(&checks, LK_ERR_VALUE, "dlse and dlse_rounded are both given; one of them must be NULL");
     const bool rowwise = a->path >= LK_LOGSUMEXP_WARP && a->path <= LK_LOGSUMEXP_CLUSTER;
     if (rowwise && (a->inner != 1 || a->col_stride != 1 || (backward && a->dx_col_stride != 1)))
-        return lk_fail(LK_ERR_PATH, op, "path %d needs contiguous rows: inner 1 and col_stride 1", a->path);
+        lk_reject(&checks, LK_ERR_PATH, "path %d needs contiguous rows: inner 1 and col_stride 1", a->path);
     if (rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_TEAM_ROWS)
-        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; outer is %lld", a->path, (long long)a->outer);
-    if (a->path == LK_LOGSUMEXP_CLUSTER && backward)
-        return lk_fail(LK_ERR_PATH, op, "backward has no path %d (cluster)", a->path);
+        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; outer is %lld", a->path, (long long)a->outer);
+    if (a->path == LK_LOGSUMEXP_CLUSTER && backward) lk_reject(&checks, LK_ERR_PATH, "backward has no path %d (cluster)", a->path);
     if (a->path == LK_LOGSUMEXP_CLUSTER && arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (query) return LK_OK;
-    status = lk_check_alignment(op, list, count);
-    if (status) return status;
-    lk_check_warn(op, a->outer == 0, "outer is 0; nothing is computed");
-    lk_check_warn(op, backward && a->cols == 0, "cols is 0; nothing is computed");
-    return lk_check_allocations(op, list, count);
+        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (query) return checks.status;
+    lk_check_alignment(&checks, list, count);
+    lk_check_warn(&checks, a->outer == 0, "outer is 0; nothing is computed");
+    lk_check_warn(&checks, backward && a->cols == 0, "cols is 0; nothing is computed");
+    lk_check_allocations(&checks, list, count);
+    return checks.status;
 }
 
 /* ---- The calls, and their workspace: none -------------------------------------------------------------------------------- */

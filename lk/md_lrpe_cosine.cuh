@@ -34,7 +34,7 @@
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh.
+ * Needs      lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh.
  * Workspace  For dtheta about 2 MiB on an H200, more with very many heads. For softmax over tokens, in forward too, at most
  *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The size depends on the number of SMs, so its
  *            function needs a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or
@@ -144,6 +144,7 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+#include "lk_check.cuh"
 #include "lk_row.cuh"
 
 /* ---- Where a token is ---------------------------------------------------------------------------------------------------- */
@@ -1348,51 +1349,51 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     static const char *const shape[8] = {"shape[0]", "shape[1]", "shape[2]", "shape[3]",
                                          "shape[4]", "shape[5]", "shape[6]", "shape[7]"};
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_status status = query ? LK_OK : lk_check_null(op, list, count);
-    if (!status) status = lk_check_size(op, "axes", args->axes, 0, 8);
-    if (!status) status = lk_check_size(op, "batch", a->batch, 0, INT64_MAX);
-    if (!status) status = lk_check_size(op, "heads", a->heads, 0, INT64_MAX);
-    if (!status) status = lk_check_size(op, "dim", a->dim, 1, (int64_t)1 << 30);
-    if (!status) status = lk_check_size(op, "e", a->e, lk_ceil_div(a->dim, a->axes), INT64_MAX);
-    if (!status && a->theta_heads != 1 && a->theta_heads != a->heads)
-        status = lk_fail(LK_ERR_SHAPE, op, "theta_heads is %lld; it must be 0, 1 or %lld", (long long)a->theta_heads,
-                         (long long)a->heads);
-    if (!status && a->theta_features != 1 && a->theta_features != a->e)
-        status = lk_fail(LK_ERR_SHAPE, op, "theta_features is %lld; it must be 0, 1 or %lld", (long long)a->theta_features,
-                         (long long)a->e);
-    if (!status) status = lk_check_size(op, "prefix", a->prefix, 0, INT64_MAX);
-    for (int i = 0; i < a->axes && !status; i++) status = lk_check_size(op, shape[i], a->shape[i], 0, INT64_MAX);
-    if (!status) status = lk_check_shapes(op, list, count, query);
+    lk_checks checks = {op, LK_OK};
+    if (!query) lk_check_null(&checks, list, count);
+    lk_check_size(&checks, "axes", args->axes, 0, 8);
+    lk_check_size(&checks, "batch", a->batch, 0, INT64_MAX);
+    lk_check_size(&checks, "heads", a->heads, 0, INT64_MAX);
+    lk_check_size(&checks, "dim", a->dim, 1, (int64_t)1 << 30);
+    lk_check_size(&checks, "e", a->e, lk_ceil_div(a->dim, a->axes), INT64_MAX);
+    if (a->theta_heads != 1 && a->theta_heads != a->heads)
+        lk_reject(&checks, LK_ERR_SHAPE, "theta_heads is %lld; it must be 0, 1 or %lld", (long long)a->theta_heads,
+                  (long long)a->heads);
+    if (a->theta_features != 1 && a->theta_features != a->e)
+        lk_reject(&checks, LK_ERR_SHAPE, "theta_features is %lld; it must be 0, 1 or %lld", (long long)a->theta_features,
+                  (long long)a->e);
+    lk_check_size(&checks, "prefix", a->prefix, 0, INT64_MAX);
+    for (int i = 0; i < a->axes && !checks.status; i++) lk_check_size(&checks, shape[i], a->shape[i], 0, INT64_MAX);
+    lk_check_shapes(&checks, list, count, query);
     const int64_t limit = (int64_t)1 << 31;
-    for (int i = 0; i < a->axes && !status && tokens > a->prefix; i++) /* a grid without cells has no positions */
+    for (int i = 0; i < a->axes && !checks.status && tokens > a->prefix; i++) /* a grid without cells has no positions */
         if (a->offset[i] <= -limit || a->offset[i] >= limit || a->shape[i] > limit || a->offset[i] + a->shape[i] > limit)
-            status = lk_fail(LK_ERR_VALUE, op, "offset[%d] %lld and shape[%d] %lld make a position outside (-2^31, 2^31)", i,
-                             (long long)a->offset[i], i, (long long)a->shape[i]);
-    if (!status) status = lk_check_dtype<T>(op, "theta_dtype", a->theta_dtype);
-    if (!status)
-        status = lk_check_enum(op, "activation", a->activation, LK_MD_LRPE_COSINE_SOFTMAX_TOKENS,
-                               "LK_MD_LRPE_COSINE_NONE to SOFTMAX_TOKENS");
-    if (!status) status = lk_check_enum(op, "path", a->path, LK_MD_LRPE_COSINE_ROW, "LK_MD_LRPE_COSINE_*");
-    if (status) return status;
+            lk_reject(&checks, LK_ERR_VALUE, "offset[%d] %lld and shape[%d] %lld make a position outside (-2^31, 2^31)", i,
+                      (long long)a->offset[i], i, (long long)a->shape[i]);
+    lk_check_dtype<T>(&checks, "theta_dtype", a->theta_dtype);
+    lk_check_enum(&checks, "activation", a->activation, LK_MD_LRPE_COSINE_SOFTMAX_TOKENS,
+                  "LK_MD_LRPE_COSINE_NONE to SOFTMAX_TOKENS");
+    lk_check_enum(&checks, "path", a->path, LK_MD_LRPE_COSINE_ROW, "LK_MD_LRPE_COSINE_*");
+    if (checks.status) return checks.status;
     const bool softmax = a->activation == LK_MD_LRPE_COSINE_SOFTMAX;
     bool vector = a->dim % LK_VEC<T> == 0 && !(softmax && a->dim > 32 * LK_VEC<T>);
     for (int i = 0; i < count; i++)
         for (int d = 0; d < 3 && list[i].dim[d].stride; d++)
             vector = vector && *list[i].dim[d].stride % LK_VEC<T> == 0 && (query || (uintptr_t)list[i].pointer % 16 == 0);
     if (a->path == LK_MD_LRPE_COSINE_VECTOR && !vector)
-        return lk_fail(LK_ERR_PATH, op, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s",
-                       a->path, softmax ? ", and for softmax dim of 512 bytes at most" : "");
+        lk_reject(&checks, LK_ERR_PATH, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s",
+                  a->path, softmax ? ", and for softmax dim of 512 bytes at most" : "");
     if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
-    if (query) return LK_OK;
-    status = lk_check_alignment(op, list, count);
-    if (!status) status = lk_lrpe_split_work(op, a, sms, split);
-    if (!status) status = lk_check_workspace(op, a->workspace, a->workspace_bytes, split->bytes);
-    if (status) return status;
-    lk_check_warn(op, a->batch == 0, "batch is 0; nothing is computed");
-    lk_check_warn(op, a->heads == 0, "heads is 0; nothing is computed");
-    lk_check_warn(op, tokens == 0, "there are no tokens; nothing is computed");
+    if (query) return checks.status;
+    lk_check_alignment(&checks, list, count);
+    if (!checks.status) checks.status = lk_lrpe_split_work(op, a, sms, split);
+    lk_check_workspace(&checks, a->workspace, a->workspace_bytes, split->bytes);
+    lk_check_warn(&checks, a->batch == 0, "batch is 0; nothing is computed");
+    lk_check_warn(&checks, a->heads == 0, "heads is 0; nothing is computed");
+    lk_check_warn(&checks, tokens == 0, "there are no tokens; nothing is computed");
     if (backward || over_tokens) list[count - 1].width = (int64_t)split->bytes;
-    return lk_check_allocations(op, list, count);
+    lk_check_allocations(&checks, list, count);
+    return checks.status;
 }
 
 /* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */

@@ -26,8 +26,8 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, and share it: at most 64 MiB +
- *            (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more.
+ * Needs      lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, and share it: at most
+ *            64 MiB + (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
  *            answers 0 and needs no device.
@@ -130,6 +130,7 @@ typedef struct {
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+#include "lk_check.cuh"
 #include "lk_row.cuh"
 
 /* ---- What both directions share ------------------------------------------------------------------------------------------ */
@@ -1204,32 +1205,32 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;
     const int count = lk_used_tensors(list, LK_COUNT(table.list));
-    lk_status status = query ? LK_OK : lk_check_null(op, list, count);
-    if (!status) status = lk_check_size(op, "rows", a->rows, 0, INT64_MAX);
-    if (!status) status = lk_check_size(op, "cols", a->cols, 1, (int64_t)1 << 30);
-    if (!status) status = lk_check_size(op, "groups", a->groups, 0, ((int64_t)1 << 30) / a->cols);
-    if (!status) status = lk_check_shapes(op, list, count, query);
-    if (!status) status = lk_check_number(op, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
-    if (!status) status = lk_check_number(op, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
-    if (!status) status = lk_check_dtype<T>(op, "residual_dtype", a->residual_dtype);
-    if (!status) status = lk_check_enum(op, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
-    if (!status && backward) status = lk_check_enum(op, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
-    if (!status) status = lk_check_enum(op, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
-    if (status) return status;
+    lk_checks checks = {op, LK_OK};
+    if (!query) lk_check_null(&checks, list, count);
+    lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
+    lk_check_size(&checks, "cols", a->cols, 1, (int64_t)1 << 30);
+    lk_check_size(&checks, "groups", a->groups, 0, ((int64_t)1 << 30) / (a->cols > 0 ? a->cols : 1));
+    lk_check_shapes(&checks, list, count, query);
+    lk_check_number(&checks, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
+    lk_check_number(&checks, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
+    lk_check_dtype<T>(&checks, "residual_dtype", a->residual_dtype);
+    lk_check_enum(&checks, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
+    if (backward) lk_check_enum(&checks, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
+    lk_check_enum(&checks, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
     if (!a->residual_dtype) a->residual_dtype = lk_dtype<T>;
     if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
     if (!a->dweight_dtype) a->dweight_dtype = lk_dtype<T>;
     if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
-        return lk_fail(LK_ERR_PATH, op, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
     if (a->path == LK_SRMS_NORM_CLUSTER && arch < 90)
-        return lk_fail(LK_ERR_PATH, op, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (query) return LK_OK;
-    status = lk_check_alignment(op, list, count);
-    if (status) return status;
-    lk_check_warn(op, a->rows == 0, backward ? "rows is 0; only dweight and dbias are written, if they are given"
-                                             : "rows is 0; nothing is computed");
-    lk_check_warn(op, a->eps == 0.0f && !(backward && a->rstd), "eps is 0; a row of zeros gives NaN");
-    return lk_check_allocations(op, list, count);
+        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (query) return checks.status;
+    lk_check_alignment(&checks, list, count);
+    lk_check_warn(&checks, a->rows == 0, backward ? "rows is 0; only dweight and dbias are written, if they are given"
+                                                  : "rows is 0; nothing is computed");
+    lk_check_warn(&checks, a->eps == 0.0f && !(backward && a->rstd), "eps is 0; a row of zeros gives NaN");
+    lk_check_allocations(&checks, list, count);
+    return checks.status;
 }
 
 /* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
@@ -1255,8 +1256,10 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     if (status) return status;
     const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(&device, &a);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)layout.workspace};
-    status = lk_check_workspace(op, a.workspace, a.workspace_bytes, layout.workspace);
-    if (!status) status = lk_check_allocations(op, &workspace, 1);
+    lk_checks checks = {op, LK_OK};
+    lk_check_workspace(&checks, a.workspace, a.workspace_bytes, layout.workspace);
+    lk_check_allocations(&checks, &workspace, 1);
+    status = checks.status;
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
     const bool pdl = device.arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
     const bool other = a.residual_dtype != lk_dtype<T>;

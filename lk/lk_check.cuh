@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: MIT
+/* lk_check.cuh - the checks of arguments, by the host: each op writes a table of its tensors and a list of checks, and gets the
+ * status of the first that fails, with its sentence in lk_last_error. Compiled with -DLK_CHECK also what a call cannot see in its
+ * arguments alone: where the memory behind a pointer lies, and where it ends.
+ *
+ *     lk_checks checks = {op};
+ *     lk_tensor list[] = {{"x", a->x, sizeof(T), LK_REQUIRED, a->cols, {{a->rows, &a->x_stride, "x_stride"}}}, ...};
+ *     lk_check_null(&checks, list, count);
+ *     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
+ *     lk_check_shapes(&checks, list, count, query);
+ *     if (checks.status) return checks.status;
+ *
+ * Needs: lk_base.cuh.
+ */
+#ifndef LK_CHECK_CUH
+#define LK_CHECK_CUH
+
+#include "lk_base.cuh"
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* The checks of a call. They stand in a header as a list: after the first that fails, each returns at once. The arguments of
+ * those that follow are still computed, so where they would divide by a size that failed, the list ends before. */
+typedef struct {
+    const char *op;
+    lk_status status; /* of the first that failed */
+} lk_checks;
+
+/* A check that fails: keeps "op: sentence" for lk_last_error, unless one has failed before. */
+__attribute__((format(printf, 3, 4))) LK_HOST void lk_reject(lk_checks *checks, lk_status status, const char *format, ...)
+{
+    if (checks->status) return;
+    va_list list;
+    va_start(list, format);
+    checks->status = lk_fail_list(status, checks->op, format, list);
+    va_end(list);
+}
+
+/* The device could be asked. */
+LK_HOST void lk_check_device(lk_checks *checks, cudaError_t error)
+{
+    if (!checks->status) checks->status = lk_asked_device(checks->op, error);
+}
+
+/* What a call does with a tensor. */
+enum {
+    LK_IN = 0,
+    LK_OUT = 1,
+    LK_REQUIRED = 2,    /* it may not be NULL where it has elements */
+    LK_MAY_OVERLAP = 4, /* an input whose elements may share addresses */
+    LK_UNUSED = 8       /* this call does not have it */
+};
+
+/* A dimension of a tensor: its size, the field that holds its stride in elements, and that field's name. */
+typedef struct {
+    int64_t size, *stride;
+    const char *name;
+} lk_dim;
+
+/* A tensor of a call. Each op writes a table of its tensors; the functions below check them all, in one order and with one
+ * wording. The elements are rows of `width` contiguous ones, one for each index of up to three outer dimensions. A tensor that
+ * may be in place of another stands behind it in the table. */
+typedef struct lk_tensor {
+    const char *name;
+    const void *pointer;
+    int bytes;                    /* of an element */
+    int use;                      /* LK_IN or LK_OUT, and what else holds of it */
+    int64_t width;
+    lk_dim dim[3] = {};           /* outermost first; without a stride: none */
+    const char *in_place[2] = {}; /* the tensors that it may be: the same pointer, rows that start at the same bytes */
+} lk_tensor;
+
+/* a * b for numbers that are at least 0; INT64_MAX if the product is larger. */
+LK_HOST int64_t lk_count(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/* Takes the unused tensors out of a table; returns how many are left. */
+LK_HOST int lk_used_tensors(lk_tensor *list, int count)
+{
+    int used = 0;
+    for (int i = 0; i < count; i++)
+        if (!(list[i].use & LK_UNUSED)) list[used++] = list[i];
+    return used;
+}
+
+LK_HOST bool lk_has_elements(const lk_tensor *t)
+{
+    bool some = t->width != 0;
+    for (int d = 0; d < 3; d++) some = some && (!t->dim[d].stride || t->dim[d].size != 0);
+    return some;
+}
+
+/* The elements from the first to one past the last, once the strides are checked. */
+LK_HOST int64_t lk_span(const lk_tensor *t)
+{
+    int64_t span = t->width;
+    if (!lk_has_elements(t)) return 0;
+    for (int d = 0; d < 3; d++)
+        if (t->dim[d].stride) span += (t->dim[d].size - 1) * *t->dim[d].stride;
+    return span;
+}
+
+/* Fails if a required tensor is NULL, or if a call has work and no output. A NULL output counts if it is required and has no
+ * elements. */
+LK_HOST void lk_check_null(lk_checks *checks, const lk_tensor *list, int count)
+{
+    if (checks->status) return;
+    bool work = false, output = false;
+    for (int i = 0; i < count; i++) {
+        const bool needed = list[i].use & LK_REQUIRED && lk_has_elements(&list[i]);
+        if (needed && !list[i].pointer) return lk_reject(checks, LK_ERR_NULL, "%s is NULL", list[i].name);
+        const bool empty = list[i].use & LK_REQUIRED && !needed;
+        work = work || needed, output = output || (list[i].use & LK_OUT && (list[i].pointer || empty));
+    }
+    if (work && !output) lk_reject(checks, LK_ERR_NULL, "every output is NULL");
+}
+
+LK_HOST void lk_check_size(lk_checks *checks, const char *name, int64_t size, int64_t least, int64_t most)
+{
+    if (checks->status || (size >= least && size <= most)) return;
+    int log2 = 0;
+    while (log2 < 62 && (int64_t)1 << log2 < most) log2++;
+    if (most == INT64_MAX)
+        return lk_reject(checks, LK_ERR_SHAPE, "%s is %lld; it must be at least %lld", name, (long long)size, (long long)least);
+    if (most >= 1 << 16 && most == (int64_t)1 << log2)
+        return lk_reject(checks, LK_ERR_SHAPE, "%s is %lld; it must be %lld to 2^%d", name, (long long)size, (long long)least,
+                         log2);
+    lk_reject(checks, LK_ERR_SHAPE, "%s is %lld; it must be %lld to %lld", name, (long long)size, (long long)least,
+              (long long)most);
+}
+
+/* Whether t may be the same memory as other. */
+LK_HOST bool lk_may_be(const lk_tensor *t, const lk_tensor *other)
+{
+    for (int k = 0; k < 2; k++)
+        if (t->in_place[k] && !strcmp(t->in_place[k], other->name)) return true;
+    return false;
+}
+
+/* The first tensor that t is in place of; NULL: none. */
+LK_HOST const lk_tensor *lk_in_place_of(const lk_tensor *list, const lk_tensor *t)
+{
+    for (const lk_tensor *other = list; t->pointer && other < t; other++)
+        if (other->pointer == t->pointer && lk_may_be(t, other)) return other;
+    return NULL;
+}
+
+/* Whether the rows of two tensors with the same pointer start at the same bytes, once the strides are checked. */
+LK_HOST bool lk_same_rows(const lk_tensor *t, const lk_tensor *other)
+{
+    bool same = true;
+    for (int d = 0; d < 3; d++)
+        if (t->dim[d].stride && t->dim[d].size > 1)
+            same = same && lk_count(*t->dim[d].stride, t->bytes) == lk_count(*other->dim[d].stride, other->bytes);
+    return same;
+}
+
+/* Fills in the strides of one tensor that are 0, and those of dimensions of one element, which are not used: packed, or in
+ * place those of the other tensor. */
+LK_HOST void lk_check_stride(lk_checks *checks, const lk_tensor *t, const lk_tensor *other)
+{
+    if (checks->status) return;
+    __extension__ typedef __int128 wide;
+    const wide limit = (wide)1 << 62;
+    wide packed = t->width, span = t->width;
+    if (span > limit) return lk_reject(checks, LK_ERR_SHAPE, "%s has more than 2^62 elements", t->name);
+    for (int d = 2; d >= 0; d--) {
+        const lk_dim dim = t->dim[d];
+        if (!dim.stride) continue;
+        const int64_t given = *dim.stride;
+        if (given < 0) return lk_reject(checks, LK_ERR_SHAPE, "%s is %lld; it must be at least 0", dim.name, (long long)given);
+        const wide same = other ? (wide)*other->dim[d].stride * other->bytes / t->bytes : packed;
+        if (given == 0 || dim.size <= 1) *dim.stride = (int64_t)(same < limit ? same : limit);
+        else if (other && given != same)
+            return lk_reject(checks, LK_ERR_SHAPE, "%s is %s, so %s must be 0 or %lld; it is %lld", t->name, other->name, dim.name,
+                             (long long)same, (long long)given);
+        packed = (wide)*dim.stride * (dim.size > 1 ? dim.size : 1);
+        span += (wide)*dim.stride * (dim.size > 1 ? dim.size - 1 : 0);
+        if (packed > limit || span > limit)
+            return lk_reject(checks, LK_ERR_SHAPE, "%s spans more than 2^62 elements; %s is %lld", t->name, dim.name,
+                             (long long)given);
+    }
+    wide reach = t->width; /* of the dimensions seen, by rising stride */
+    bool seen[3] = {};
+    for (int round = 0; round < 3 && !(t->use & LK_MAY_OVERLAP) && lk_has_elements(t); round++) {
+        int next = -1;
+        for (int d = 2; d >= 0; d--)
+            if (t->dim[d].stride && t->dim[d].size > 1 && !seen[d] && (next < 0 || *t->dim[d].stride < *t->dim[next].stride))
+                next = d;
+        if (next < 0) break;
+        const lk_dim dim = t->dim[next];
+        if (*dim.stride < reach)
+            return lk_reject(checks, LK_ERR_SHAPE, "%s is %lld; it must be 0 or at least %lld, or elements of %s overlap", dim.name,
+                             (long long)*dim.stride, (long long)reach, t->name);
+        reach += (wide)*dim.stride * (dim.size - 1);
+        seen[next] = true;
+    }
+}
+
+/* Fails if an output overlaps another tensor for certain: the same pointer, or ranges without gaps that intersect. Rows with
+ * gaps between them may lie in each other's gaps. */
+LK_HOST void lk_check_overlap(lk_checks *checks, const lk_tensor *list, int count)
+{
+    if (checks->status) return;
+    struct {
+        const lk_tensor *tensor;
+        uintptr_t first, end;
+        bool dense;
+    } range[32];
+    int n = 0;
+    for (int i = 0; i < count && n < 32; i++) {
+        const lk_tensor *const t = &list[i];
+        if (!t->pointer || !lk_has_elements(t)) continue;
+        const int64_t span = lk_span(t);
+        int64_t elements = t->width;
+        for (int d = 0; d < 3; d++)
+            if (t->dim[d].stride) elements = lk_count(elements, t->dim[d].size); /* may be more than the span */
+        const uintptr_t first = (uintptr_t)t->pointer;
+        range[n++] = {t, first, first + (uintptr_t)span * (uintptr_t)t->bytes, elements == span};
+        for (int j = 0; j < n - 1; j++) {
+            if (!((t->use | range[j].tensor->use) & LK_OUT)) continue;
+            if (first >= range[j].end || range[j].first >= range[n - 1].end) continue;
+            const bool same = first == range[j].first, dense = range[j].dense && range[n - 1].dense;
+            if (same ? !lk_may_be(t, range[j].tensor) || !lk_same_rows(t, range[j].tensor) : dense)
+                return lk_reject(checks, LK_ERR_SHAPE, "%s and %s overlap", t->name, range[j].tensor->name);
+        }
+    }
+}
+
+/* The architecture that the workspace functions give to the checks: they look at shapes and options alone. */
+#define LK_QUERY INT32_MAX
+
+/* The shapes of all tensors, once the sizes are checked. query: pointers mean nothing. */
+LK_HOST void lk_check_shapes(lk_checks *checks, const lk_tensor *list, int count, bool query)
+{
+    for (int i = 0; i < count; i++) lk_check_stride(checks, &list[i], query ? NULL : lk_in_place_of(list, &list[i]));
+    if (!query) lk_check_overlap(checks, list, count);
+}
+
+/* Fails unless the number is good. rule: the end of the sentence "it must be ...". */
+LK_HOST void lk_check_number(lk_checks *checks, const char *name, double number, bool good, const char *rule)
+{
+    if (!good) lk_reject(checks, LK_ERR_VALUE, "%s is %g; it must be %s", name, number, rule);
+}
+
+/* Fails unless value is 0 to most. names: the enum's, for example LK_REDUCTION_*. */
+LK_HOST void lk_check_enum(lk_checks *checks, const char *name, int value, int most, const char *names)
+{
+    if (value < 0 || value > most) lk_reject(checks, LK_ERR_VALUE, "%s is %d; it must be one of %s", name, value, names);
+}
+
+/* A <tensor>_dtype that may be T or f32. */
+template <class T> LK_HOST void lk_check_dtype(lk_checks *checks, const char *name, int dtype)
+{
+    if (dtype != LK_DTYPE_T && dtype != LK_DTYPE_F32 && dtype != lk_dtype<T>)
+        lk_reject(checks, LK_ERR_VALUE, "%s is %d; it must be T (0) or f32 (%d)", name, dtype, LK_DTYPE_F32);
+}
+
+LK_HOST void lk_check_alignment(lk_checks *checks, const lk_tensor *list, int count)
+{
+    if (checks->status) return;
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)list[i].pointer % (unsigned)list[i].bytes)
+            return lk_reject(checks, LK_ERR_ALIGNMENT, "%s is not aligned to its element of %d bytes", list[i].name, list[i].bytes);
+}
+
+/* Whether a workspace will do for a call that needs `needed` bytes. */
+LK_HOST void lk_check_workspace(lk_checks *checks, const void *workspace, size_t given, size_t needed)
+{
+    if (checks->status || !needed) return;
+    if (!workspace) return lk_reject(checks, LK_ERR_WORKSPACE, "workspace is NULL; this call needs %zu bytes", needed);
+    if (given < needed) return lk_reject(checks, LK_ERR_WORKSPACE, "workspace_bytes is %zu; this call needs %zu", given, needed);
+    if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
+        return lk_reject(checks, LK_ERR_WORKSPACE, "workspace is not aligned to %d bytes", LK_WORKSPACE_ALIGNMENT);
+}
+
+/* Compiled with -DLK_CHECK every launcher calls this before it launches, to find wrong pointers where they are made; otherwise
+ * it is empty. An error: memory of the host or of another device, and a tensor that ends behind the allocation it begins in. A
+ * line on stderr: an allocation of exactly twice the tensor, which may be f32 data given to a function of 16 bits. It sees
+ * CUDA's allocations; a framework's pool of memory is one large allocation and hides its tensors. */
+LK_HOST void lk_check_allocations(lk_checks *checks, const lk_tensor *list, int count)
+{
+    if (checks->status) return;
+    (void)list, (void)count;
+#if defined(LK_CHECK)
+    typedef int range_function(uintptr_t *base, size_t *bytes, uintptr_t pointer); /* CUresult (CUdeviceptr *, ...) */
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult state;
+    int current = 0;
+    cudaError_t error = cudaGetDevice(&current);
+    if (!error) error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000, cudaEnableDefault, &state);
+    if (error) return lk_check_device(checks, error);
+    for (int i = 0; i < count; i++) {
+        const lk_tensor *const t = &list[i];
+        const int64_t elements = lk_span(t);
+        if (!t->pointer || elements == 0) continue;
+        cudaPointerAttributes about = {};
+        error = cudaPointerGetAttributes(&about, t->pointer);
+        if (error) return lk_check_device(checks, error);
+        if (about.type == cudaMemoryTypeUnregistered || about.type == cudaMemoryTypeHost)
+            return lk_reject(checks, LK_ERR_VALUE, "%s is a pointer to host memory; it must be memory of the device", t->name);
+        if (about.type == cudaMemoryTypeDevice && about.device != current)
+            return lk_reject(checks, LK_ERR_VALUE, "%s lies on device %d; the current device is %d", t->name, about.device,
+                             current);
+        uintptr_t base = 0;
+        size_t all = 0;
+        if (!found || ((range_function *)found)(&base, &all, (uintptr_t)t->pointer)) continue;
+        const size_t left = all - (size_t)((uintptr_t)t->pointer - base), needed = (size_t)elements * (size_t)t->bytes;
+        if (needed > left)
+            return lk_reject(checks, LK_ERR_SHAPE,
+                             "%s needs %zu bytes, %lld elements of %d, but its allocation ends after %zu; are its sizes, its "
+                             "stride and its type right?", t->name, needed, (long long)elements, t->bytes, left);
+        if (t->bytes == 2 && left == all && left == 2 * needed)
+            fprintf(stderr, "%s: %s is an allocation of %zu bytes, twice what %lld elements of 2 bytes take; is it f32?\n",
+                    checks->op, t->name, all, (long long)elements);
+    }
+#endif
+}
+
+/* With -DLK_CHECK a line on stderr about a call that is allowed and seldom intended. */
+LK_HOST void lk_check_warn(const lk_checks *checks, bool suspect, const char *sentence)
+{
+    (void)checks, (void)suspect, (void)sentence;
+#if defined(LK_CHECK)
+    if (suspect && !checks->status) fprintf(stderr, "%s: %s\n", checks->op, sentence);
+#endif
+}
+
+#endif /* __CUDACC__ || LK_SIMT */
+
+#endif /* LK_CHECK_CUH */
