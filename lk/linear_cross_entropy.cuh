@@ -143,7 +143,7 @@ typedef struct {
     int64_t chunk_tokens, chunks; /* tokens of a chunk, number of chunks */
     int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
-    int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; the others are made again */
+    int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; those of the others are computed again */
     int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
     int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
@@ -1756,7 +1756,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     return status;
 }
 
-/* The three functions of a direction; LK_EMIT makes two. */
+/* The three functions of a direction; LK_EMIT defines two. */
 #define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
     LK_API lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)                   \
     {                                                                                                                          \

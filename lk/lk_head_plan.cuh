@@ -309,7 +309,7 @@ LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, in
     return (int)best;
 }
 
-/* The most stretches where exponentials or dZ are made: their states take half of the copy of x that may overwrite them, or
+/* The most stretches where exponentials or dZ are stored: their states take half of the copy of x that may overwrite them, or
  * 1 KiB per row. */
 LK_HOST int64_t lk_lce_most_stretches(const lk_lce_shape *s)
 {
@@ -386,7 +386,7 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* Whether cuBLASLt gets memory. In FUSED it does where it makes dweight: all but sums over chunks in 16 bits. The sample of
+/* Whether cuBLASLt gets memory. In FUSED it does where it computes dweight: all but sums over chunks in 16 bits. The sample of
  * the logits gets no more than that. */
 LK_HOST bool lk_lce_needs_cublas(const lk_lce_shape *s, const lk_lce_plan *plan)
 {
@@ -516,7 +516,7 @@ LK_HOST bool lk_lce_keeps(const lk_lce_shape *s)
     return s->gradient && s->gives_loss && !more && !s->panel_vocab;
 }
 
-/* The width of panels of at most `most` tiles that make `tiles` tiles of columns again in the least time: rounds of all
+/* The width of panels of at most `most` tiles that compute `tiles` tiles of columns again in the least time: rounds of all
  * clusters for the logits and for dweight, times the length of their sums, and a round and a half for a panel's own costs. */
 LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t most)
 {
@@ -540,7 +540,7 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t 
 }
 
 /* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all, if the workspace has room for them;
- * else of some, in dweight and in the workspace; else of none. The other columns are made again, a panel at a time. narrow: the
+ * else of some, in dweight and in the workspace; else of none. The others are computed again, a panel at a time. narrow: the
  * fewest columns of a panel. */
 LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
@@ -585,7 +585,7 @@ LK_HOST bool lk_lce_plan_fused_chunks(lk_lce_planner *p, size_t budget, lk_lce_p
     return false;
 }
 
-/* FUSED. Columns that are made again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
+/* FUSED. Columns that are computed again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
  * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates
  * (bench/results/choices/linear_cross_entropy.md). */
 LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)

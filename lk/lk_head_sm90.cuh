@@ -21,7 +21,8 @@ static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEM
  * as there is memory for, in bf16:
  *   E[t,j] = exp(scale (logit[t,j] - reference[t]))
  * dZ is E times a factor v[t] that is known when the row's sum is. So dx = v (E weight), and dweight = E^T (v x). The logits of
- * all other columns are made again, a panel at a time, when lse is known: then the tile leaves as dZ. So are all of backward.
+ * the other columns are computed again, a panel at a time, when lse is known: then the tile leaves as dZ. So are those of
+ * backward.
  *
  * The target's dZ is never among them. It is often the largest of its row, so its rounding would be most of the gradients'
  * error. It stays in float: lk_lce_products_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
@@ -35,7 +36,7 @@ static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEM
 /* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
 #define LK_LCE_GROUP 12
 
-/* What lk_lce_fused_kernel makes of a tile: the rows' states; exponentials too; dZ by a known lse. */
+/* What lk_lce_fused_kernel computes from a tile: the rows' states; exponentials too; dZ by a known lse. */
 enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
 
 typedef struct {
@@ -538,7 +539,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
 }
 
 /* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
- * makes both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k
+ * does both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k
  * by 64. The last panel's tiles add the target's dZ times its row of weight.
  *
  * A sum over launches, dx's over panels or dweight's over chunks, is kept in the caller's bf16, rounded, and in one byte per

@@ -52,9 +52,11 @@ static void expect_plans(const lk_lce_shape &s)
         lk_lce_choose(&planner, budget, &plan);
         const lk_lce_workspace w = lk_lce_lay_out(&s, &plan, (void *)128);
         expect(plan.workspace_bytes <= budget, "more bytes than the budget", budget);
-        expect((char *)w.cublas + plan.cublas_bytes <= (char *)128 + plan.workspace_bytes, "arrays end behind the workspace", budget);
+        const char *const end = (char *)128 + plan.workspace_bytes;
+        expect((char *)w.cublas + plan.cublas_bytes <= end, "arrays end behind the workspace", budget);
         expect(s.fused || plan.matmuls <= matmuls, "more memory, and a matmul more", budget);
         matmuls = plan.matmuls;
+        expect(planner.candidates > 0, "no candidate is remembered", budget);
         for (int i = 0; i < planner.candidates && planner.candidates <= LK_LCE_CANDIDATES; i++)
             for (int j = 0; j < i; j++) {
                 const lk_lce_plan a = planner.seen[i], b = planner.seen[j];
@@ -64,21 +66,26 @@ static void expect_plans(const lk_lce_shape &s)
             }
         lk_lce_choose(&planner, plan.workspace_bytes, &again);
         expect(again.workspace_bytes == plan.workspace_bytes && again.chunk_tokens == plan.chunk_tokens &&
-               again.panel_vocab == plan.panel_vocab && again.kept_vocab == plan.kept_vocab, "its own bytes have another plan", budget);
+               again.panel_vocab == plan.panel_vocab && again.kept_vocab == plan.kept_vocab,
+               "its own bytes have another plan", budget);
         lk_lce_plan fewer = plan; /* chunks */
         fewer.chunk_tokens = plan.chunks > 1 ? lk_lce_equal(s.rows, lk_ceil_div(s.rows, plan.chunks - 1), 128) : plan.chunk_tokens;
-        expect(plan.path == LK_LCE_PATH_FUSED || plan.chunks == 1 || lk_lce_need(&planner, &fewer) > budget, "fewer chunks fit", budget);
+        expect(plan.path == LK_LCE_PATH_FUSED || plan.chunks == 1 || lk_lce_need(&planner, &fewer) > budget,
+               "fewer chunks fit", budget);
     }
 }
 
 int main()
 {
-    expect_text(shape_of(true, LK_DTYPE_BF16), 1024, "1 x 8192 tokens, 1 x 11520 columns, bf16 exponentials of logits of 119552 columns, "
+    expect_text(shape_of(true, LK_DTYPE_BF16), 1024,
+                "1 x 8192 tokens, 1 x 11520 columns, bf16 exponentials of logits of 119552 columns, "
                 "60928 of them in dweight, 4 matmuls: exact");
-    expect_text(shape_of(true, LK_DTYPE_F32), 64, "4 x 2048 tokens, 64 x 2048 columns, f32 logits, dweight summed in the caller's f32, "
+    expect_text(shape_of(true, LK_DTYPE_F32), 64,
+                "4 x 2048 tokens, 64 x 2048 columns, f32 logits, dweight summed in the caller's f32, "
                 "4 matmuls: exact");
-    expect_text(shape_of(false, LK_DTYPE_BF16), 1024, "1 x 8192 tokens, 8 x 16384 columns, f32 logits, 4 matmuls: exact; FUSED, for sm_90a, is left "
-                "out: there is no usable CUDA device");
+    expect_text(shape_of(false, LK_DTYPE_BF16), 1024,
+                "1 x 8192 tokens, 8 x 16384 columns, f32 logits, 4 matmuls: exact; FUSED, for sm_90a, is left out"
+                ": there is no usable CUDA device");
     for (int fused = 0; fused < 2; fused++)
         for (int dtype : {LK_DTYPE_F32, LK_DTYPE_BF16}) expect_plans(shape_of(fused, dtype));
     return failed != 0;
