@@ -353,8 +353,7 @@ template <class T> LK_DEVICE lk_ce_plain_share<T> lk_ce_plain_aim(const T *row, 
 template <class T, int U> LK_DEVICE void lk_ce_plain_start(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, int size_log2)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < U; u++) {
         if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
     }
 }
@@ -362,8 +361,7 @@ template <class T, int U> LK_DEVICE void lk_ce_plain_start(lk_vec<T> (&raw)[U], 
 /* Prefetches the first n vectors of a share into the L2, before loads are allowed. */
 template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<T> share, int size_log2)
 {
-#pragma unroll
-    for (int u = 0; u < n; u++)
+    LK_UNROLL for (int u = 0; u < n; u++)
         if (u < share.count) lk_prefetch_l2(share.first + u * ((int64_t)LK_VEC<T> << size_log2));
 }
 
@@ -383,8 +381,7 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
 
     float x[LK_VEC<T>], reference = share.count > 0 ? -INFINITY : single[0];
     lk_unpack(x, raw[0]);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++)
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++)
         if (share.count > 0) reference = fmaxf(reference, x[j]);
     reference = lk_max_warp(reference, team);
     const float base = rate * reference;
@@ -393,8 +390,7 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     int left = share.count;
     while (left > U) {
         for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-#pragma unroll
-            for (int u = 0; u < U; u++, next += step) {
+            LK_UNROLL for (int u = 0; u < U; u++, next += step) {
                 part += lk_lse_terms(raw[u], rate, base);
                 if (U + u < left) raw[u] = lk_load_vec(next);
             }
@@ -404,8 +400,7 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
         lost = (grown - sum) - part;
         sum = grown, part = 0.0f;
     }
-#pragma unroll
-    for (int u = 0; u < U; u++)
+    LK_UNROLL for (int u = 0; u < U; u++)
         if (u < left) part += lk_lse_terms(raw[u], rate, base);
     sum += part - lost;
     for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* more single elements than threads */
@@ -680,7 +675,7 @@ LK_DEVICE lk_ce_row lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t 
         if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
             s = lk_ce_add<plain>(s, x, col, call.a);
         } else {
-#pragma unroll 1
+            LK_NO_UNROLL
             for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_add_one<plain>(s, lk_to_float(at.logits[col + j]), col + j, y, call.a);
         }
     }
@@ -707,8 +702,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
     if (in_slots > 0) {
         float v[LK_VEC<T>];
         lk_unpack(v, slot[0]);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
     }
     reference = lk_max_warp(reference, team);
     const float base = rate * reference;
@@ -719,11 +713,9 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         lk_put((T *)slot + target, -INFINITY);
     }
     const lk_vec<T> *next = slot;
-#pragma unroll 4
-    for (int u = 0; u < half; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    LK_UNROLL_BY(4) for (int u = 0; u < half; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
     lk_cp_async_wait_group<0>();
-#pragma unroll 4
-    for (int u = half; u < in_slots; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    LK_UNROLL_BY(4) for (int u = half; u < in_slots; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
     if (__all_sync(0xffffffffu, fast || !t.read)) {
         lk_ce_row s = lk_ce_row_empty();
@@ -846,13 +838,11 @@ template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)
 {
     float full[LK_VEC<D>];
     lk_vec<D> packed;
-#pragma unroll
-    for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
+    LK_UNROLL for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
     lk_pack(&packed, full);
     if (wide && n == LK_VEC<D>) lk_store_vec_wb(out, packed); /* faster than a streaming store */
     else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
-#pragma unroll
-    for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
+    LK_UNROLL for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
 }
 
 /* The same in the type of dlogits. */
@@ -937,15 +927,13 @@ template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
 {
     const int threads = (int)blockDim.x;
     if (!t.read) {
-#pragma unroll 1
-        for (int u = 0; u < t.in_slots; u++) t.slot[u * threads] = {};
+        LK_NO_UNROLL for (int u = 0; u < t.in_slots; u++) t.slot[u * threads] = {};
         return;
     }
     const T *next = t.at.first;
-#pragma unroll 4
-    for (int u = 0; u < t.half; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
+    LK_UNROLL_BY(4) for (int u = 0; u < t.half; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
     lk_cp_async_commit_group();
-#pragma unroll 4
+    LK_UNROLL_BY(4)
     for (int u = t.half; u < t.in_slots; u++, next += t.at.jump) lk_cp_async_16(t.slot, u * threads * 16, next);
     lk_cp_async_commit_group();
 }
@@ -976,8 +964,7 @@ template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &ca
     if (!a.class_weight || a.label_smoothing == 0.0f) return (float)call.classes; /* there are none, or W is not used */
     float weights = 0.0f;
     if (call.state_bytes) { /* the states of a row that is read have it, except for the target's */
-#pragma unroll 1
-        for (int rank = 0; t.read && rank < a.parallel.ranks; rank++)
+        LK_NO_UNROLL for (int rank = 0; t.read && rank < a.parallel.ranks; rank++)
             weights += lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + t.row).weights;
         return weights + weight;
     }
@@ -1083,8 +1070,7 @@ LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_t
             lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
         lk_cp_async_wait_group<0>();
     }
-#pragma unroll 2
-    for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
+    LK_UNROLL_BY(2) for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
         lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
     if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
     return sum;
@@ -1219,8 +1205,7 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_nothing(void)
 {
     float x[LK_VEC<T>];
     lk_vec<T> none;
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) x[j] = -INFINITY;
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = -INFINITY;
     lk_pack(&none, x);
     return none;
 }
@@ -1232,10 +1217,8 @@ template <class T> LK_DEVICE void lk_ce_blank(lk_vec<T> (&raw)[LK_CROSS_ENTROPY_
     const uint32_t bits = sizeof(T) == 4 ? 0xffffffffu : 0xffffu << ((unsigned)element % each * 16);
     const uint32_t none = lk_ce_nothing<T>().raw.x;
     uint32_t mask[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) mask[i] = element / each == i ? bits : 0;
-#pragma unroll
-    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+    LK_UNROLL for (int i = 0; i < 4; i++) mask[i] = element / each == i ? bits : 0;
+    LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         if (u != vector) continue;
         raw[u].raw.x = (raw[u].raw.x & ~mask[0]) | (none & mask[0]);
         raw[u].raw.y = (raw[u].raw.y & ~mask[1]) | (none & mask[1]);
@@ -1250,8 +1233,7 @@ LK_DEVICE void lk_ce_max(lk_vec<lk_f32> *a, lk_vec<lk_f32> b)
     float x[4], y[4];
     lk_unpack(x, *a);
     lk_unpack(y, b);
-#pragma unroll
-    for (int j = 0; j < 4; j++) x[j] = fmaxf(x[j], y[j]);
+    LK_UNROLL for (int j = 0; j < 4; j++) x[j] = fmaxf(x[j], y[j]);
     lk_pack(a, x);
 }
 template <class Pair> LK_DEVICE void lk_ce_max_pairs(uint4 *a, uint4 b)
@@ -1259,8 +1241,7 @@ template <class Pair> LK_DEVICE void lk_ce_max_pairs(uint4 *a, uint4 b)
     Pair x[4], y[4];
     memcpy(x, a, 16);
     memcpy(y, &b, 16);
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = __hmax2(x[i], y[i]);
+    LK_UNROLL for (int i = 0; i < 4; i++) x[i] = __hmax2(x[i], y[i]);
     memcpy(a, x, 16);
 }
 LK_DEVICE void lk_ce_max(lk_vec<lk_f16> *a, lk_vec<lk_f16> b) { lk_ce_max_pairs<__half2>(&a->raw, b.raw); }
@@ -1273,11 +1254,9 @@ LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>]
                                    const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float rate, float subtract)
 {
     float sum[4] = {};
-#pragma unroll
-    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+    LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         lk_unpack(e[u], raw[u]);
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++)
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++)
             sum[j % 4] += e[u][j] = lk_ex2(difference ? rate * (e[u][j] - subtract) : fmaf(rate, e[u][j], -subtract));
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -1296,12 +1275,10 @@ template <int W> LK_DEVICE void lk_ce_sync_warps(int row)
 template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float target, int team)
 {
     lk_vec<T> largest = raw[0];
-#pragma unroll
-    for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&largest, raw[u]);
+    LK_UNROLL for (int u = 1; u < LK_CROSS_ENTROPY_SHORT; u++) lk_ce_max(&largest, raw[u]);
     float v[LK_VEC<T>], most = target;
     lk_unpack(v, largest);
-#pragma unroll
-    for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, v[j]);
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, v[j]);
     return lk_max_warp(most, team);
 }
 
@@ -1317,14 +1294,11 @@ template <bool backward, int W> LK_DEVICE float lk_ce_short_exchange(float sum, 
     float2 other[W];
     float top = -INFINITY;
     sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
+    LK_UNROLL for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
     if constexpr (backward) {
-#pragma unroll
-        for (int i = 0; i < W; i++) sum += other[i].y;
+        LK_UNROLL for (int i = 0; i < W; i++) sum += other[i].y;
     } else { /* the difference of two equal infinities is NaN; fminf passes over it */
-#pragma unroll
-        for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
+        LK_UNROLL for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
         *p_scale *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
     }
     return sum;
@@ -1334,12 +1308,10 @@ template <bool backward, int W> LK_DEVICE float lk_ce_short_exchange(float sum, 
 template <class T>
 LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float p_factor)
 {
-#pragma unroll
-    for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+    LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         if (u >= count) continue;
         lk_vec<T> packed;
-#pragma unroll
-        for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= p_factor;
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= p_factor;
         lk_pack(&packed, e[u]);
         *(uint4 *)(out + u * step) = packed.raw;
     }
@@ -1421,8 +1393,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = backward ? y >= 0 : y != -1;
     lk_vec<T> raw[U];
-#pragma unroll
-    for (int u = 0; u < U; u++)
+    LK_UNROLL for (int u = 0; u < U; u++)
         if (read && u < count) raw[u] = W > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
     if (prefetches_next && lk_ce_label_of_word(a, next_row, next_word).counted)
         lk_ce_short_prefetch(a, (const T *)a.logits + next_row * a.logits_stride);
@@ -1431,8 +1402,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : index >= 0;
     if (!read || count < U) {
-#pragma unroll
-        for (int u = 0; u < U; u++)
+        LK_UNROLL for (int u = 0; u < U; u++)
             if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
     }
     lk_ce_blank(raw, index, y % N);
@@ -1573,8 +1543,7 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     constexpr int WARPS = THREADS / 32, team = MOST * WARPS < 32 ? MOST * WARPS : 32;
     const int warps = MOST > 1 ? (int)lk_cluster_nctarank() * WARPS : WARPS;
     lk_ce_sums<int64_t> s = {};
-#pragma unroll
-    for (int k = 0; k < MOST * WARPS; k += 32) {
+    LK_UNROLL for (int k = 0; k < MOST * WARPS; k += 32) {
         const int i = k + (int)threadIdx.x;
         if (i < warps)
             s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
@@ -1582,8 +1551,7 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     s.loss = lk_sum_warp(s.loss, team);
     if (z) s.z = lk_sum_warp(s.z, team);
     if (weight) s.weight = lk_sum_warp(s.weight, team);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2)
         if (offset < team) s.count += __shfl_xor_sync(0xffffffffu, s.count, offset);
     *all = s;
     return true;
@@ -1604,26 +1572,21 @@ LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const
         const int left = (int)(a.rows - first < BATCH ? a.rows - first : BATCH) - (int)threadIdx.x;
         Int y[U] = {};
         if (a.rows - first >= BATCH) { /* as in lk_ce_add_up */
-#pragma unroll
-            for (int u = 0; u < U; u++) y[u] = at[u * THREADS];
+            LK_UNROLL for (int u = 0; u < U; u++) y[u] = at[u * THREADS];
         } else {
-#pragma unroll
-            for (int u = 0; u < U; u++)
+            LK_UNROLL for (int u = 0; u < U; u++)
                 if (u * THREADS < left) y[u] = at[u * THREADS];
         }
         unsigned counted = 0; /* one bit per row */
-#pragma unroll
-        for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
+        LK_UNROLL for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
         s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
         if (!weighs) continue;
         float w[U] = {}, sum = 0.0f;
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             const lk_ce_label label = lk_ce_label_among(a, y[u], a.vocab);
             if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
         }
-#pragma unroll
-        for (int u = 0; u < U; u++) sum += w[u];
+        LK_UNROLL for (int u = 0; u < U; u++) sum += w[u];
         lk_ce_kahan_add(&s.weight, &lost, sum);
     }
     return s;
@@ -1666,24 +1629,20 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
     const int64_t whole = rows >> 2;
     const bool adds_last = rank == 0 && threadIdx.x < (unsigned)rows % 4;
     float sum = 0.0f, lost = 0.0f;
-#pragma unroll 1
-    for (int64_t first = rank * BATCH; first < whole; first += step) {
+    LK_NO_UNROLL for (int64_t first = rank * BATCH; first < whole; first += step) {
         const uint4 *at = groups + first + threadIdx.x;
         const int64_t left = whole - first;
         uint4 next[U];
         if (left >= BATCH) { /* loads without predicates all start before the first is waited for */
-#pragma unroll
-            for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
+            LK_UNROLL for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
         } else {
-#pragma unroll
-            for (int u = 0; u < U; u++) {
+            LK_UNROLL for (int u = 0; u < U; u++) {
                 next[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
                 if ((int)threadIdx.x + u * THREADS < (int)left) next[u] = at[u * THREADS];
             }
         }
         float part = 0.0f;
-#pragma unroll
-        for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
+        LK_UNROLL for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
         lk_ce_kahan_add(&sum, &lost, part);
     }
     if (!adds_last) return sum;

@@ -70,19 +70,16 @@ LK_DEVICE void lk_ce_prob_load(lk_ce_prob_vecs<T, Q> *v, const lk_row<T> &row, c
     const int col = (int)lk_row_col(row, first), step = LK_VEC<T> << row.size_log2;
     const bool wide = (uintptr_t)(prob + col) % 16 == 0;
     if (wide && first + U <= row.count) { /* loads without predicates all start before the first is waited for */
-#pragma unroll
+        LK_UNROLL
         for (int i = 0; i < U * M; i++) v->prob[i / M][i % M] = lk_load_vec_ca(prob + col + i / M * step + i % M * N);
-#pragma unroll
-        for (int u = 0; logits && u < U; u++) v->logits[u] = lk_load_vec_ca(row.data + col + u * step);
+        LK_UNROLL for (int u = 0; logits && u < U; u++) v->logits[u] = lk_load_vec_ca(row.data + col + u * step);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < U * M; i++) {
+    LK_UNROLL for (int i = 0; i < U * M; i++) {
         float q[N];
         if (first + i / M >= row.count) continue;
         if (logits && i % M == 0) v->logits[i / M] = lk_load_vec_ca(row.data + col + i / M * step);
-#pragma unroll
-        for (int j = 0; j < N; j++) q[j] = lk_to_float(prob[col + i / M * step + i % M * N + j]);
+        LK_UNROLL for (int j = 0; j < N; j++) q[j] = lk_to_float(prob[col + i / M * step + i % M * N + j]);
         lk_pack(&v->prob[i / M][i % M], q);
     }
 }
@@ -100,12 +97,10 @@ LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], c
 {
     constexpr int N = LK_VEC<Q>;
     lk_unpack(x, v.logits[i]);
-#pragma unroll
-    for (int m = 0; m < LK_VEC<T>; m += N) {
+    LK_UNROLL for (int m = 0; m < LK_VEC<T>; m += N) {
         float q[N];
         lk_unpack(q, v.prob[i][m / N]);
-#pragma unroll
-        for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(call, q[j], col + m + j);
+        LK_UNROLL for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(call, q[j], col + m + j);
     }
 }
 
@@ -116,8 +111,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[
 {
     float sum = 0.0f, slope;
     if (!backward && a.argmax) s = lk_ce_add_top(s, x, col);
-#pragma unroll
-    for (int j = 0; j < n; j++) {
+    LK_UNROLL for (int j = 0; j < n; j++) {
         sum += w[j];
         if (!backward && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
     }
@@ -137,8 +131,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
     for (int first = 0; first < row.count; first += U) {
         lk_ce_prob_vecs<T, Q> v;
         lk_ce_prob_load<!backward>(&v, row, prob, first);
-#pragma unroll
-        for (int u = 0; u < U && first + u < row.count; u++) {
+        LK_UNROLL for (int u = 0; u < U && first + u < row.count; u++) {
             float x[LK_VEC<T>], w[LK_VEC<T>];
             const int col = (int)lk_row_col(row, first + u);
             lk_ce_prob_unpack(x, w, v, u, call, col);
@@ -189,8 +182,7 @@ template <class T, int n>
 LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g,
                                         const lk_cross_entropy_args &a, int64_t row, int col, float scale, bool wide)
 {
-#pragma unroll
-    for (int j = 0; j < n; j++) {
+    LK_UNROLL for (int j = 0; j < n; j++) {
         float slope = 1.0f;
         if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
         const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)),
@@ -215,8 +207,7 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_row<
         lk_ce_prob_vecs<T, Q> v;
         lk_ce_prob_load<true>(&v, row, prob, first);
         if (call.ordered) lk_ce_sync(size); /* the logits that lie where this step writes have been read */
-#pragma unroll
-        for (int u = 0; u < U && first + u < row.count; u++) {
+        LK_UNROLL for (int u = 0; u < U && first + u < row.count; u++) {
             float x[LK_VEC<T>], w[LK_VEC<T>];
             const int col = (int)lk_row_col(row, first + u);
             lk_ce_prob_unpack(x, w, v, u, call, col);

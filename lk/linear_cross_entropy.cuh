@@ -358,8 +358,7 @@ LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
 LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
 {
     LK_SHARED(lk_lce_tally, tallies, [LK_LCE_THREADS / 32]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
         const unsigned all = 0xffffffffu;
         s = lk_lce_merge(s, {__shfl_xor_sync(all, s.counted, offset), __shfl_xor_sync(all, s.bad, offset),
                              __shfl_xor_sync(all, s.before, offset), __shfl_xor_sync(all, s.weight, offset),
@@ -399,8 +398,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.call.type == LK_DTYPE_F16 && p.call.gradient;
     lk_lce_tally s = {};
-#pragma unroll 8
-    for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
+    LK_UNROLL_BY(8) for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
         const lk_ce_label label = lk_lce_look_up(p.call, token);
         s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
     }
@@ -558,22 +556,18 @@ typedef struct {
 template <class T> LK_DEVICE void lk_lce_load8(float (&x)[8], const T *from, int64_t left, bool wide)
 {
     constexpr int N = LK_VEC<T>;
-#pragma unroll
-    for (int at = 0; at < 8; at += N) {
+    LK_UNROLL for (int at = 0; at < 8; at += N) {
         float some[N] = {};
         if (wide) lk_unpack(some, lk_load_vec(from + at));
-#pragma unroll
-        for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
+        LK_UNROLL for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
     }
 }
 template <class T> LK_DEVICE void lk_lce_store8(T *to, const float (&x)[8], int64_t left, bool wide)
 {
     constexpr int N = LK_VEC<T>;
-#pragma unroll
-    for (int at = 0; at < 8; at += N) {
+    LK_UNROLL for (int at = 0; at < 8; at += N) {
         float some[N];
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        LK_UNROLL for (int i = 0; i < N; i++) {
             some[i] = x[at + i];
             if (!wide && at + i < left) lk_put(to + at + i, some[i]);
         }
@@ -596,8 +590,7 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     float x[8] = {}, old[8] = {};
     if (from_row >= 0) lk_lce_load8(x, from, left, wide);
     if (p.add) lk_lce_load8(old, to, left, wide);
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = fmaf(scale, x[i], old[i]);
+    LK_UNROLL for (int i = 0; i < 8; i++) x[i] = fmaf(scale, x[i], old[i]);
     lk_lce_store8(to, x, left, wide);
 }
 
@@ -739,8 +732,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_colum
     if (col >= chunk.cols) return;
     float *out = ws.dbias + split * a.vocab + chunk.first_col + col;
     float sum = p.add ? *out : 0.0f;
-#pragma unroll 8
-    for (int64_t row = split * rows; row < end; row++) {
+    LK_UNROLL_BY(8) for (int64_t row = split * rows; row < end; row++) {
         const float dz = lk_to_float(((const D *)ws.logits)[row * p.stride + col]);
         sum = fmaf(ws.scale ? ws.scale[row] : 1.0f, dz, sum);
     }
@@ -963,8 +955,7 @@ LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
 {
     float slope[n];
     const bool weighted = class_weight && a.label_smoothing > 0.0f;
-#pragma unroll
-    for (int j = 0; j < n; j++) w[j] = weighted ? class_weight[col + j] : 1.0f;
+    LK_UNROLL for (int j = 0; j < n; j++) w[j] = weighted ? class_weight[col + j] : 1.0f;
     if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
 }
 
@@ -1062,11 +1053,9 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     lk_ce_row s = lk_ce_row_empty();
     for (int col = lane * N; col < cols; col += 32 * N * U) {
         lk_vec<L> raw[U];
-#pragma unroll
-        for (int u = 0; u < U; u++) /* a row ends with padding up to a multiple of 64 */
+        LK_UNROLL for (int u = 0; u < U; u++) /* a row ends with padding up to a multiple of 64 */
             if (col + u * 32 * N < cols) raw[u] = lk_load_vec(logits + col + u * 32 * N);
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             const int at = col + u * 32 * N;
             float v[N], weight[N];
             if (at >= cols) break;
@@ -1079,8 +1068,7 @@ template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
                 s = lk_ce_row_add(s, v, weight, scale);
                 continue;
             }
-#pragma unroll
-            for (int j = 0; j < N; j++) {
+            LK_UNROLL for (int j = 0; j < N; j++) {
                 float one[1] = {v[j]}, one_weight[1];
                 if (at + j >= cols || at + j == target_offset) continue;
                 lk_lce_values(one, one_weight, a, class_weight, chunk.first_col + at + j);
@@ -1127,19 +1115,16 @@ template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_
     for (int step = 0; step < cols; step += 32 * N * U) {
         const int col = step + lane * N;
         lk_vec<L> raw[U] = {};
-#pragma unroll
-        for (int u = 0; u < U; u++)
+        LK_UNROLL for (int u = 0; u < U; u++)
             if (y >= 0 && col + u * 32 * N < cols) raw[u] = lk_load_vec(logits + col + u * 32 * N);
         __syncwarp(); /* orders the reads of these logits before dZ is written over them */
-#pragma unroll
-        for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
             const int at = col + u * 32 * N;
             float v[N], x[LK_VEC<D>] = {};
             lk_vec<D> packed;
             if (at >= cols) break;
             lk_unpack(v, raw[u]);
-#pragma unroll
-            for (int j = 0; j < N; j++) {
+            LK_UNROLL for (int j = 0; j < N; j++) {
                 if (y < 0 || at + j >= cols) continue;
                 float slope = 1.0f;
                 if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);

@@ -73,8 +73,7 @@ LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
 /* Adds the bias. The second column of a pair may be behind the last one; it does not count. */
 LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int left)
 {
-#pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS; i += 4) {
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS; i += 4) {
         const float2 two = i * 2 < left ? *(const float2 *)(bias + i * 2) : make_float2(0.0f, 0.0f);
         z[i] += two.x, z[i + 1] += two.y, z[i + 2] += two.x, z[i + 3] += two.y;
     }
@@ -85,8 +84,7 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
 {
     float found = 0.0f;
     if (!((unsigned)target_offset < LK_GEMM_COLS && target_offset % 8 < 2)) return;
-#pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) found = i / 2 * 8 + i % 2 == target_offset ? v[i] : found;
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) found = i / 2 * 8 + i % 2 == target_offset ? v[i] : found;
     *logit = found;
 }
 
@@ -100,21 +98,19 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
     if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
         float most = -INFINITY;
         bool nan = false;
-#pragma unroll
-        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
+        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) {
             if (edge && i / 2 * 8 + i % 2 >= window.left) v[i] = -INFINITY;
             most = fmaxf(most, v[i]), nan |= v[i] != v[i];
         }
         if (nan) most = NAN;
         if (lk_ce_order(most) >= (int32_t)(s.top >> 32)) { /* few tiles have a new largest logit */
             int first = 0;
-#pragma unroll
-            for (int i = LK_GEMM_SUMS / 2 - 1; i >= 0; i--) first = v[i] == most || v[i] != v[i] ? i : first;
+            LK_UNROLL for (int i = LK_GEMM_SUMS / 2 - 1; i >= 0; i--) first = v[i] == most || v[i] != v[i] ? i : first;
             s = lk_ce_row_top(s, most, (int)a.vocab - window.left + first / 2 * 8 + first % 2);
         }
     }
     if (!plain && a.softcap > 0.0f) {
-#pragma unroll
+        LK_UNROLL
         for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* in pairs, here and below: more at a time would spill registers */
             float two[2] = {v[i], v[i + 1]}, slope[2];
             lk_ce_cap(two, slope, a.logit_scale, a.softcap);
@@ -122,8 +118,7 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
         }
     }
     if (edge) {
-#pragma unroll
-        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
     if (plain || (a.label_smoothing <= 0.0f && !a.entropy && !a.dentropy)) {
         const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
@@ -131,19 +126,16 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
         return s;
     }
     float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
-#pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
     const float reference = lk_lse_reference(max);
-#pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* one branch for two weights */
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* one branch for two weights */
         float weight[2] = {lk_lce_within(window, i) ? 1.0f : 0.0f, lk_lce_within(window, i + 1) ? 1.0f : 0.0f};
         if (w) {
             if (weight[0] > 0.0f) weight[0] = w[i * 4];
             if (weight[1] > 0.0f) weight[1] = w[i * 4 + 1];
         }
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
+        LK_UNROLL for (int j = 0; j < 2; j++) {
             const bool within = lk_lce_within(window, i + j);
             const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
             sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
@@ -177,11 +169,9 @@ template <bool plain>
 LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
 {
     float x[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
     if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[first + j] = x[j];
+    LK_UNROLL for (int j = 0; j < 8; j++) v[first + j] = x[j];
 }
 
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
@@ -194,11 +184,9 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
     if (plain && edge) {
-#pragma unroll
-        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
-#pragma unroll
-    for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
         if (plain || lk_lce_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
     float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
@@ -206,20 +194,17 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     if (!plain && a.softcap > 0.0f) max = lk_ce_cap(max, a.logit_scale, a.softcap, &slope); /* -softcap for masked columns */
     const float off = rate * (max - guess);
     const float from = off > 40.0f || off < -90.0f ? max : guess, base = lk_lse_reference(from);
-#pragma unroll
-    for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+    LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float e[8], slopes[8];
         lk_lce_cap<plain>(v, block * 8, slopes, a);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
+        LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
             e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
             sums[i % 4] += e[j];
             if (!plain && e[j] > 0.0f) e[j] *= slopes[j]; /* the slope of an ignored row may be NaN */
         }
-#pragma unroll
-        for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(e[2 * g], e[2 * g + 1]);
+        LK_UNROLL for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(e[2 * g], e[2 * g + 1]);
         lk_gemm_put_block(out, block, cols_left, pair);
     }
     const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -236,30 +221,24 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
     const float rate = lk_lce_scale(a) * LK_LOG2E;
     float sums[4] = {};
     if (plain && edge) {
-#pragma unroll
-        for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
+        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
     }
-#pragma unroll
-    for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
+    LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float z[8], slope[8], w_factor[8];
         lk_lce_cap<plain>(v, block * 8, slope, a);
-#pragma unroll
-        for (int j = 0; j < 8; j++) w_factor[j] = t.w_factor;
+        LK_UNROLL for (int j = 0; j < 8; j++) w_factor[j] = t.w_factor;
         if (!plain && weights) {
-#pragma unroll
-            for (int j = 0; j < 8; j++)
+            LK_UNROLL for (int j = 0; j < 8; j++)
                 if (lk_lce_within(window, block * 8 + j)) w_factor[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
         }
         if (!plain && a.dentropy) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
+            LK_UNROLL for (int j = 0; j < 8; j++) {
                 const float x = v[block * 8 + j];
                 w_factor[j] -= lk_lce_entropy_term(t, lk_ex2(fmaf(rate, x, -lse2)), lk_lce_scale(a) * x);
             }
         }
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
+        LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
             const bool within = plain || lk_lce_within(window, i);
             const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
@@ -267,8 +246,7 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
             z[j] = t.p_factor * p;
             if (!plain && within) z[j] = slope[j] * (z[j] - w_factor[j]);
         }
-#pragma unroll
-        for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
+        LK_UNROLL for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
         lk_gemm_put_block(out, block, cols_left, pair);
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -281,8 +259,7 @@ LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, in
     const lk_lce_workspace &ws = p.chunk.ws;
     lk_bf16 *at = (lk_bf16 *)ws.logits;
     int64_t stride = ws.logits_stride, first = (int64_t)p.in_dweight * LK_GEMM_COLS;
-#pragma unroll
-    for (int i = LK_LCE_DWEIGHT_PARTS - 1; i >= 0; i--) {
+    LK_UNROLL for (int i = LK_LCE_DWEIGHT_PARTS - 1; i >= 0; i--) {
         if (tile >= p.in_dweight || tile * LK_GEMM_COLS >= ws.dweight_parts[i].first + ws.dweight_parts[i].cols) continue;
         at = (lk_bf16 *)ws.dweight_parts[i].at, stride = ws.dweight_parts[i].cols, first = ws.dweight_parts[i].first;
     }
@@ -327,8 +304,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             float lse[2] = {0.0f, 0.0f};
             lk_lce_terms terms[2] = {};
             lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
+            LK_UNROLL for (int r = 0; r < 2; r++) {
                 const bool here = row + 8 * r < chunk.rows;
                 if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
                 y[r] = here ? ws.target[chunk.first_row + row + 8 * r] : -1;
@@ -343,15 +319,13 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 const float *const tile_weights = weights ? weights + col + own : NULL;
                 lk_gemm_multiply(z, ring, &step, p.steps);
                 if (!plain && ws.bias) lk_lce_add_bias(z, (const float *)ws.bias + col + own, left - own);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
+                LK_UNROLL for (int r = 0; r < 2; r++) {
                     const bool here = (unsigned)(y[r] - col) < LK_GEMM_COLS;
                     const bool ignored = mode != LK_LCE_STATES && y[r] < 0; /* then zeros are written */
                     const bool edge = __any_sync(0xffffffffu, here || ignored || left < LK_GEMM_COLS);
                     const lk_lce_window window = {ignored ? 0 : left - own, y[r] - col - own};
                     float v[LK_GEMM_SUMS / 2];
-#pragma unroll
-                    for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
+                    LK_UNROLL for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
                     if (edge && y[r] >= 0) lk_lce_find(ws.logit + chunk.first_row + row + 8 * r, v, window.target);
                     if (mode == LK_LCE_STATES) {
                         s[r] = lk_lce_add_tile<plain>(s[r], v, window, edge, tile_weights, a);
@@ -371,8 +345,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                     }
                 }
             }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
+            LK_UNROLL for (int r = 0; r < 2; r++) {
                 const int64_t at = row + 8 * r;
                 s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
                 if (quarter == 0 && at < chunk.rows)
@@ -451,8 +424,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
     const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
     for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, ws.references[row * p.kept + tile]);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
     if (y >= 0) {
         const float one[1] = {s.target}, ones[1] = {1.0f};
         const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
@@ -478,8 +450,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
                 eight.raw = *(const uint4 *)e;
                 lk_unpack(x, eight);
             }
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] *= factor;
+            LK_UNROLL for (int j = 0; j < 8; j++) x[j] *= factor;
             lk_pack(&eight, x);
             *(uint4 *)e = eight.raw;
         }
@@ -603,8 +574,7 @@ LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col,
     const lk_lce_workspace &ws = chunk.ws;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    LK_UNROLL for (int r = 0; r < 2; r++) {
         const int64_t in_chunk = row + 8 * r, at = chunk.first_row + in_chunk;
         const int64_t token = in_chunk >= chunk.rows ? -1 : ws.token ? ws.token[at] : at;
         if (token < 0) continue;
@@ -625,8 +595,7 @@ LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int
     const lk_lce_args &a = p.chunk.call.a;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    LK_UNROLL for (int r = 0; r < 2; r++) {
         if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
         o.factor[r] = alpha;
     }
@@ -683,8 +652,7 @@ LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int 
     unsigned same = 0;
     if (at + 8 <= rows) low = ((const int4 *)(target + at))[0], high = ((const int4 *)(target + at))[1];
     int eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    LK_UNROLL for (int i = 0; i < 8; i++) {
         if (at + 8 > rows) eight[i] = at + i < rows ? target[at + i] : -1;
         same |= (unsigned)(eight[i] == y) << i;
     }
@@ -737,8 +705,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
             eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (ws.token ? ws.token[at] : at) * a.x_stride + col, left, wide);
             lk_unpack(x, eight);
             found++, sum += dz;
-#pragma unroll
-            for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
+            LK_UNROLL for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
         }
     }
     if (a.dbias && col == 0) ws.dbias[y] += sum;
@@ -746,8 +713,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     D *const out = (D *)a.dweight + y * a.dweight_stride + col;
     float x[8];
     lk_lce_load8(x, out, left, wide_out);
-#pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = fmaf(ws.counts->alpha, total[j], x[j]);
+    LK_UNROLL for (int j = 0; j < 8; j++) x[j] = fmaf(ws.counts->alpha, total[j], x[j]);
     lk_lce_store8(out, x, left, wide_out);
 }
 
