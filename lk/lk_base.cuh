@@ -16,10 +16,10 @@
 #error "lk needs C++17 or later: -std=c++17"
 #endif
 
-/* The version of these headers, as one number too: 200 for 0.2.0. lk_version() is that of the compiled functions. Before
+/* The version of these headers, as one number too: 300 for 0.3.0. lk_version() is that of the compiled functions. Before
  * 1.0 a new minor version may change the structs; a new patch version never does. */
 #define LK_VERSION_MAJOR 0
-#define LK_VERSION_MINOR 2
+#define LK_VERSION_MINOR 3
 #define LK_VERSION_PATCH 0
 #define LK_VERSION (10000 * LK_VERSION_MAJOR + 100 * LK_VERSION_MINOR + LK_VERSION_PATCH)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """pip install --no-build-isolation ./packages/jax    from a checkout of lk; LK_BACKEND=cpu or gpu chooses, see build.py."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,11 @@ import setuptools
 from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def version():
+    text = open(os.path.join(HERE, "../../lk/lk_base.cuh")).read()
+    return ".".join(re.search(rf"#define LK_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
 
 
 class Build(build_py):
@@ -23,6 +29,6 @@ class Binary(setuptools.Distribution):
         return True
 
 
-setuptools.setup(name="lk_jax", version="0.2.0", description="lk's operations of language-model training for JAX",
+setuptools.setup(name="lk_jax", version=version(), description="lk's operations of language-model training for JAX",
                  license="MIT", packages=["lk_jax"], package_data={"lk_jax": ["*.so*"]}, install_requires=["jax>=0.10"],
                  python_requires=">=3.11", cmdclass={"build_py": Build}, distclass=Binary)
