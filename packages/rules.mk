@@ -72,6 +72,7 @@ quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),$(hidden))
 torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
+	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_patch.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 jax: | backend ## use: builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
 	$(call quiet,$(PYTHON) packages/jax/build.py $(BACKEND))

@@ -7,6 +7,7 @@ import torch  # loads the libraries that _C is linked with
 
 from . import _C  # before the others: where it was not built this is an ImportError, which callers expect
 from . import _fake, functional, nn
+from ._patch import Patched, patch, unpatch
 from .functional import CrossEntropyOutput
 from .nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, MdLrpeCosine, RMSNorm, SRMSNorm
 
@@ -40,4 +41,4 @@ _AfterImport("torch.utils.flop_counter", "lk_torch._flops")
 BACKEND = _C.BACKEND
 __version__ = f"{_C.LK_VERSION // 10000}.{_C.LK_VERSION // 100 % 100}.{_C.LK_VERSION % 100}"
 __all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss", "MdLrpeCosine",
-           "RMSNorm", "SRMSNorm", "functional", "nn"]
+           "Patched", "RMSNorm", "SRMSNorm", "functional", "nn", "patch", "unpatch"]

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: MIT
+"""lk under a model that exists: patch(model), unpatch(model). It knows transformers' models by their structure and imports
+nothing of them.
+
+A patched module has a class of the same name, a subclass of its own, whose forward calls lk. So parameters, hooks, isinstance,
+state_dicts, copies and pickles stay as they were."""
+import functools
+import inspect
+
+import torch
+from torch import Tensor
+
+from . import _C
+from . import functional as LF
+
+_DEVICE = "cuda" if _C.BACKEND == "cuda" else "cpu"
+
+
+def _here(x):
+    return x.dtype in LF._TYPES and x.device.type == _DEVICE
+
+
+# ---- Norms ------------------------------------------------------------------------------------------------------------------
+
+
+class _Norm:
+    """_lk is (eps, weight_offset, mixed) while patched. mixed: with a float32 weight a 16-bit result stays one of 16 bits."""
+
+    def forward(self, x, *args, **kwargs):
+        lk = self._lk
+        if lk is None or args or kwargs or not _here(x) or x.dtype != self.weight.dtype and not (
+                lk[2] and self.weight.dtype == torch.float32):
+            return super().forward(x, *args, **kwargs)
+        return LF.rms_norm(x, self.weight.shape, self.weight, lk[0], weight_offset=lk[1])
+
+
+def _norm_of(module):
+    """(what _Norm needs, None), (None, why not), or (None, None) where it looks like no norm."""
+    weight = module._parameters.get("weight")
+    eps = {name: v for name, v in vars(module).items() if "eps" in name and (v is None or isinstance(v, float))}
+    if not eps or weight is None or module._modules:
+        return None, None
+    if sum(p is not None for p in module._parameters.values()) > 1 or weight.dim() != 1:
+        return None, "it has more than a weight of one dimension"
+    if len(eps) > 1:
+        return None, f"which of {', '.join(eps)} is its eps?"
+    eps, n = next(iter(eps.values())), weight.shape[0]
+    # Its class computes a copy with random weights in float32 on the CPU, whatever the model's type and device, meta included.
+    generator = torch.Generator().manual_seed(1)
+    probe = object.__new__(type(module))
+    probe.__dict__.update(vars(module))
+    w = torch.rand(n, generator=generator) + 0.5
+    probe._parameters = {**module._parameters, "weight": torch.nn.Parameter(w)}
+    x = torch.randn(3, 2, n, generator=generator)
+    number = torch.finfo(torch.float32).eps if eps is None else eps
+    x[1] *= number**0.5  # here eps is half of the result
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            forward = functools.partial(type(module).forward, probe)
+            y, mixed = forward(x), forward(x.bfloat16()).dtype == torch.bfloat16
+        wide = x.double()
+        unit = wide * (wide.square().mean(-1, keepdim=True) + number).rsqrt()
+        for offset in (0.0, 1.0):
+            # float32: the sum of squares, its square root and three products, each some units of 2^-24
+            if y.shape == x.shape and ((y - unit * (offset + w)).abs() <= 32 * 2.0**-24 * (unit * (offset + w)).abs()).all():
+                return (eps, offset, mixed), None
+    except Exception as error:
+        return None, f"on a small input it raises {type(error).__name__}"
+    return None, "on a small input it is no RMS norm"
+
+
+# ---- Heads ------------------------------------------------------------------------------------------------------------------
+
+
+class _Head:
+    """The Linear of a head, which also computes the loss, so that hooks (FSDP's, which gather its weight) see a call."""
+
+    def forward(self, x, *args, _lk_loss=None, **kwargs):
+        return super().forward(x, *args, **kwargs) if _lk_loss is None else _lk_loss(self, x)
+
+
+class _Logits:
+    """Stands for factor * head(x), or with cap for cap * tanh(factor / cap * head(x)), between a model's head and its loss.
+    What is not a product with a number or a tanh takes it for what it stands for. Then that is computed, and known from there on,
+    since it may be written to."""
+
+    def __init__(self, head, x, factor=1.0, cap=None):
+        self.head, self.x, self.factor, self.cap, self.known = head, x, factor, cap, None
+
+    def times(self, number):  # of a tanh, the product is with cap, and so with factor
+        if self.known is not None:
+            return self.known * number
+        cap = None if self.cap is None else self.cap * number
+        return _Logits(self.head, self.x, self.factor * number, cap)
+
+    def __mul__(self, other):
+        return self.times(other) if isinstance(other, (int, float)) else self.tensor() * other
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other):
+        return self.times(1.0 / other) if isinstance(other, (int, float)) and other else self.tensor() / other
+
+    def tanh(self):
+        if self.cap is not None or self.known is not None:
+            return self.tensor().tanh()
+        return _Logits(self.head, self.x, self.factor, 1.0)
+
+    def float(self):
+        return self if self.known is None else self.known.float()
+
+    def of(self, z):
+        if self.cap is not None:
+            return self.cap * torch.tanh(z * (self.factor / self.cap))
+        return z if self.factor == 1.0 else z * self.factor
+
+    def tensor(self):
+        if self.known is None:
+            self.known = self.of(self.head(self.x))
+        return self.known
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+    @classmethod
+    def __torch_function__(cls, function, kinds, args=(), kwargs=None):
+        if function is torch.tanh and len(args) == 1 and not kwargs:
+            return args[0].tanh()
+        real = lambda v: v.tensor() if isinstance(v, _Logits) else v
+        return function(*map(real, args), **{k: real(v) for k, v in (kwargs or {}).items()})
+
+
+def _wanted(value):
+    return not isinstance(value, _Logits) or value.known is not None
+
+
+def _known(value):
+    return value.known if isinstance(value, _Logits) else value
+
+
+def _by_tensor(name):
+    return lambda self, *args: getattr(self.tensor(), name)(*args)
+
+
+for _name in ("add radd sub rsub rtruediv floordiv mod pow rpow neg abs eq ne lt le gt ge and or invert matmul getitem setitem "
+              "len iter bool").split():
+    setattr(_Logits, f"__{_name}__", _by_tensor(f"__{_name}__"))
+_Logits.__hash__ = object.__hash__
+
+
+class _Model:
+    """_lk is (the head's name, where labels are among the arguments, whether eval() keeps logits) while patched."""
+
+    def forward(self, *args, **kwargs):
+        lk = self._lk
+        if lk is None:
+            return super().forward(*args, **kwargs)
+        name, at, eval_logits = lk
+        labels = kwargs["labels"] if "labels" in kwargs else args[at] if len(args) > at else None
+        head = self._modules[name]
+        if (labels is None or eval_logits and not self.training or not isinstance(head, _Head)
+                or getattr(super().loss_function, "__name__", "") != "ForCausalLMLoss"):
+            return super().forward(*args, **kwargs)
+        object.__setattr__(self, name, lambda x: _Logits(head, x))
+        self._lk_call = True
+        try:
+            out = super().forward(*args, **kwargs)
+        finally:
+            object.__delattr__(self, name)
+            self._lk_call = False
+        if isinstance(out, tuple):
+            return tuple(map(_known, filter(_wanted, out)))
+        return type(out)(**{k: _known(v) for k, v in out.items() if _wanted(v)})
+
+    @property
+    def loss_function(self):
+        own = super().loss_function
+        return functools.partial(_loss, own) if self._lk_call else own
+
+    @loss_function.setter
+    def loss_function(self, value):
+        type(self)._lk_base.loss_function.fset(self, value)
+
+
+def _loss(own, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
+    """transformers' ForCausalLMLoss, of which own is the original."""
+    more = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels, **kwargs)
+    if not isinstance(logits, _Logits) or logits.known is not None:
+        return own(_known(logits), labels, vocab_size, **more)
+    cap = logits.cap
+
+    def compute(head, x):
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if (not _here(x) or head.weight.dtype != x.dtype and not autocast or LF._sharded(head.weight) or LF._sharded(x)
+                or head.weight.shape[0] != vocab_size or cap is not None and cap <= 0):
+            return own(logits.of(torch.nn.functional.linear(x, head.weight, head.bias)), labels, vocab_size, **more)
+        target = shift_labels
+        if target is None:
+            target = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        target = target.to(x.device).reshape(-1)
+        items = num_items_in_batch
+        if isinstance(items, Tensor):
+            items = items.to(x.device, torch.float32)
+        return LF.linear_cross_entropy(x.reshape(-1, x.shape[-1]), head.weight, target, linear_bias=head.bias,
+                                       ignore_index=ignore_index, softcap=cap, logit_scale=float(logits.factor),
+                                       denominator=items)
+
+    return logits.head(logits.x, _lk_loss=compute)
+
+
+def _head_of(module):
+    """(what _Model needs, None), (None, why not), or (None, None) where it has no head."""
+    get = getattr(type(module), "get_output_embeddings", None)
+    if get is None or "labels" not in (names := list(inspect.signature(type(module).forward).parameters)):
+        return None, None
+    try:
+        head = module.get_output_embeddings()
+    except Exception:
+        return None, None
+    name = next((name for name, child in module._modules.items() if child is head and head is not None), None)
+    if name is None:
+        return None, None
+    if not isinstance(getattr(type(module), "loss_function", None), property):
+        return None, "it has no loss_function: transformers before 4.46, or a model with a loss of its own"
+    if (which := getattr(module.loss_function, "__name__", "?")) != "ForCausalLMLoss":
+        return None, f"its loss is {which}"
+    if getattr(type(head), "forward", None) is not torch.nn.Linear.forward:
+        return None, f"its {name} is a {type(head).__name__}, no plain Linear"
+    return (name, names.index("labels") - 1), None
+
+
+# ---- Classes ----------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _class(kind, base):
+    """A subclass of base that computes by lk. It has base's name, which transformers and PEFT read."""
+    body = {"_lk": None, "_lk_base": base, "_lk_call": False, "__reduce_ex__": _reduce, "__module__": base.__module__,
+            "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    if kind is _Model:  # with the signature of base's, which Trainer and generate read
+
+        @functools.wraps(base.forward)
+        def forward(self, *args, **kwargs):
+            return _Model.forward(self, *args, **kwargs)
+        body["forward"] = forward
+    return type(base.__name__, (kind, base), body)
+
+
+def _reduce(self, protocol):
+    cls = next(c for c in type(self).__mro__ if "_lk_base" in vars(c))
+    if cls is not type(self):  # a class upon ours, FSDP's say, which does what it does without ours
+        return super(cls, self).__reduce_ex__(protocol)
+    return _new, cls.__bases__, self.__dict__
+
+
+def _new(kind, base):
+    return object.__new__(_class(kind, base))
+
+
+def _take(module, kind, state):
+    if not isinstance(module, kind):
+        module.__class__ = _class(kind, type(module))
+    module._lk = state
+
+
+class Patched:
+    """What patch did, as a table: its lines are `rows` of (class, how many, what). `norms` and `heads` are how many it patched."""
+
+    def __init__(self, rows, norms, heads):
+        self.rows, self.norms, self.heads = rows, norms, heads
+
+    def __repr__(self):
+        if not self.rows:
+            return "lk: nothing to patch: no RMS norm, and no head with the loss of transformers' causal models"
+        width = max(len(name) for name, *_ in self.rows)
+        return "\n".join(f"{name:{width}}  {count:5d}  {what}" for name, count, what in self.rows)
+
+
+def patch(model, *, norms=True, head=True, eval_logits=True):
+    """Lets lk compute the RMS norms, and the head with its loss, of a model of transformers, or of one that wraps such a model.
+    Returns a table of what it patched and of what it left, with the reason: print(lk_torch.patch(model)).
+
+    What is patched is found by what it is, not by names. A norm is a module with a weight of one dimension and an eps, whose
+    forward computes x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) as Gemma's: its own class is tried with a small input
+    on the CPU. A head is a Linear that is get_output_embeddings() of a model whose forward takes labels and whose loss is
+    transformers' ForCausalLMLoss.
+
+    With labels, in train(), the loss comes without logits: shifted labels, -100, ignore_index, shift_labels and
+    num_items_in_batch as in transformers, with a softcap of the logits and a product with a number (Gemma 2, Cohere, Granite).
+    The output is the model's own, also its other losses, without logits: out.logits is None. In eval() logits are kept, unless
+    eval_logits=False. Without labels, in generation say, the model's own head runs.
+
+    Results differ by roundings alone: lk rounds a norm once, transformers' Llama twice, and a loss is of logits that were not
+    rounded to 16 bits. A label outside of the classes makes the loss NaN (LK_CHECK_TARGETS: README.md).
+
+    Left to the model's own code, call by call: types other than float32, float16 and bfloat16, tensors of another device, a
+    head that PEFT has wrapped after patch, or whose weight is a DTensor (tensor parallelism), and a loss function that was set.
+    The sum before a norm is not taken into it, since a block's own forward computes that.
+
+    Parameters, state_dict, hooks, copies and pickles stay as they were, and so does the class's name. A hook of the head's
+    Linear gets the loss for its output where the loss comes without logits. Call patch before or after PEFT's get_peft_model;
+    before torch.compile and fully_shard. A module whose forward was replaced, by accelerate's hooks of a device_map say, is
+    left. norms=False or head=False leaves these."""
+    rows, totals = {}, {_Norm: 0, _Model: 0}
+    for module in list(model.modules()):
+        cls = type(module)
+        for kind, wanted, look in ((_Norm, norms, _norm_of), (_Model, head, _head_of)):
+            if not wanted:
+                continue
+            if isinstance(module, kind) and module._lk is not None:
+                state, why = module._lk, None
+            elif cls.__module__.startswith("lk_torch."):
+                continue
+            else:
+                state, why = look(module)
+            if state is None and why is None:
+                continue
+            if why is None and "forward" in vars(module):
+                why = "its forward was replaced, by a hook of accelerate say"
+            if why is not None:
+                what = f"left: {why}"
+            elif kind is _Norm:
+                _take(module, _Norm, state)
+                what = "rms_norm" + (", weight_offset 1" if state[1] else "")
+            else:
+                _take(module._modules[state[0]], _Head, True)
+                _take(module, _Model, (*state[:2], eval_logits))
+                what = f"linear_cross_entropy: {state[0]} and its loss"
+            totals[kind] += why is None
+            rows[cls.__name__, what] = rows.get((cls.__name__, what), 0) + 1
+    return Patched([(name, count, what) for (name, what), count in rows.items()], totals[_Norm], totals[_Model])
+
+
+def unpatch(model):
+    """Takes patch back. Returns how many modules it changed."""
+    count = 0
+    for module in model.modules():
+        if isinstance(module, (_Norm, _Head, _Model)) and module._lk is not None:
+            module._lk = None
+            if "_lk_base" in vars(type(module)):  # else a class lies upon ours, FSDP's say: it stays, and calls the model's own
+                module.__class__ = type(module)._lk_base
+                for name in ("_lk", "_lk_call"):
+                    vars(module).pop(name, None)
+            count += 1
+    return count

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: MIT
+"""lk_torch.patch on tiny random models of transformers' own configs, against the same models unpatched.
+
+    python packages/torch/test_patch.py         # needs transformers, and peft for its group; V=1 prints each check
+
+Both are held against the unpatched model in a wider type: the loss and each parameter's gradient, by the norm. The patched
+model may be off by twice what the unpatched one is, and by some units of the type."""
+import contextlib
+import copy
+import functools
+import glob
+import importlib.util
+import inspect
+import io
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
+    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"], os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "error", "1"
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import lk_torch
+
+AT_IMPORT = "transformers" in sys.modules
+D = "cuda" if lk_torch.BACKEND == "cuda" else "cpu"
+F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+# Transformers' norms compute in float32, in a model of float64 too. In bfloat16 each result is rounded to 2^-8.
+FLOOR = {F32: 2.0**-19, BF16: 2.0**-8}
+VOCAB = 131
+totals = [0, 0]
+
+
+def verdict(name, right, why=""):
+    totals[not right] += 1
+    if not right or os.environ.get("V") == "1":
+        print(f"  {'ok  ' if right else 'FAIL'}  {name}  {why}", flush=True)
+
+
+def attempt(name, f, *args):
+    try:
+        f(*args)
+    except Exception as error:
+        traceback.print_exc()
+        verdict(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+
+def build(name, dtype=F32, **more):
+    """A tiny model whose norms' weights are not those that they begin with."""
+    import transformers
+    kw = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+              num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(1)
+    model = getattr(transformers, name + "ForCausalLM")(getattr(transformers, name + "Config")(**kw, **more))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2) if p.dim() > 1 else p.data.add_(torch.randn(p.shape) * 0.2)
+    return model.to(D, dtype).train()
+
+
+def batch():
+    ids = torch.randint(3, VOCAB, (2, 11), generator=torch.Generator().manual_seed(2)).to(D)
+    labels = ids.clone()
+    labels[0, :5] = labels[1, 8] = -100
+    return ids, labels
+
+
+def gradients(model, **more):
+    model.zero_grad(set_to_none=True)
+    ids, labels = batch()
+    out = model(input_ids=ids, labels=labels, **more)
+    out.loss.backward()
+    return out, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def off(a, b):
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+
+
+def compare(name, ours, theirs, wide, floor):
+    """Each is (output, gradients); wide is theirs in a wider type."""
+    verdict(f"{name}: no logits", ours[0].logits is None and "logits" not in ours[0])
+    kept = [k for k in theirs[0] if k != "logits"]
+    verdict(f"{name}: the rest of the output", list(ours[0]) == kept, f"{list(ours[0])}, not {kept}")
+    verdict(f"{name}: type of the loss", ours[0].loss.dtype == theirs[0].loss.dtype == F32)
+    verdict(f"{name}: which gradients", list(ours[1]) == list(theirs[1]))
+    pairs = [("loss", *(side[0].loss.detach() for side in (ours, theirs, wide)))]
+    pairs += [(key, ours[1][key], theirs[1][key], wide[1][key]) for key in theirs[1]]
+    for key, a, b, c in pairs:
+        error, limit = off(a, c), 2 * off(b, c) + floor
+        verdict(f"{name}: {key}", error <= limit, f"relative error {error:.3g}, at most {limit:.3g}")
+
+
+FAMILIES = {  # norms, and more of the config
+    "Llama": (5, {}), "Mistral": (5, {}), "Qwen2": (5, {}), "Qwen3": (9, {}), "Gemma": (5, {}),
+    "Gemma2": (9, dict(final_logit_softcapping=3.0)),
+    "Mixtral": (5, dict(output_router_logits=True, num_local_experts=4, experts_implementation="eager")),
+    "Granite": (5, dict(logits_scaling=4.0)), "Cohere": (0, dict(logit_scale=0.25))}
+
+
+def families():
+    for name, (norms, more) in FAMILIES.items():
+        for dtype in (F32, BF16) if name != "Mixtral" else (F32,):  # a rounding sends a token to another expert
+            attempt(name, family, name, norms, more, dtype)
+
+
+def family(name, norms, more, dtype):
+    theirs = build(name, dtype, **more)
+    ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).to(F64 if dtype == F32 else F32)
+    said = lk_torch.patch(ours)
+    label = f"{name} {str(dtype)[6:]}"
+    verdict(f"{label}: what was patched", (said.norms, said.heads) == (norms, 1), f"\n{said}")
+    verdict(f"{label}: weight_offset", ("weight_offset 1" in repr(said)) == (name in ("Gemma", "Gemma2")), f"\n{said}")
+    for items in (None, 9, torch.tensor(9)) if dtype == F32 else (torch.tensor(9),):
+        compare(f"{label}, items {items!r}", *(gradients(m, num_items_in_batch=items) for m in (ours, theirs, wide)), FLOOR[dtype])
+    ids, labels = batch()
+    ours.eval(), theirs.eval()
+    with torch.no_grad():
+        a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
+        verdict(f"{label}: logits in eval()", off(a.logits, b.logits) <= 8 * FLOOR[dtype], f"{off(a.logits, b.logits):.3g}")
+        lk_torch.unpatch(ours)
+        lk_torch.patch(ours, norms=False)
+        a, b = ours(ids), theirs(ids)
+        verdict(f"{label}: the head without labels", torch.equal(a.logits, b.logits) and list(a) == list(b))
+    lk_torch.unpatch(ours)
+    verdict(f"{label}: unpatched", [type(m) for m in ours.modules()] == [type(m) for m in theirs.modules()])
+    ours.train(), theirs.train()
+    a, b = gradients(ours), gradients(theirs)
+    verdict(f"{label}: the unpatched model's bits", torch.equal(a[0].logits, b[0].logits) and torch.equal(a[0].loss, b[0].loss) and
+            all(torch.equal(a[1][k], b[1][k]) for k in b[1]))
+
+
+def generation():
+    for name in ("Llama", "Gemma2"):
+        theirs = build(name).eval()
+        ours = copy.deepcopy(theirs)
+        lk_torch.patch(ours)
+        a, b = (m.generate(batch()[0], max_new_tokens=6, do_sample=False) for m in (ours, theirs))
+        verdict(f"{name}: generate", torch.equal(a, b), f"{a.tolist()}, not {b.tolist()}")
+
+
+def structure():
+    theirs = build("Llama")
+    ours = copy.deepcopy(theirs)
+    said = lk_torch.patch(ours)
+    verdict("the table", "LlamaRMSNorm" in repr(said) and "lm_head" in repr(said) and repr(lk_torch.patch(ours)) == repr(said))
+    verdict("names", [type(m).__name__ for m in ours.modules()] == [type(m).__name__ for m in theirs.modules()])
+    verdict("isinstance", all(isinstance(a, type(b)) for a, b in zip(ours.modules(), theirs.modules())))
+    verdict("state_dict", list(ours.state_dict()) == list(theirs.state_dict()))
+    verdict("signature", inspect.signature(ours.forward) == inspect.signature(theirs.forward))
+    verdict("import", not AT_IMPORT, "importing lk_torch imports transformers")
+    first = gradients(ours)[1]
+    for how, made in (("copy", copy.deepcopy(ours)), ("pickle", pickle.loads(pickle.dumps(ours)))):
+        out, grads = gradients(made)
+        verdict(how, out.logits is None and all(torch.equal(grads[k], first[k]) for k in first))
+        made.lm_head.weight.data.zero_()
+        verdict(f"{how}: of its own weights", gradients(ours)[0].loss != gradients(made)[0].loss)
+    ids, labels = batch()
+    pair = ours(ids, labels=labels, return_dict=False), theirs(ids, labels=labels, return_dict=False)
+    verdict("a tuple", len(pair[0]) == len(pair[1]) - 1 and off(pair[0][0], pair[1][0]) < FLOOR[F32])
+    shift = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+    verdict("shift_labels", ours(ids, labels=labels, shift_labels=shift).loss == ours(ids, labels=labels).loss)
+    verdict("ignore_index", off(ours(ids, labels=labels.masked_fill(labels < 0, 7), ignore_index=7).loss,
+                                theirs(ids, labels=labels.masked_fill(labels < 0, 7), ignore_index=7).loss) < FLOOR[F32])
+    verdict("all ignored", ours(ids, labels=torch.full_like(labels, -100)).loss.isnan())
+    verdict("labels by position", ours(ids, *[None] * 4, labels).logits is None)
+    with torch.autocast(D, BF16):
+        verdict("autocast", off(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss) < 4 * FLOOR[BF16])
+    ours.eval()
+    verdict("eval_logits", ours(ids, labels=labels).logits is not None)
+    lk_torch.patch(ours, eval_logits=False)
+    verdict("eval_logits=False", ours(ids, labels=labels).logits is None)
+    ours.train()
+
+    class Seen(TorchDispatchMode):
+        shapes = set()
+
+        def __torch_dispatch__(self, f, kinds, args=(), kwargs=None):
+            out = f(*args, **(kwargs or {}))
+            self.shapes |= {tuple(t.shape) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}
+            return out
+    with Seen():
+        gradients(ours)
+    verdict("no tensor of all logits", not any(s[-1:] == (VOCAB,) for s in Seen.shapes), f"{Seen.shapes}")
+
+
+class Halved(torch.nn.Module):
+    """Looks like an RMS norm, and is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) / 2 + self.eps) * self.weight
+
+
+def left():
+    """What is left to the model's own code."""
+    from transformers import LlamaForCausalLM
+    said = lk_torch.patch(torch.nn.Sequential(Halved(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)))
+    verdict("no RMS norm", said.norms == said.heads == 0 and "left" in repr(said), f"\n{said}")
+    verdict("nothing", "nothing" in repr(lk_torch.patch(torch.nn.Linear(2, 2))))
+    config = build("Llama").config
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    said = lk_torch.patch(model)
+    verdict("meta", (said.norms, said.heads) == (5, 1), f"\n{said}")
+    plain = torch.nn.RMSNorm(8, device=D)
+    x, before = torch.randn(3, 8, device=D), plain(torch.ones(3, 8, device=D))
+    verdict("torch.nn.RMSNorm", lk_torch.patch(plain).norms == 1 and off(plain(torch.ones(3, 8, device=D)), before) < 2**-20)
+    verdict("float64", plain.double()(x.double()).dtype == F64)
+    ids, labels = batch()
+
+    class Shifted(LlamaForCausalLM):  # what stands between the head and the loss is no product
+        def forward(self, input_ids, labels=None, **kwargs):
+            logits = self.lm_head(self.model(input_ids).last_hidden_state)
+            logits = torch.where(logits > 0, logits, 0.5 * logits) + 1
+            return self.loss_function(logits=logits, labels=labels, vocab_size=VOCAB), logits
+
+    class Masked(LlamaForCausalLM):  # writes to the logits
+        def forward(self, input_ids, labels=None, **kwargs):
+            logits = self.lm_head(self.model(input_ids).last_hidden_state)
+            logits[..., 5] = -9.0
+            logits.mul_(2.0)
+            return self.loss_function(logits=logits, labels=labels, vocab_size=VOCAB), logits
+    for made in (Shifted, Masked):
+        ours, theirs = build("Llama"), build("Llama")
+        ours.__class__ = theirs.__class__ = made
+        lk_torch.patch(ours, norms=False)
+        a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
+        verdict(f"{made.__name__} logits", torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]))
+    for name, change in (("a loss that was set", lambda m: setattr(m, "loss_function", lambda logits, **k: logits.sum())),
+                         ("a model in float64", lambda m: m.double())):
+        ours, theirs = build("Llama"), build("Llama")
+        lk_torch.patch(ours), change(ours), change(theirs)
+        a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
+        verdict(name, off(a.loss, b.loss) < FLOOR[F32])
+    hooked = build("Llama")
+    hooked.forward = functools.partial(type(hooked).forward, hooked)
+    verdict("a forward that was replaced", lk_torch.patch(hooked).heads == 0)
+
+
+def checkpointing():
+    theirs = build("Qwen3")
+    ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
+    lk_torch.patch(ours)
+    ours.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    compare("checkpointing", *(gradients(m, use_cache=False) for m in (ours, theirs, wide)), FLOOR[F32])
+
+
+def trainer():
+    """Steps of the Trainer with micro-batches, so with num_items_in_batch, and a model that was saved."""
+    from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+    (ids, labels), losses = batch(), []
+    rows = [dict(input_ids=ids[i % 2], labels=labels[i % 2]) for i in range(16)]
+    for patched in (False, True):
+        model = build("Llama")
+        if patched:
+            lk_torch.patch(model)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            args = TrainingArguments(folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4,
+                                     report_to=[], use_cpu=D == "cpu", logging_steps=1, save_strategy="no", disable_tqdm=True,
+                                     learning_rate=1e-2)
+            run = Trainer(model, args, train_dataset=rows, eval_dataset=rows[:4])
+            run.train()
+            losses.append([line["loss"] for line in run.state.log_history if "loss" in line] + [run.evaluate()["eval_loss"]])
+            model.save_pretrained(folder)
+            loaded = LlamaForCausalLM.from_pretrained(folder)
+        same = all(torch.equal(a.cpu(), b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values()))
+        verdict(f"save_pretrained, patched: {patched}", same and model.config.architectures == ["LlamaForCausalLM"])
+    ours, theirs = map(torch.tensor, losses[::-1])
+    # Adam divides a gradient by its magnitude: a step is off by what the gradients are, not by less.
+    verdict("Trainer", len(ours) == 5 and off(ours, theirs) < 16 * FLOOR[F32], f"{ours.tolist()}, not {theirs.tolist()}")
+
+
+def peft():
+    from peft import LoraConfig, get_peft_model
+    for targets, fused in ((["q_proj", "v_proj"], True), (["q_proj", "lm_head"], False)):
+        for order in ("patch, then LoRA", "LoRA, then patch"):
+            theirs = build("Llama")
+            ours = copy.deepcopy(theirs)
+            if order.startswith("patch"):
+                lk_torch.patch(ours)
+            models = []
+            for m in (ours, theirs):
+                torch.manual_seed(3)
+                models.append(get_peft_model(m, LoraConfig(target_modules=targets, r=4, init_lora_weights=False)).train())
+            ours, theirs = models
+            if order.startswith("LoRA"):
+                said = lk_torch.patch(ours)
+                verdict(f"{order}, {targets}: heads", said.heads == fused, f"\n{said}")
+            wide, name = copy.deepcopy(theirs).double(), f"{order}, {targets}"
+            if fused:
+                compare(name, gradients(ours), gradients(theirs), gradients(wide), FLOOR[F32])
+            else:
+                (a, da), (b, db) = gradients(ours), gradients(theirs)
+                verdict(name, off(a.loss, b.loss) < FLOOR[F32] and all(off(da[k], db[k]) < 8 * FLOOR[F32] for k in db))
+
+
+def compiled():
+    for name in ("Llama", "Gemma2"):
+        theirs = build(name)
+        ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
+        lk_torch.patch(ours)
+        torch._dynamo.reset()
+        count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        fast = torch.compile(ours, backend=count)
+        ids, labels = batch()
+        out = fast(input_ids=ids, labels=labels, use_cache=False)
+        out.loss.backward()
+        grads = {k: p.grad for k, p in ours.named_parameters()}
+        compare(f"compile {name}", (out, grads), gradients(theirs, use_cache=False), gradients(wide, use_cache=False), FLOOR[F32])
+        verdict(f"compile {name}: graphs", count.frame_count == 1, f"{count.frame_count}, not 1")
+
+
+def sharded(rank, ranks, port):
+    """FSDP2 of all blocks and the root; each rank has a row of the batch."""
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=ranks)
+    ids, labels = batch()
+    for own_head in (False, True):
+        plain = build("Llama")
+        model = copy.deepcopy(plain)
+        lk_torch.patch(model)
+        for part in [*model.model.layers, *([model.lm_head] if own_head else [])]:
+            fully_shard(part)
+        fully_shard(model)
+        out = model(ids[rank:rank + 1], labels=labels[rank:rank + 1], num_items_in_batch=7)
+        out.loss.backward()
+        losses = [plain(ids[i:i + 1], labels=labels[i:i + 1], num_items_in_batch=7).loss for i in range(ranks)]
+        torch.stack(losses).mean().backward()
+        verdict(f"rank {rank}: loss", out.logits is None and off(out.loss.detach(), losses[rank].detach()) < FLOOR[F32])
+        for (key, p), q in zip(model.named_parameters(), plain.parameters()):
+            error = off(p.grad.full_tensor(), q.grad)
+            verdict(f"rank {rank}: {key}", error < 8 * FLOOR[F32], f"relative error {error:.3g}")
+        verdict("unpatch", lk_torch.unpatch(model) == 7)
+        out = model(ids[rank:rank + 1], labels=labels[rank:rank + 1], num_items_in_batch=7)
+        verdict(f"rank {rank}: unpatched", out.logits is not None and off(out.loss.detach(), losses[rank].detach()) < FLOOR[F32])
+    dist.barrier()
+    print(f"{totals[0]} passed, {totals[1]} failed", flush=True)
+    os._exit(totals[1] > 0)
+
+
+def fsdp():
+    if D == "cuda":
+        return print("  skipped: fsdp is tested with CPU tensors")
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        port = s.getsockname()[1]
+    command = [sys.executable, os.path.abspath(__file__), "--rank"]
+    started = [subprocess.Popen([*command, str(rank), "2", str(port)], stdout=subprocess.PIPE, text=True, stderr=subprocess.STDOUT)
+               for rank in range(2)]
+    for rank, process in enumerate(started):
+        try:
+            lines = process.communicate(timeout=300)[0].splitlines()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            lines = [*process.communicate()[0].splitlines(), "it hangs"]
+        words = lines[-1].split() if lines else []
+        if words[1:2] == ["passed,"]:
+            totals[0] += int(words[0])
+            totals[1] += int(words[2])
+        else:
+            verdict(f"rank {rank}", False, "it ended before its last line")
+        if process.returncode:
+            print(*lines, sep="\n")
+
+
+def main():
+    try:
+        import transformers
+    except ImportError:
+        print("skip  patch: transformers is not installed: pip install transformers peft")
+        return print("0 passed, 0 failed")
+    print(f"lk_torch.patch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, transformers {transformers.__version__}")
+    groups = dict(families=families, generation=generation, structure=structure, left=left, checkpointing=checkpointing,
+                  trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
+    for name in sys.argv[1:] or groups:
+        needs = dict(peft="peft", trainer="accelerate").get(name)
+        if needs and importlib.util.find_spec(needs) is None:
+            print(f"skip  patch, {name}: {needs} is not installed: pip install peft")
+            continue
+        before, began = sum(totals), time.time()
+        attempt(name, groups[name])
+        print(f"{name:16}{sum(totals) - before:6d} checks{time.time() - began:7.1f} s", flush=True)
+    print(f"{totals[0]} passed, {totals[1]} failed")
+    sys.exit(totals[1] > 0)
+
+
+if __name__ == "__main__":
+    import torch._dynamo.testing
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+    sharded(*map(int, sys.argv[2:])) if sys.argv[1:2] == ["--rank"] else main()
