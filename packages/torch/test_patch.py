@@ -109,7 +109,7 @@ FAMILIES = {  # norms, and more of the config
     "Llama": (5, {}), "Mistral": (5, {}), "Qwen2": (5, {}), "Qwen3": (9, {}), "Gemma": (5, {}),
     "Gemma2": (9, dict(final_logit_softcapping=3.0)),
     "Mixtral": (5, dict(output_router_logits=True, num_local_experts=4, experts_implementation="eager")),
-    "Granite": (5, dict(logits_scaling=4.0)), "Cohere": (0, dict(logit_scale=0.25))}
+    "Granite": (5, dict(logits_scaling=4.0)), "Cohere": (0, dict(logit_scale=0.25)), "Phi": (0, {})}
 
 
 def families():
@@ -181,6 +181,9 @@ def structure():
     with torch.autocast(D, BF16):
         verdict("autocast", off(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss) < 4 * FLOOR[BF16])
     ours.eval()
+    a, b = ours.train()(ids), theirs(ids)
+    verdict("train() without labels", list(a) == list(b) and off(a.logits, b.logits) < FLOOR[F32])
+    ours.eval()
     verdict("eval_logits", ours(ids, labels=labels).logits is not None)
     lk_torch.patch(ours, eval_logits=False)
     verdict("eval_logits=False", ours(ids, labels=labels).logits is None)
@@ -205,14 +208,21 @@ class Halved(torch.nn.Module):
         super().__init__()
         self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
 
+    divisor, factor = 2, 1.0
+
     def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) / 2 + self.eps) * self.weight
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) / self.divisor + self.factor * self.eps) * self.weight
 
 
 def left():
     """What is left to the model's own code."""
     from transformers import LlamaForCausalLM
     said = lk_torch.patch(torch.nn.Sequential(Halved(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)))
+    double = Halved()
+    double.divisor, double.factor = 1, 2.0
+    verdict("another eps than its own", lk_torch.patch(double).norms == 0)
+    double.factor = 1.0
+    verdict("the same with its own", lk_torch.patch(double).norms == 1)
     verdict("no RMS norm", said.norms == said.heads == 0 and "left" in repr(said), f"\n{said}")
     verdict("nothing", "nothing" in repr(lk_torch.patch(torch.nn.Linear(2, 2))))
     config = build("Llama").config

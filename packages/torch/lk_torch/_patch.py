@@ -226,6 +226,9 @@ def _head_of(module):
         return None, "it has no loss_function: transformers before 4.46, or a model with a loss of its own"
     if (which := getattr(module.loss_function, "__name__", "?")) != "ForCausalLMLoss":
         return None, f"its loss is {which}"
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is not None and not {"loss_function", "super"} & set(code.co_names):
+        return None, "its forward computes a loss of its own"
     if getattr(type(head), "forward", None) is not torch.nn.Linear.forward:
         return None, f"its {name} is a {type(head).__name__}, no plain Linear"
     return (name, names.index("labels") - 1), None
@@ -284,8 +287,8 @@ def patch(model, *, norms=True, head=True, eval_logits=True):
 
     What is patched is found by what it is, not by names. A norm is a module with a weight of one dimension and an eps, whose
     forward computes x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) as Gemma's: its own class is tried with a small input
-    on the CPU. A head is a Linear that is get_output_embeddings() of a model whose forward takes labels and whose loss is
-    transformers' ForCausalLMLoss.
+    on the CPU. A head is a Linear that is get_output_embeddings() of a model whose forward takes labels and calls its
+    loss_function, transformers' ForCausalLMLoss.
 
     With labels, in train(), the loss comes without logits: shifted labels, -100, ignore_index, shift_labels and
     num_items_in_batch as in transformers, with a softcap of the logits and a product with a number (Gemma 2, Cohere, Granite).
