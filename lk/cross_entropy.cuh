@@ -40,8 +40,8 @@
  *            the 128 even without loss. The workspace functions read shapes, options and which outputs are wanted; logits and
  *            target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
- *            When upstream is known, one number without dlse, correct dlogits in place by lk_rescale_bf16 of
- *            lk_scale.cuh, which does nothing where it is the expected one.
+ *            When upstream is known, correct dlogits in place by lk_rescale_bf16 of lk_scale.cuh: factor is upstream, divisor
+ *            the expected one; where they are equal it does nothing. It is for one upstream of all rows, without dlse.
  *            lk_ce_row in lk_loss.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.
@@ -74,16 +74,19 @@
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
  * The kernels, in the order of the file, and when they run unless `path` says otherwise. Plain: without softcap, label_smoothing,
- * entropy and argmax, for gradients without dentropy too.
+ * entropy and argmax, for gradients without dentropy too. The words (team, share, slot, head, state, reference) are explained in
+ * lk/README.md; a rank is a GPU, in kernels also a thread's number in its team.
  *   forward, plain                        up to 16 KiB per row: lk_cross_entropy_forward_warp_kernel, 1 to 32 threads per row
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
  *   gradients, forward with options       lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
- *                                         is in shared memory between its sum and its gradient. Of a rank's columns too
- *   gradients, plain, of up to 512        lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
- *   vectors of 16 bytes and no more
- *   a reduced loss                        lk_cross_entropy_sum_kernel, after the rows. For the gradients of a mean where rows
- *                                         may be ignored or weighted, lk_cross_entropy_count_kernel before them
+ *                                         stays in shared memory. Also the columns of a rank
+ *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
+ *   512 vectors of 16 bytes, aligned,
+ *   without single elements and padding
+ *   a reduced loss                        lk_cross_entropy_sum_kernel, after the rows. lk_cross_entropy_count_kernel runs before
+ *                                         the rows of a forward_backward whose mean has ignored or weighted rows, and where
+ *                                         counts are wanted without a reduced loss
  * For example, the mean of 4096 rows of 50257 columns in bf16: forward has a block of 256 threads per row, then the sum.
  * forward_backward has a cluster of 2 blocks of 256 threads per row, 13 vectors per thread; backward one of 4 blocks, 7 vectors.
  * The checks of arguments, the workspace and the calls come last. The mathematics is in lk_loss.cuh.
@@ -93,7 +96,7 @@
 
 #include "lk_base.cuh"
 
-/* The kernel that runs. Every path takes every shape and every option, except as under LK_ERR_PATH. */
+/* Who owns a row; 0 chooses. Every path takes every shape and every option, except as under LK_ERR_PATH. */
 enum {
     LK_CROSS_ENTROPY_AUTO = 0,
     LK_CROSS_ENTROPY_WARP = 1,   /* a row by a team of 1 to 32 lanes, or of a few warps, several rows per block */
@@ -115,10 +118,11 @@ typedef struct {
     void *user; /* both functions get it */
     /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see cross_entropy_parallel.cuh. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
-    /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when work on `stream` so far
-     * computes dx, so the sum may go on beside what follows there. NULL: the caller sums dx after the call. */
+    /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that computes dx
+     * is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */
     lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
-    int reduce_sms; /* SMs that the matmul behind reduce leaves to its blocks; 0: none, so they may wait until it ends */
+    int reduce_sms; /* linear_cross_entropy: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0: none;
+                     * they may wait until the matmul ends */
 } lk_vocab_parallel;
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
@@ -175,7 +179,9 @@ typedef struct {
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
 } lk_cross_entropy_args;
 
-/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. With ranks, those of `parallel` come first.
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. First of all: target_prob or
+ * parallel.vocab_total is given to a function that does not take it (LK_ERR_VALUE), or vocab_total is 0 in a function for ranks
+ * (LK_ERR_SHAPE). Then, with ranks: FB without parallel.all_gather, and the sizes in `parallel`.
  *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
  *                     logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
  *                     where mean needs it; FB: dlogits; F: all outputs are
@@ -183,8 +189,7 @@ typedef struct {
  *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total
  *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
- *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32; target_prob or parallel.vocab_total is
- *                     given to a function that does not take it
+ *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  * Rows of any alignment run at full speed, in B and FB where each row of dlogits has its logits' offset modulo 16 bytes
  * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by
@@ -271,11 +276,11 @@ typedef struct {
     int team_log2;               /* a row has 1 << team_log2 threads: up to 32, short ones up to 128; or a block, or a cluster */
     int slots;                   /* per thread */
     int wave;                    /* about so many blocks run at once */
-    int has_rest;                /* not 0: rows may have single elements, vectors without a slot or padding, or are ordered */
-    int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits */
+    int has_rest;                /* not 0: rows may have single elements, vectors without a slot or padding, or `ordered` */
+    int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits, so a step reads all before it writes */
     int64_t classes;             /* the columns of all ranks; a.vocab without ranks */
     lk_team team;                /* with target_prob: how rows are divided */
-    int state_bytes;             /* with ranks: of a row's packed state; 0 in backward, which has no states */
+    int state_bytes;             /* with ranks: of a row's packed state; 0 in a call of backward alone */
     float confidence;            /* with target_prob: 1 - label_smoothing */
     float smoothing_per_class;   /* and label_smoothing / vocab */
 } lk_cross_entropy_call;
@@ -435,9 +440,9 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &call, int64_t row, c
 }
 
 /* An ignored row is not read, so rows wait for their targets first. Until then, and while the previous kernel ends, targets and
- * a thread's first vectors are prefetched into the L2. More than that is slower: whole rows, or an early start of the next
- * kernel. Ignored rows pay for their prefetched vectors; a prefetch by the first wave of blocks alone would cost all others
- * more.
+ * a thread's first vectors are prefetched into the L2. More than that is slower: whole rows, or, except in clusters, an early
+ * start of the next kernel. Ignored rows pay for their prefetched vectors; a prefetch by the first wave of blocks alone would
+ * cost all others more.
  *
  * A team of up to 32 lanes owns a plain row. The first threads of a block compute the results of all its rows, one row per
  * thread: that work then costs one warp, not every warp. Small blocks are faster. */
@@ -531,7 +536,7 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
     const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
     const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
     call.team_log2 = team.size_log2;
-    /* Loads in flight per thread and blocks per SM: as in lk_logsumexp_forward. */
+    /* Loads in flight per thread, as LK_LOGSUMEXP_LOADS, and blocks per SM. */
     void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_forward_block_kernel<T, 8, 4>;
     if (cluster > 1) kernel = lk_cross_entropy_forward_block_kernel<T, 2, 5>;
     else if (lanes && bytes > 2048) kernel = lk_cross_entropy_forward_warp_kernel<T, 4>;
@@ -541,18 +546,19 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 
 /* ---- Gradients, and forward with options --------------------------------------------------------------------------------- */
 
-/* One kernel for both, for forward's rows that are not plain, and for the columns of a rank. A team of threads owns a row: up to
- * 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared memory. Each thread
- * copies its own ones into slots of its own, so no barrier is needed, and keeps at most one of the single elements at the row's
- * ends.
+/* One kernel for backward, forward_backward, forward's rows that are not plain, and the columns of a rank. A team of threads
+ * owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared
+ * memory. Each thread copies its own ones into slots of its own, so no barrier is needed, and keeps at most one of the single
+ * elements at the row's ends.
  *   forward            sums the vectors when they have arrived; the team exchanges its sums. A rank's go into its states.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots.
- *   backward           has lse, and computes gradients from the vectors as they arrive.
+ *   backward           has lse, and computes gradients from the vectors as they arrive. It sums the p of all columns but the
+ *                      target's; at the end the owner gets that sum and writes the target's gradient.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
  * longer than a cluster can hold, are read where they are used: twice in forward_backward. The thread that owns the target's
  * element writes it, after its vector. */
-#define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has a cluster */
-#define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward_backward, slots per thread until a row has a cluster */
+#define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has 8 blocks */
+#define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward and forward_backward, slots per thread until a row has 8 blocks */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
@@ -575,7 +581,7 @@ template <class T> struct lk_ce_share {
     int rank, team, count, jump;
 };
 
-/* The row of a thread, from its index as it is read now. */
+/* The row of a thread, computed again from %tid.x, so that no register holds it. */
 LK_DEVICE int64_t lk_ce_row_of(const lk_cross_entropy_call &call)
 {
     return ((int64_t)blockIdx.x * blockDim.x + lk_tid_x()) >> call.team_log2;
@@ -626,8 +632,9 @@ template <class T> struct lk_ce_thread {
     int in_slots, half;      /* slots in use, and how many of them are filled first */
     char *out;               /* the gradients of its first vector */
     lk_ce_target_term *term; /* of the row */
-    int y;                   /* lk_ce_local_col; -1: ignored, or there is no row; -2: bad. A label takes three registers */
-    bool read, owner;        /* the logits are used; this thread has the target's element, or without one is some thread */
+    int y;                   /* lk_ce_local_col; -1: no target, since ignored or there is no row; -2: bad. In a row
+                              * whose gradient is NaN it becomes -1. A label would take three registers */
+    bool read, owner;        /* the row's logits are used; this thread has the target's element, or is rank 0 without a target */
     int source;              /* the owner's rank */
     int target;              /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
     float logit, slope;      /* the owner's: the target's logit, -inf without a target; under a softcap z and its slope */
@@ -635,7 +642,8 @@ template <class T> struct lk_ce_thread {
                                 not read */
 };
 
-/* sum 2^(rate v - base) over the part of a plain share that has no slot, except for its first single element and column y. */
+/* sum 2^(rate v - base) over the part of a share, in a plain row, that has no slot, except for its first single element and
+ * column y. */
 template <class T>
 LK_DEVICE float lk_ce_reduce_rest(const lk_cross_entropy_call &call, int64_t row, int y, float rate, float base)
 {
@@ -698,7 +706,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
     lk_vec<T> *const slot = t.slot;
     lk_cp_async_wait_group<1>();
     if ((unsigned)target < (unsigned)LK_VEC<T>) lk_put((T *)slot + target, -INFINITY);
-    float reference = single; /* of the others: one that includes a target far above them would flush the sums of other warps */
+    float reference = single; /* without the target: were it far above, the others' sums would be 0 */
     if (in_slots > 0) {
         float v[LK_VEC<T>];
         lk_unpack(v, slot[0]);
@@ -833,7 +841,7 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, 
     return up;
 }
 
-/* Stores n neighbouring gradients, 16 bytes of them or 8. wide: the address is a multiple of that. */
+/* Stores n neighbouring gradients: 1, or a vector of 16 bytes or 8. wide: the address is a multiple of that. */
 template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)[n], bool wide)
 {
     float full[LK_VEC<D>];
@@ -1081,7 +1089,7 @@ template <bool plain, class T>
 LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce_target_term *term, const lk_ce_gradient &g,
                                   float others, float scale)
 {
-    const float x[1] = {lk_ce_target_dz<plain>(call.a, term, g, others, scale)};
+    const float x[1] = {lk_ce_target_gradient<plain>(call.a, term, g, others, scale)};
     lk_ce_store<T>(call.a, lk_ce_at<T>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
@@ -1100,14 +1108,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     t.row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> call.team_log2;
     t.at = lk_ce_share_of<T>(call, t.row);
     t.in_slots = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.in_slots + 1) / 2;
-    t.slot = &slots + lk_tid_x(); /* not held: one register more spills below sm_90 */
+    t.slot = &slots + lk_tid_x(); /* lk_tid_x, not threadIdx.x: one register more would spill below sm_90 */
     t.term = (lk_ce_target_term *)(&slots + call.slots * (int)blockDim.x) + (threadIdx.x >> call.team_log2);
     t.out = lk_ce_at<T>(a, t.row, t.at.first - t.at.logits);
     lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
-    /* Not in backward: alternating forward and backward is slower with it. The first wave prefetches two vectors per thread,
-     * later blocks one, since an ignored row pays for it in vain. */
+    /* Backward lets the next kernel start only at its end: alternating forward and backward is faster so. */
     if (!backward) lk_griddepcontrol_launch_dependents();
+    /* The first wave prefetches two vectors per thread, later blocks one, since an ignored row pays for them in vain. */
     if (t.at.rank == 0 && t.row < a.rows) lk_ce_prefetch_target(a, t.row);
     if (t.at.count > 0) lk_prefetch_l2(t.at.first);
     if (t.at.count > 1 && blockIdx.x < (unsigned)call.wave) lk_prefetch_l2(t.at.first + t.at.jump);
@@ -1148,9 +1156,9 @@ template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_ar
 }
 
 /* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW_SLOTS slots up to a
- * whole block. In forward_backward it then gets up to LK_CROSS_ENTROPY_MANY_SLOTS slots, so that three blocks fit on an SM. Then it
- * gets a cluster, and last as many slots as there is room for. Where rows are few, a row gets a cluster at once. may_be_plain:
- * false saves a kernel where plain rows do not come here. */
+ * whole block. Except in backward it then gets up to LK_CROSS_ENTROPY_MANY_SLOTS slots, so that three blocks fit on an SM. Then it
+ * gets a cluster of up to 8 blocks, and last as many slots as there is room for. Where rows are few, a row gets a cluster at
+ * once. may_be_plain: false saves a kernel where plain rows do not come here. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
 template <class T, int direction, bool may_be_plain = true>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
@@ -1479,7 +1487,7 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
                          stream, call);
 }
 
-/* Short rows have a kernel of their own. */
+/* The launch of gradients: short rows have a kernel of their own. */
 template <class T, int direction>
 LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
 {
@@ -1920,8 +1928,8 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
     return call.a.rows > 0 ? lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream) : LK_OK;
 }
 
-/* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. A mean's
- * gradients are divided by the count of rows, so that comes first, unless no row can be ignored. */
+/* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. The
+ * gradients of a mean without denominator need the counts first, where rows may be ignored or have weights. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, bool gradient,
                                             cudaStream_t stream)

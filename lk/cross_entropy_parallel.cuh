@@ -2,9 +2,11 @@
 /* cross_entropy_parallel.cuh - cross_entropy.cuh for columns that are split over ranks (GPUs, or processes), as those of a
  * vocabulary-parallel head are: each rank has some columns of every row, and gets the results of all columns.
  *
- *   a rank's state of a row   max, sum and what the options add, over the rank's columns: lk_ce_row of lk_loss.cuh
+ *   a rank's state of a row   max, sum and what the options add, over the rank's columns without the target's: lk_ce_row of
+ *                             lk_loss.cuh. The rank that has the target's column stores that logit beside them
  *   the collective            every rank gets the states of all ranks, in their order
- *   finish                    merges them, and computes loss, lse and the other results by cross_entropy.cuh's formulas
+ *   finish                    merges them, adds the target, and computes loss, lse and the other results by cross_entropy.cuh's
+ *                             formulas
  *   backward                  each rank computes dlogits of its own columns, from lse and from others[r] = sum_{j != y} p[r,j]
  *
  * Use        In one .cu file:                                   Anywhere, C included:
@@ -12,7 +14,7 @@
  *                LK_DEFINE_CROSS_ENTROPY_PARALLEL(bf16)             LK_DECLARE_CROSS_ENTROPY_PARALLEL(bf16)
  *            The struct is lk_cross_entropy_args; `parallel` says which columns are this call's. logits, dlogits and vocab are
  *            of these columns. target has columns of the whole vocabulary, class_weight has vocab_total elements on every rank.
- *            Each rank gets the results of all columns, the same bits as the others.
+ *            All ranks get the same results, bit for bit.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
  *                lk_cross_entropy_args args = {};
  *                args.logits = logits, args.target = target, args.rows = rows, args.vocab = vocab;    // of this rank
@@ -24,8 +26,8 @@
  *                args.workspace = ...;                  // that many bytes, aligned to 128; the states of all ranks lie there
  *                status = lk_cross_entropy_parallel_forward_backward_bf16(&args, stream);
  *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
- *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, in their order. finish computes the
- *            results from them. backward reads lse, others and, if given, lse_low:
+ *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, [ranks][rows]. finish computes the results
+ *            from them. backward reads lse and others; lse_low if given; entropy with dentropy; and the counts for a mean:
  *                args.parallel.all_gather = NULL, args.states = states, args.lse = lse;
  *                status = lk_cross_entropy_parallel_forward_bf16(&args, stream);
  *                args.all_states = ...;                 // gathered from the states of all ranks
@@ -33,12 +35,15 @@
  *                status = lk_cross_entropy_finish_bf16(&args, stream);
  *                status = lk_cross_entropy_parallel_backward_bf16(&args, stream);
  *            entropy and argmax are set in forward too, though finish writes them: they decide how large states are. Only
- *            finish needs a workspace then.
+ *            finish needs a workspace then, for a reduced loss. To call backward after a forward with all_gather, give forward
+ *            `lse` and `others`.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, except for target_prob. bad_targets counts on every rank.
+ * Options    Those of cross_entropy.cuh, except for target_prob. Every rank counts all bad targets; without all_gather, finish and
+ *            backward count them, and forward does not.
  * Errors     As in cross_entropy.cuh, which lists those of `parallel` too. A call that fails returns its status on its own rank.
  *            That of all_gather is returned. lk waits for no rank. Compiled with -DLK_CHECK, a call with all_gather gathers the
- *            slices first and names holes and overlaps.
+ *            slices first, and fails where two overlap or columns are missing; not in a graph's capture, nor with states of 16
+ *            bytes per row that are few.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
  * The kernels: lk_cross_entropy_gradient_kernel of cross_entropy.cuh computes the states, and later the gradients;
@@ -75,7 +80,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     float others = 0.0f, target = -INFINITY, weight = 1.0f;
     for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
         const lk_ce_row part = lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + row);
-        if (part.target != -INFINITY) target = part.target; /* a maximum would lose a NaN */
+        if (part.target != -INFINITY) target = part.target; /* lk_ce_row_merge takes a maximum, which would lose a NaN */
         s = lk_ce_row_merge<true>(s, part, scale);
     }
     if (label.y >= 0) {
@@ -90,8 +95,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     lk_ce_put<true>(call, row, label, weight, s);
 }
 
-/* From the states of all ranks to the results. */
-LK_HOST lk_status lk_cross_entropy_merge(const char *op, const lk_device *device, lk_cross_entropy_call call, cudaStream_t stream)
+/* finish: merges the states of all ranks and writes the results; then the sum over rows where a loss is reduced. */
+LK_HOST lk_status lk_cross_entropy_run_finish(const char *op, const lk_device *device, lk_cross_entropy_call call,
+                                              cudaStream_t stream)
 {
     lk_cross_entropy_args &a = call.a;
     lk_status status = LK_OK;
@@ -113,11 +119,11 @@ LK_HOST lk_status lk_called_back(const char *op, const char *name, lk_status sta
     return status ? lk_fail(status, op, "parallel.%s returned %d", name, (int)status) : LK_OK;
 }
 
-/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for holes and overlaps, which no rank sees by itself. It
- * waits for the stream, so it does nothing while that is captured. states, all_states: where the states go afterwards, `bytes`
- * of a rank's; a call with too few of them is not checked. */
-LK_HOST lk_status lk_check_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
-                                  size_t bytes, cudaStream_t stream)
+/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for missing columns and overlaps, which no rank sees by
+ * itself. It waits for the stream, so it does nothing while that is captured. states and all_states are scratch memory here: the
+ * states overwrite them later. bytes: of one rank's states; where a slice takes more (32 bytes), nothing is checked. */
+LK_HOST lk_status lk_check_all_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
+                                      size_t bytes, cudaStream_t stream)
 {
     (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
 #if defined(LK_CHECK)
@@ -155,8 +161,7 @@ LK_HOST lk_status lk_cross_entropy_run_ranks_backward(const char *op, const lk_d
     return call.a.rows > 0 ? lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(op, device, call, stream) : LK_OK;
 }
 
-/* forward and forward_backward: the states, their exchange, the results; then the gradients
- * as in backward. */
+/* forward and forward_backward: states, all_gather, finish; then, for forward_backward, backward. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
                                             cudaStream_t stream)
@@ -165,7 +170,7 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
     const lk_vocab_parallel v = a.parallel;
     const lk_ce_space x = lk_ce_space_of(&a, direction);
     if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
-    if (direction == LK_CE_BOTH) { /* what the gradients need, if the caller does not want it */
+    if (direction == LK_CE_BOTH) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
         const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
         if (!a.lse) a.lse = x.lse;
         if (!a.lse_low) a.lse_low = x.lse_low;
@@ -176,13 +181,13 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
     }
     call.state_bytes = lk_ce_state_bytes(&a);
     const size_t bytes = (size_t)a.rows * (size_t)call.state_bytes;
-    lk_status status = v.all_gather ? lk_check_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
+    lk_status status = v.all_gather ? lk_check_all_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
     if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
     if (status || !v.all_gather) return status;
     if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
-    if (!status) status = lk_cross_entropy_merge(op, device, call, stream);
+    if (!status) status = lk_cross_entropy_run_finish(op, device, call, stream);
     if (status || direction != LK_CE_BOTH) return status;
-    a.bad_targets = NULL; /* they are counted */
+    a.bad_targets = NULL; /* finish has counted them */
     return lk_cross_entropy_run_ranks_backward<T>(op, device, call, stream);
 }
 
@@ -192,7 +197,7 @@ LK_CE_ENTRY(parallel_backward, LK_CE_RANKS, LK_CE_BACKWARD,
             lk_cross_entropy_run_ranks_backward<T>(op, &device, call, stream))
 LK_CE_ENTRY(parallel_forward_backward, LK_CE_RANKS, LK_CE_BOTH,
             lk_cross_entropy_run_ranks<T>(op, &device, call, LK_CE_BOTH, stream))
-LK_CE_ENTRY(finish, LK_CE_RANKS, LK_CE_FINISH, lk_cross_entropy_merge(op, &device, call, stream))
+LK_CE_ENTRY(finish, LK_CE_RANKS, LK_CE_FINISH, lk_cross_entropy_run_finish(op, &device, call, stream))
 
 #define LK_CROSS_ENTROPY_PARALLEL_DEFINE(T)                                                                                    \
     LK_CROSS_ENTROPY_PARALLEL_DECLARE(T)                                                                                       \

@@ -21,8 +21,8 @@
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, except for ranks. A row of target_prob need not add up to 1. Every row counts:
  *            ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
- *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss, which is
- *            NaN in PyTorch; where u[j] is above 0 the loss is +inf. The gradient is finite.
+ *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss (in
+ *            PyTorch the loss is NaN then); where u[j] is above 0 the loss is +inf. The gradient is finite in both.
  * Errors     As in cross_entropy.cuh, and LK_ERR_VALUE: target is given too, target_prob_dtype is neither T nor f32, or the
  *            columns are split over ranks. Rows of target_prob of any alignment; where a row does not have its logits' offset
  *            modulo 16 bytes (of another type: both at multiples of 16), it is read element by element.
@@ -49,10 +49,7 @@
 
 typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_row_inbox;
 
-/* All directions. A team of up to 32 lanes, a block or a cluster owns a row. It reads the row for its state, whose weights are
- * u[j]; backward, which has lse, reads the probabilities alone, for U. Gradients take a second reading, by the same threads and
- * mostly from the caches. */
-#define LK_CE_PROB_BYTES 32768 /* of a row per block where it is read twice: those of an SM's blocks fit in its L1 */
+#define LK_CE_PROB_BYTES 32768 /* of a row that a block reads twice: small enough that those of an SM's blocks fit in its L1 */
 #define LK_CE_PROB_BLOCKS (LK_ARCH >= 1200 ? 2 : 3) /* per SM: as many as registers allow without spills */
 
 /* What a thread reads at once: vectors of logits, and the probabilities of their columns. */
@@ -151,7 +148,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
     return lk_ce_row_warp<true, exact>(all, scale);
 }
 
-/* The factors of a row's gradient from its state; backward's state has U alone. w_factor is f. */
+/* The factors of a row's gradient from its state, of which backward has the sum of u alone. w_factor is logit_scale f. */
 template <bool backward>
 LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, int64_t row, lk_ce_upstream up, lk_ce_row s,
                                             float scale)
@@ -223,7 +220,9 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_row<
     if (row.there) lk_ce_zero_padding<T>(call, row.number, a.vocab, row.rank, size);
 }
 
-/* Q: the type of target_prob. */
+/* All directions; Q: the type of target_prob. A team of up to 32 lanes, a block or a cluster owns a row. It reads the row for its
+ * state, whose weights are u[j]; backward, which has lse, reads the probabilities alone, for their sum. Gradients take a second
+ * reading, by the same threads and mostly from the caches. */
 template <class T, class Q, bool backward>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
     lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call call)
@@ -241,7 +240,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
     const lk_ce_upstream up = lk_ce_load_upstream<false, backward>(call, row.number, row.there ? 0 : -1);
     lk_ce_row s = lk_ce_prob_read<backward>(call, row, prob, inbox, scale);
     if (!backward && row.there && row.rank == 0) {
-        s.target = s.max; /* the loss is that of smoothing alone, whose weights are u */
+        s.target = s.max; /* any finite value. With label_smoothing 1 and vocab 1 the loss is sum_j u[j] (lse - z[j]) */
         lk_ce_put_result<true>(call, row.number, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
         if (row.number == 0 && !call.row_losses.loss && a.valid_rows) *a.valid_rows = a.rows;
         if (row.number == 0 && !call.row_losses.loss && a.weight_sum) *a.weight_sum = (float)a.rows;

@@ -11,7 +11,8 @@
  *   dbias[j]     = sum_t dZ[t,j]               likewise
  *
  * All logits at once may be larger than the weights: 6 GiB for 12288 tokens and 131072 columns. So lk computes them for a chunk
- * of tokens or a panel of columns, uses them, and computes the next ones in the same memory.
+ * of tokens or a panel of columns, uses them, and computes the next ones in the same memory. In bf16 on Hopper logits stay in
+ * registers (FUSED): memory gets their exponentials, of as many columns as it has room for.
  *
  * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
  *                #include "lk/linear_cross_entropy.cuh"     #include "lk/linear_cross_entropy.cuh"
@@ -93,16 +94,22 @@
  *            Models", 2024.
  * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
  *
- * What runs, in the order of the file. A plan says how a call is done; lk_head_plan.cuh chooses it.
+ * What runs, in the order of a call. A plan says how a call is done; lk_head_plan.cuh chooses it.
  *   every call, first     lk_lce_prepare_kernel: what the targets mean, the divisor of a mean, the factor of each row's gradient
  *   CHUNKS, each chunk    logits by cuBLASLt, all columns at once or in slices of tokens; the kernels of cross_entropy.cuh compute
  *                         losses and dZ from them; lk_lce_columns_kernel sums dbias; dweight and dx by cuBLASLt
  *   PANELS, each chunk    for each panel logits by cuBLASLt, which lk_lce_state_kernel adds to the rows' states. When lse is known,
  *                         for each panel logits again, lk_lce_dz_kernel, dbias, dweight and dx by cuBLASLt
- *   FUSED, each chunk     in lk_head_sm90.cuh: lk_lce_fused_kernel computes the states of all columns, or exponentials of as many
- *                         as there is memory for; lk_lce_factor_kernel finds each row's lse, and its factor of the exponentials.
- *                         For the columns that are kept, then for each panel of the others, whose dZ lk_lce_fused_kernel computes
- *                         now: lk_lce_products_kernel for dx, dweight by cuBLASLt. lk_lce_targets_kernel adds the targets' part
+ *   FUSED, each chunk     in lk_head_sm90.cuh, for forward_backward:
+ *                         1. cuBLASLt: logits of 8 columns, from which references of the exponentials are guessed
+ *                         2. lk_lce_fused_kernel: the states of all columns, and exponentials of those that are kept
+ *                         3. lk_lce_factor_kernel: each row's lse, and v, its factor of the exponentials. lk_lce_move_kernel: v x
+ *                         4. the kept columns: lk_lce_products_kernel for dx; dweight by cuBLASLt, or by the same kernel where it
+ *                            has 16 bits and there are several chunks
+ *                         5. each panel of the others: lk_lce_fused_kernel computes dZ; then as 4
+ *                         forward is 2 without exponentials, then lk_lce_merge_kernel. backward is 5, with lk_lce_others_kernel.
+ *                         backward with saved is lk_lce_saved_kernel, v x, then 4
+ *   FUSED, after them     lk_lce_targets_kernel adds the targets' part to dweight and dbias
  *   every call, last      lk_lce_finish_kernel: the reduced loss, results of each token, rows without a gradient, dbias
  * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run.
  * For example, forward_backward of 8192 x 4096 x 131072 in bf16 on an H100, with 1 GiB and a bf16 dweight: FUSED, all tokens at
@@ -141,13 +148,14 @@ typedef struct {
     size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
     size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
     int64_t chunk_tokens, chunks; /* tokens of a chunk, number of chunks */
-    int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them */
+    int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them; with
+                                   * kept_vocab: of the columns that are computed again */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; those of the others are computed again */
     int64_t lent_vocab;     /* of those, the ones that are kept in dweight's memory */
     int path;               /* LK_LINEAR_CROSS_ENTROPY_* */
-    int matmuls;            /* the number of products of 2 * tokens * hidden * vocab operations */
-    int exact;              /* not 0: no 16-bit logits */
+    int matmuls;            /* of 2 * tokens * hidden * vocab operations; logits of some columns alone count as one more */
+    int exact;              /* not 0: logits are f32, or stay in registers; 0: fast_logits rounds them to T */
     char text[300];         /* all of this in words, and why FUSED is left out */
 } lk_linear_cross_entropy_plan;
 
@@ -484,7 +492,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
 
 /* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
 
-/* A call while it is launched. mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
+/* mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
 typedef struct {
     const char *op;
     cudaStream_t stream;
@@ -880,7 +888,7 @@ LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &chunk)
 
 /* ---- CHUNKS: the logits of whole rows ------------------------------------------------------------------------------------ */
 
-/* The panel-th panel of the chunk-th chunk. */
+/* The panel-th panel of the index-th chunk. */
 LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t index, int64_t panel)
 {
     const lk_lce_call &call = job->p.call;
@@ -1174,7 +1182,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
 
 /* ---- All of a call ------------------------------------------------------------------------------------------------------- */
 
-/* All of a call, in the job's mode. */
+/* In the job's mode. */
 template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 {
     const lk_lce_call &call = job->p.call;
@@ -1618,7 +1626,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     if (checks.status) return checks.status;
     lk_lce_share(args, args->workspace_bytes, &r);
     const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
-    lk_status status = lk_check_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
+    lk_status status = lk_check_all_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
     if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, true, stream);
     if (!status && bytes)
         status = lk_called_back(op, "all_gather", v.all_gather(v.user, r.states, r.all_states, bytes, stream));

@@ -5,10 +5,14 @@
  *
  *     lk_checks checks = {op};
  *     lk_tensor list[] = {{"x", a->x, sizeof(T), LK_REQUIRED, a->cols, {{a->rows, &a->x_stride, "x_stride"}}}, ...};
+ *     const int count = lk_used_tensors(list, LK_COUNT(list));
  *     lk_check_null(&checks, list, count);
  *     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
  *     lk_check_shapes(&checks, list, count, query);
- *     if (checks.status) return checks.status;
+ *     lk_check_alignment(&checks, list, count);
+ *     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, needed);
+ *     lk_check_allocations(&checks, list, count);
+ *     return checks.status;
  *
  * Needs: lk_base.cuh.
  */
@@ -19,8 +23,8 @@
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-/* The checks of a call. They stand in a header as a list: after the first that fails, each returns at once. The arguments of
- * those that follow are still computed, so where they would divide by a size that failed, the list ends before. */
+/* The checks of a call, one after another. After the first that fails the later ones do nothing. But their arguments are still
+ * computed, so an op returns before it divides by a size that may be bad. */
 typedef struct {
     const char *op;
     lk_status status; /* of the first that failed */
@@ -36,7 +40,7 @@ __attribute__((format(printf, 3, 4))) LK_HOST void lk_reject(lk_checks *checks, 
     va_end(list);
 }
 
-/* The device could be asked. */
+/* Fails if CUDA could not say which device is current. */
 LK_HOST void lk_check_device(lk_checks *checks, cudaError_t error)
 {
     if (!checks->status) checks->status = lk_asked_device(checks->op, error);
@@ -103,8 +107,8 @@ LK_HOST int64_t lk_span(const lk_tensor *t)
     return span;
 }
 
-/* Fails if a required tensor is NULL, or if a call has work and no output. A NULL output counts if it is required and has no
- * elements. */
+/* Fails if a required tensor is NULL, or if a call has work and no output. A required output without elements counts as
+ * given, even if it is NULL. */
 LK_HOST void lk_check_null(lk_checks *checks, const lk_tensor *list, int count)
 {
     if (checks->status) return;
@@ -158,8 +162,8 @@ LK_HOST bool lk_same_rows(const lk_tensor *t, const lk_tensor *other)
     return same;
 }
 
-/* Fills in the strides of one tensor that are 0, and those of dimensions of one element, which are not used: packed, or in
- * place those of the other tensor. */
+/* Checks the strides of a tensor and fills in those that are 0, or of a dimension of one element: packed, or, in place of
+ * `other`, its strides. Fails if one is negative, does not fit `other`, spans too much, or makes elements overlap. */
 LK_HOST void lk_check_stride(lk_checks *checks, const lk_tensor *t, const lk_tensor *other)
 {
     if (checks->status) return;

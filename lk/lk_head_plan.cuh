@@ -65,7 +65,7 @@ typedef struct {
     size_t workspace_bytes;     /* this and what follows, once it is chosen: what the plan uses, cublas_bytes included */
     size_t cublas_bytes;        /* cuBLASLt's part */
     int64_t chunks, panels;
-    int matmuls, exact;         /* products of 2 * tokens * hidden * vocab operations; not 0: no 16-bit logits */
+    int matmuls, exact;         /* as in lk_linear_cross_entropy_plan */
 } lk_lce_plan;
 
 #define LK_LCE_THREADS 256 /* of a block of the kernels for rows */
@@ -130,7 +130,7 @@ typedef struct {
     lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
     float *sample;         /* fused: [chunk, LK_LCE_SAMPLE], logits without bias, of columns spread over the vocabulary */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
-    float *scale;          /* fused: [chunk], v of "Fused" below: a row's exponentials times v are its dZ; NULL: 1 */
+    float *scale;          /* fused: [chunk], v of lk_head_sm90.cuh: a row's exponentials times v are its dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     lk_lce_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
@@ -138,7 +138,7 @@ typedef struct {
     float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted; then its dx */
-    void *scaled_x;        /* fused: T [chunk, x_stride], times the row's factor */
+    void *scaled_x;        /* fused: T [chunk, x_stride], v x; over sample, sums, more and references */
     float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others */
     float *dweight;        /* [vocab, hidden], sums over chunks */
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
@@ -154,10 +154,10 @@ typedef struct {
 } lk_lce_workspace;
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
-#define LK_LCE_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take this part of the device's memory; on 80 GB it has all */
+#define LK_LCE_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take a 16th of the device's memory */
 #define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
-#define LK_LCE_FEWEST 512 /* tokens of a chunk: dweight is added to a sum, with fewer at about the cost of a fourth matmul */
-#define LK_LCE_WIDE 2048  /* columns of a panel: dx is added to a sum, with so many at little cost */
+#define LK_LCE_FEWEST 512 /* tokens of a chunk: each adds to a sum of dweight, which with fewer costs as much as a fourth matmul */
+#define LK_LCE_WIDE 2048  /* columns of a panel: each adds to a sum of dx, which costs little with so many */
 #define LK_LCE_NARROW 256 /* columns of a panel, if nothing else fits */
 
 LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
@@ -214,7 +214,7 @@ LK_HOST int64_t lk_lce_tail_cols(const lk_lce_shape *s, int64_t cols)
     return cols > 8 && (s->type != LK_DTYPE_F32 || s->tf32) ? cols % 8 : 0;
 }
 
-/* Whether stored logits take more time than FUSED, if both have as many matmuls: above `few` columns, and with a tail. */
+/* Whether stored logits take more time than FUSED, if both have as many matmuls: above `few` columns; with a tail above fewer. */
 LK_HOST bool lk_lce_many_columns(const lk_lce_shape *s, int64_t few)
 {
     const int64_t vocab = s->vocab;
@@ -318,7 +318,9 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_shape *s)
 
 /* The memory of dweight that FUSED borrows. Rows of dweight may be written once the exponentials in them have been used. So the
  * first part lies behind the rows of its own columns. The rows of the second part's columns may be where the first part was,
- * and so on: each part is `times` as large as the one before. Returns all their columns. */
+ * and so on: each part is `times` as large as the one before. Returns all their columns. For example, 8192 x 4096 x 131072:
+ *     dweight's rows   0 free | 8704 exponentials of columns 0 to 8703 | 26112 of columns 8704 to 26111 | 60928 of the next
+ * Columns 0 to 8703 are finished first, into the free rows; then their exponentials' place is free for the next rows. */
 LK_HOST int64_t lk_lce_borrow(const lk_lce_shape *s, lk_lce_dweight_part (&dweight_parts)[LK_LCE_DWEIGHT_PARTS])
 {
     const int64_t row = s->hidden * lk_lce_bytes_of(s->dweight_dtype), each = 2 * s->rows, tile = LK_LCE_TILE_COLS;
@@ -353,7 +355,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     lk_take(&ws.owners, &arena, s->dweight || s->dbias, s->vocab);
     if (!s->gives_loss && (!s->saves || s->split)) lk_take(&ws.others, &arena, true, rows);
     lk_take(&ws.scale, &arena, s->gradient && kept, chunk);
-    lk_arena instead = arena; /* v x overwrites what the factor kernel is the last to read */
+    /* v x overwrites these: the factor kernel has read them. Panels, which write sums again, come when v x is not needed. */
+    lk_arena instead = arena;
     lk_take(&ws.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
     ws.stretches = s->gradient || s->saves ? some : alone;
     lk_take(&ws.sums, &arena, s->gives_loss || !kept, chunk * ws.stretches);
@@ -398,7 +401,7 @@ LK_HOST bool lk_lce_needs_cublas(const lk_lce_shape *s, const lk_lce_plan *plan)
 typedef struct {
     lk_lce_shape shape;
     size_t smallest[LK_LCE_PATH_FUSED + 1]; /* of a path's plans: the smallest workspace; SIZE_MAX: the path cannot be */
-    size_t least;                           /* of all plans; in an open query FUSED may still be ruled out */
+    size_t least;                           /* of all plans; where placement_unknown is set, FUSED may still be ruled out */
     int candidates;
     lk_lce_plan seen[LK_LCE_CANDIDATES];
 } lk_lce_planner;
@@ -539,8 +542,8 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t 
     return best * LK_LCE_TILE_COLS;
 }
 
-/* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all, if the workspace has room for them;
- * else of some, in dweight and in the workspace; else of none. The others are computed again, a panel at a time. narrow: the
+/* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all in the workspace; else of some or all,
+ * in dweight and in the workspace; else of none. The others are computed again, a panel at a time. narrow: the
  * fewest columns of a panel. */
 LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)
 {
@@ -555,7 +558,7 @@ LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narro
     if (lk_lce_keeps(s) && lk_lce_fits(p, plan, budget)) return true;
     for (int keeps = lk_lce_keeps(s); keeps >= 0; keeps--) {
         const int64_t in_dweight = keeps ? lk_lce_borrow(s, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
-        lk_lce_bracket b = {0, all + 1, 0, 0, 0}; /* tiles. All come first: they need no sums of dx */
+        lk_lce_bracket b = {0, all + 1, 0, 0, 0}; /* tiles. All come first: outside dweight they need no sums of dx */
         for (int64_t tiles = all; b.high - b.low > 1; tiles = lk_lce_between(&b, budget)) {
             const int64_t cols = lk_lce_min(tiles * tile, vocab - in_dweight);
             *plan = lk_lce_fused_plan(s->rows, keeps ? in_dweight + cols : 0, in_dweight, cols);

@@ -2,9 +2,10 @@
 /* lk_head_sm90.cuh - the kernels of linear_cross_entropy whose logits stay in registers (path FUSED), for Hopper: what follows a
  * tile of lk_gemm.cuh, the two products of the gradients, and the steps of a chunk. Another architecture gets a file of its own.
  *
- * A part of linear_cross_entropy.cuh, which includes it before the steps of a call. Alone it is empty.
+ * A part of linear_cross_entropy.cuh, which includes it where FUSED stands and has the structs and functions that it uses from
+ * there (lk_lce_work, lk_lce_job, lk_lce_put_row, lk_lce_terms). Alone it is empty.
  *
- * Needs: lk_gemm.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh.
+ * Needs: lk_gemm.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh, lk_cublas.cuh.
  */
 #include "lk_gemm.cuh"
 #include "lk_head_plan.cuh"
@@ -15,7 +16,7 @@
 
 static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEMM_ROWS, "plans have lk_gemm's tiles");
 
-/* ---- Fused: the logits stay in registers --------------------------------------------------------------------------------- */
+/* ---- The idea: logits stay in registers ---------------------------------------------------------------------------------- */
 
 /* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. forward_backward keeps exponentials of as many columns
  * as there is memory for, in bf16:
@@ -41,12 +42,12 @@ enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
 
 typedef struct {
     CUtensorMap x, weight;
-    lk_lce_work chunk;        /* the chunk; all columns, or for dZ those of a panel */
+    lk_lce_work chunk;    /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
     int sampled;          /* columns of the sample */
     float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
-    int in_dweight, kept; /* tiles that are written: the first `in_dweight` to w.dweight_parts, up to `kept` to w.logits */
+    int in_dweight, kept; /* tiles that are written: the first `in_dweight` to ws.dweight_parts, up to `kept` to ws.logits */
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
@@ -398,10 +399,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __gri
 
 /* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
  * matter. One thread calls. */
-LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &ws, int64_t row, int y, float target_offset)
+LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &ws, int64_t row, int y, float target_dz)
 {
-    ws.target_dz[row] = target_offset;
-    if (y < 0 || target_offset == 0.0f || !ws.owners) return;
+    ws.target_dz[row] = target_dz;
+    if (y < 0 || target_dz == 0.0f || !ws.owners) return;
     atomicMin(&ws.owners[y].first, (int)row);
     atomicAdd(&ws.owners[y].count, 1);
 }
@@ -420,7 +421,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     if (row >= chunk.rows) return;
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     const int y = ws.target[at];
-    float slope, v = 0.0f, target_offset = 0.0f, base = -INFINITY;
+    float slope, v = 0.0f, target_dz = 0.0f, base = -INFINITY;
     const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
     const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
     for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, ws.references[row * p.kept + tile]);
@@ -433,7 +434,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
         const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
         v = t.p_factor * __fdiv_rn(p_scale, all.sum);
-        target_offset = lk_is_finite(r.lse) ? lk_lce_target_dz(t, target, scale * s.target, others, slope) : NAN;
+        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(t, target, scale * s.target, others, slope) : NAN;
     }
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
         const float from = first + lane < p.kept ? ws.references[row * p.kept + first + lane] : -INFINITY;
@@ -456,7 +457,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         }
     }
     if (lane != 0) return;
-    if (ws.target_dz) lk_lce_put_target_dz(ws, at, y, target_offset);
+    if (ws.target_dz) lk_lce_put_target_dz(ws, at, y, target_dz);
     if (ws.scale) ws.scale[row] = v;
     if (ws.base) ws.base[at] = base;
 }
@@ -488,7 +489,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     ws.scale[row] = y < 0 ? 0.0f : t.p_factor * p_scale;
 }
 
-/* backward: a warp owns a row and adds a panel's sums of p to w.others; with ranks the caller has given it. last: then it finds
+/* backward: a warp owns a row and adds a panel's sums of p to ws.others; with ranks the caller has given it. last: then it finds
  * the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
 {
@@ -514,10 +515,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
  * by 64. The last panel's tiles add the target's dZ times its row of weight.
  *
  * A sum over launches, dx's over panels or dweight's over chunks, is kept in the caller's bf16, rounded, and in one byte per
- * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and nothing
- * is left to do after the last launch. Any other dweight is cuBLASLt's, which is faster. */
+ * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and no
+ * pass that rounds is left after the last launch. Any other dweight is cuBLASLt's, which is faster. */
 
-#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as above */
+#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as LK_LCE_GROUP */
 
 typedef struct {
     int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not wanted, or it is cuBLASLt's */

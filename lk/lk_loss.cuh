@@ -7,7 +7,7 @@
  *              options, lk_ce_add; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish computes a row's results
  *   softcap    lk_ce_cap: z and its slope
  *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient; with these
- *              lk_ce_differentiate computes dz of the other columns, lk_ce_target_dz that of the target
+ *              lk_ce_differentiate computes dlogits of the other columns, lk_ce_target_gradient that of the target
  *
  * Where a function takes args, these are an op's struct; it reads the options by the names that both cross entropies have.
  *
@@ -38,12 +38,13 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int
 
 /* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
  * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
- * scale. Sums are taken against a reference: max where that is finite, else 0. A kernel may take another value for max that is
- * at most 65 / scale below the largest, as those of cross_entropy do.
- * The states of two disjoint sets of columns merge into the state of their union: max, target and argmax exactly, sums to float
- * rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and -inf adds nothing to it. */
+ * scale. Sums are taken against a reference: max where that is finite, else 0. max is the largest v, or a kernel's choice at most
+ * 65 / scale below it, as in the kernels of cross_entropy.
+ * The states of two disjoint sets of columns merge into the state of their union: max and argmax exactly, target too, except that
+ * a NaN may be lost, sums to float rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and
+ * -inf adds nothing to it. */
 typedef struct {
-    float max;      /* the largest v; -inf when empty */
+    float max;      /* the largest v, or somewhat below it; -inf when empty */
     float sum;      /* sum_j exp(scale (v[j] - reference)) */
     float target;   /* v[y], set by the thread that has column y; -inf until then */
     float weights;  /* sum_j w[j], the number of columns where there are no class weights */
@@ -81,8 +82,8 @@ template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
     return fmaf(factor, LK_LN2 * fmaf(rate_low, d, fmaf(rate, d, -power)), factor);
 }
 
-/* The same set against a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels are exact for f32 alone, since
- * results of 16 bits do not show it. */
+/* The same state with a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels that read logits are exact
+ * for f32 alone: results of 16 bits do not show it. The one that merges the states of ranks always is. */
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
 {
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
@@ -94,9 +95,9 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, f
     return s;
 }
 
-/* Against a max between that of the state and value v above it. The state's reference may be far below its largest v, as a
- * kernel's is; one factor from there to v could be below 2^-126, so 0, where its product with the large sum is not. So raise in
- * two steps: first halfway. Where there is no number halfway, max stays as it is. */
+/* Raises a state halfway to v, a value far above its max. Its max may be below its largest v, so that its sum is very large. One
+ * factor for the whole way could be below 2^-126, so 0, where factor times sum is not. So raise in two steps; this is the first.
+ * Where there is no number halfway, the state stays as it is. */
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise_halfway(lk_ce_row s, float v, float scale)
 {
     const float halfway = 0.5f * s.max + 0.5f * v;
@@ -182,8 +183,8 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
     r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
     r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_join(above, k, log) : above);
     if (all && o.label_smoothing > 0.0f) {
-        const float others = fmaf(s.weights, log_sum, -o.scale * s.weighted);
-        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * others);
+        const float smoothed = fmaf(s.weights, log_sum, -o.scale * s.weighted); /* sum_j w[j] (lse - z[j]) */
+        r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * smoothed);
     }
     r.entropy = all ? log_sum - o.scale * __fdiv_rn(s.entropic, s.sum) : 0.0f;
     if (!proper) r.class_loss = r.entropy = NAN;
@@ -210,8 +211,8 @@ template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce
     return s;
 }
 
-/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. The target, which one
- * rank has, is not in the sums. */
+/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. max and the sums
+ * leave out the target's column, which one rank has. Its logit is in `target`. */
 LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
 {
     if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
@@ -313,7 +314,7 @@ typedef struct {
  * sum_{j != y} p[j] + w_term) slope[y] with p = p_scale e. The sum is `others` where it is known before the end. */
 typedef struct {
     float G, F, w_term, p_scale, others, logit, slope;
-    int y; /* none of the row's columns: no element is written */
+    int y; /* where it is none of the row's columns, no element is written */
 } lk_ce_target_term;
 
 /* What a row's gradient reads besides the logits, loaded before it is needed. f and h: the upstreams of the class term and of
@@ -424,10 +425,10 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     if (backward) *sum += part[0] + part[1];
 }
 
-/* The gradient of the target: minus those of the others, whose sum of p is `others`. */
+/* The gradient of the target: G p[y] minus what the others get. others: the sum of their p. */
 template <bool plain, class Args>
-LK_DEVICE float lk_ce_target_dz(const Args &a, const lk_ce_target_term *target_term, const lk_ce_gradient &g, float others,
-                                float scale)
+LK_DEVICE float lk_ce_target_gradient(const Args &a, const lk_ce_target_term *target_term, const lk_ce_gradient &g, float others,
+                                      float scale)
 {
     const float e = lk_ex2(fmaf(g.rate, target_term->logit, -g.base)), p = target_term->p_scale * e;
     const float entropy_term = !plain && a.dentropy ? lk_ce_entropy_term(g, e, target_term->logit, scale) : 0.0f;

@@ -2,7 +2,8 @@
 /* lk_row.cuh - what kernels of rows stand on: teams of threads and their rows, reductions and an exchange over a team, and the
  * running state of a log-sum-exp (lk_lse).
  *
- * A team of threads owns a row: 1 to 32 lanes of a warp, a block, or a cluster of blocks.
+ * A team of threads owns a row: 1 to 32 lanes of a warp, a block, or a cluster of blocks (2 or 4 warps in one kernel of
+ * cross_entropy).
  *   host     lk_team_of divides the rows among teams; the kernel gets the lk_team among its arguments.
  *   device   lk_row_of says which columns of which row a thread has. A thread computes the state of its own columns. Then the
  *            states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
