@@ -38,7 +38,7 @@
  *            finish needs a workspace then, for a reduced loss. To call backward after a forward with all_gather, give forward
  *            `lse` and `others`.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, except for target_prob. Every rank counts all bad targets; without all_gather, finish and
+ * Options    Those of cross_entropy.cuh, without target_prob. Every rank counts all bad targets; without all_gather, finish and
  *            backward count them, and forward does not.
  * Errors     As in cross_entropy.cuh, which lists those of `parallel` too. A call that fails returns its status on its own rank.
  *            That of all_gather is returned. lk waits for no rank. Compiled with -DLK_CHECK, a call with all_gather gathers the

@@ -1447,7 +1447,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     if (!checks.status) checks.status = lk_lce_begin<T>(op, query, call, planner);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
-    if (planner) /* else lk_lce_run checks it */
+    if (!checks.status && planner) /* else lk_lce_run checks it */
         lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least);
     lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
@@ -1622,7 +1622,7 @@ LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direct
     if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
     const lk_vocab_parallel &v = args->parallel;
     lk_checks checks = {op, lk_lce_split_workspace<T>(op, args, direction, false, &r)};
-    lk_check_workspace(&checks, args->workspace, args->workspace_bytes, r.least);
+    if (!checks.status) lk_check_workspace(&checks, args->workspace, args->workspace_bytes, r.least);
     if (checks.status) return checks.status;
     lk_lce_share(args, args->workspace_bytes, &r);
     const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
