@@ -279,7 +279,6 @@ typedef struct {
     int has_rest;                /* not 0: rows may have single elements, vectors without a slot or padding, or `ordered` */
     int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits, so a step reads all before it writes */
     int64_t classes;             /* the columns of all ranks; a.vocab without ranks */
-    lk_team team;                /* with target_prob: how rows are divided */
     int state_bytes;             /* with ranks: of a row's packed state; 0 in a call of backward alone */
     float confidence;            /* with target_prob: 1 - label_smoothing */
     float smoothing_per_class;   /* and label_smoothing / vocab */
@@ -1155,11 +1154,47 @@ template <class T> LK_HOST bool lk_cross_entropy_whole(const lk_cross_entropy_ar
     return (uintptr_t)a.logits % 16 == 0 && a.vocab % LK_VEC<T> == 0 && a.logits_stride % LK_VEC<T> == 0;
 }
 
-/* The launch of gradients, and of forward's rows that are not plain. A row gets threads of LK_CROSS_ENTROPY_FEW_SLOTS slots up to a
- * whole block. Except in backward it then gets up to LK_CROSS_ENTROPY_MANY_SLOTS slots, so that three blocks fit on an SM. Then it
- * gets a cluster of up to 8 blocks, and last as many slots as there is room for. Where rows are few, a row gets a cluster at
- * once. may_be_plain: false saves a kernel where plain rows do not come here. */
+/* How rows that stay in shared memory are launched. */
+typedef struct {
+    int threads, cluster, rows; /* of a block; blocks of a row; rows of a block */
+    int64_t bytes;              /* of dynamic shared memory per block */
+} lk_ce_layout;
+
+/* A row of `vecs` vectors, slot_bytes of shared memory for each, and row_bytes besides. It gets threads of `few` slots up to a
+ * whole block, then up to `many` slots. Then it gets a cluster of up to 8 blocks, and last as many slots as there is room for.
+ * Where rows are few, a row gets a cluster at once. */
 #define LK_CROSS_ENTROPY_SEVERAL_THREADS 128 /* of a block with several rows */
+LK_HOST lk_ce_layout lk_cross_entropy_layout(const lk_device *device, lk_cross_entropy_call *call, int64_t vecs, int slot_bytes,
+                                             int row_bytes, int few, int many)
+{
+    const lk_cross_entropy_args &a = call->a;
+    const int64_t preferred = lk_ceil_div(vecs, few), blocks = lk_ceil_div(vecs, (int64_t)many * LK_CROSS_ENTROPY_BLOCK_MOST);
+    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : preferred <= 32 || a.rows > LK_TEAM_ROWS;
+    const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
+    lk_ce_layout at = {LK_CROSS_ENTROPY_SEVERAL_THREADS, 1, 1, 0};
+    if (several_rows) {
+        call->team_log2 = call->ordered ? 3 : 0; /* single elements are read at once then, one per thread */
+        while (call->team_log2 < 5 && 1 << call->team_log2 < preferred) call->team_log2++;
+    } else {
+        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
+            for (at.cluster = 2; at.cluster < 8 && (at.cluster < blocks || a.rows * at.cluster < 2 * device->sms);) at.cluster *= 2;
+        for (at.threads = 64; at.threads < LK_CROSS_ENTROPY_BLOCK_MOST && at.threads * at.cluster < preferred;) at.threads *= 2;
+        call->team_log2 = lk_log2(at.threads * at.cluster);
+    }
+    if (at.threads >> call->team_log2 > 1) at.rows = at.threads >> call->team_log2;
+    const int64_t space = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - at.rows * row_bytes;
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call->team_log2), most = space / (at.threads * slot_bytes);
+    call->slots = (int)(slots < most ? slots : most), call->has_rest = slots > most;
+    at.bytes = (int64_t)call->slots * at.threads * slot_bytes + at.rows * row_bytes;
+    int64_t resident = 227 * 1024 / (at.bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
+    if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / at.threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / at.threads;
+    call->wave = (int)(resident * device->sms);
+    return at;
+}
+
+/* The launch of gradients, and of forward's rows that are not plain. Except in backward, three blocks with
+ * LK_CROSS_ENTROPY_MANY_SLOTS slots per thread fit on an SM. may_be_plain: false saves a kernel where plain rows do not come
+ * here. */
 template <class T, int direction, bool may_be_plain = true>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                             cudaStream_t stream)
@@ -1167,36 +1202,15 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     constexpr bool backward = direction == LK_CE_BACKWARD;
     lk_cross_entropy_args &a = call.a;
     const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
-    const int64_t vecs = a.vocab / LK_VEC<T>, preferred = lk_ceil_div(vecs, LK_CROSS_ENTROPY_FEW_SLOTS);
-    const int64_t most_slots = backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS;
-    const int64_t blocks = lk_ceil_div(vecs, most_slots * LK_CROSS_ENTROPY_BLOCK_MOST);
-    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : preferred <= 32 || a.rows > LK_TEAM_ROWS;
-    const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
-    int cluster = 1, threads = LK_CROSS_ENTROPY_SEVERAL_THREADS;
-    if (several_rows) {
-        call.team_log2 = call.ordered ? 3 : 0; /* single elements are read at once then, one per thread */
-        while (call.team_log2 < 5 && 1 << call.team_log2 < preferred) call.team_log2++;
-    } else {
-        if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
-            for (cluster = 2; cluster < 8 && (cluster < blocks || a.rows * cluster < 2 * device->sms);) cluster *= 2;
-        for (threads = 64; threads < LK_CROSS_ENTROPY_BLOCK_MOST && threads * cluster < preferred;) threads *= 2;
-        call.team_log2 = lk_log2(threads * cluster);
-    }
-    const int rows = threads >> call.team_log2 > 1 ? threads >> call.team_log2 : 1; /* a block's */
-    const int64_t target_terms = rows * (int64_t)sizeof(lk_ce_target_term);
-    const int64_t space = (device->smem > 200 ? 200 : device->smem > 150 ? 150 : 90) * 1024 - target_terms;
-    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call.team_log2), most = space / (threads * 16);
-    call.slots = (int)(slots < most ? slots : most);
-    call.has_rest = !lk_cross_entropy_whole<T>(a) || slots > most || padded || call.ordered;
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
-    const int64_t bytes = call.slots * threads * 16 + target_terms;
-    int64_t resident = 227 * 1024 / (bytes + 3 * 1024); /* 3: static shared memory, and what CUDA takes of each block */
-    if (resident > 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads) resident = 5 * LK_CROSS_ENTROPY_BLOCK_MOST / threads;
-    call.wave = (int)(resident * device->sms);
+    const lk_ce_layout at =
+        lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, 16, (int)sizeof(lk_ce_target_term), LK_CROSS_ENTROPY_FEW_SLOTS,
+                                backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);
+    if (!lk_cross_entropy_whole<T>(a) || padded || call.ordered) call.has_rest = true;
     return lk_launch_pdl(op, device,
                          may_be_plain && plain ? lk_cross_entropy_gradient_kernel<T, may_be_plain, direction>
                                                : lk_cross_entropy_gradient_kernel<T, false, direction>,
-                         lk_ceil_div(a.rows, rows) * cluster, cluster, threads, (size_t)bytes, stream, call);
+                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, (size_t)at.bytes, stream, call);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */

@@ -28,9 +28,9 @@
  *            modulo 16 bytes (of another type: both at multiples of 16), it is read element by element.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
- * One kernel, lk_cross_entropy_prob_kernel: 1 to 32 threads, a block or a cluster per row. For example, forward_backward of 4096
- * rows of 50257 columns in bf16: a cluster of 8 blocks of 256 threads per row reads the row for its state, and once more for the
- * gradients. Then come the sums over all rows.
+ * One kernel, lk_cross_entropy_prob_kernel: 1 to 32 threads, a block or a cluster per row. For example, any direction of 4096
+ * rows of 50257 columns in bf16: a cluster of 4 blocks of 256 threads per row, and 7 vectors of logits and 7 of probabilities
+ * per thread in shared memory. Then come the sums over all rows.
  */
 #ifndef LK_CROSS_ENTROPY_PROBABILITIES_CUH
 #define LK_CROSS_ENTROPY_PROBABILITIES_CUH
@@ -47,109 +47,131 @@
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------------------- */
 
-typedef lk_inbox<lk_ce_row, LK_CROSS_ENTROPY_THREADS> lk_ce_row_inbox;
-
-#define LK_CE_PROB_BYTES 32768 /* of a row that a block reads twice: small enough that those of an SM's blocks fit in its L1 */
-#define LK_CE_PROB_BLOCKS (LK_ARCH >= 1200 ? 2 : 3) /* per SM: as many as registers allow without spills */
-
-/* What a thread reads at once: vectors of logits, and the probabilities of their columns. */
-template <class T, class Q> constexpr int LK_CE_PROB_LOADS = sizeof(T) == sizeof(Q) ? 2 : 1;
-template <class T, class Q> struct lk_ce_prob_vecs {
-    lk_vec<T> logits[LK_CE_PROB_LOADS<T, Q>];
-    lk_vec<Q> prob[LK_CE_PROB_LOADS<T, Q>][LK_VEC<T> / LK_VEC<Q>];
+/* A thread's part of a row. Its vectors of logits and the probabilities of their columns have slots in shared memory, as in
+ * lk_cross_entropy_gradient_kernel; those from in_slots on are read where they are used. */
+#define LK_CE_PROB_SLOTS(bytes) (64 * 1024 / LK_CROSS_ENTROPY_BLOCK_MOST / (bytes)) /* so that three blocks fit on an SM */
+template <class T, class Q> struct lk_ce_prob_thread {
+    lk_ce_share<T> at;
+    lk_vec<T> *slot;      /* of its first vector; the next are blockDim.x apart */
+    lk_vec<Q> *prob_slot; /* likewise, LK_VEC<T> / LK_VEC<Q> vectors for each of logits */
+    const Q *prob;        /* the row's probabilities */
+    bool wide;            /* they are read by vectors, else one by one */
+    int in_slots, half;   /* slots in use, and how many of them are filled first */
 };
 
-/* Loads a thread's vectors from `first` on; logits: those too. Probabilities of another alignment are loaded one by one. */
-template <bool logits, class T, class Q>
-LK_DEVICE void lk_ce_prob_load(lk_ce_prob_vecs<T, Q> *v, const lk_row<T> &row, const Q *prob, int first)
+/* The column of vector u of a thread. */
+template <class T> LK_DEVICE int lk_ce_share_col(const lk_ce_share<T> &at, int u)
 {
-    constexpr int U = LK_CE_PROB_LOADS<T, Q>, N = LK_VEC<Q>, M = LK_VEC<T> / N;
-    const int col = (int)lk_row_col(row, first), step = LK_VEC<T> << row.size_log2;
-    const bool wide = (uintptr_t)(prob + col) % 16 == 0;
-    if (wide && first + U <= row.count) { /* loads without predicates all start before the first is waited for */
-        LK_UNROLL
-        for (int i = 0; i < U * M; i++) v->prob[i / M][i % M] = lk_load_vec_ca(prob + col + i / M * step + i % M * N);
-        LK_UNROLL for (int u = 0; logits && u < U; u++) v->logits[u] = lk_load_vec_ca(row.data + col + u * step);
-        return;
+    return (int)(at.first - at.logits) + u * at.jump;
+}
+
+/* Loads the probabilities of a vector of columns. */
+template <class T, class Q>
+LK_DEVICE void lk_ce_prob_load(lk_vec<Q> (&prob)[LK_VEC<T> / LK_VEC<Q>], const lk_ce_prob_thread<T, Q> &t, int col)
+{
+    LK_UNROLL for (int m = 0; m < LK_VEC<T> / LK_VEC<Q>; m++) {
+        const Q *from = t.prob + col + m * LK_VEC<Q>;
+        float q[LK_VEC<Q>];
+        if (t.wide) {
+            prob[m] = lk_load_vec(from);
+            continue;
+        }
+        LK_UNROLL for (int j = 0; j < LK_VEC<Q>; j++) q[j] = lk_to_float(from[j]);
+        lk_pack(&prob[m], q);
     }
-    LK_UNROLL for (int i = 0; i < U * M; i++) {
-        float q[N];
-        if (first + i / M >= row.count) continue;
-        if (logits && i % M == 0) v->logits[i / M] = lk_load_vec_ca(row.data + col + i / M * step);
-        LK_UNROLL for (int j = 0; j < N; j++) q[j] = lk_to_float(prob[col + i / M * step + i % M * N + j]);
-        lk_pack(&v->prob[i / M][i % M], q);
+}
+
+/* Starts the copies of slots begin to end - 1, as a group. */
+template <class T, class Q> LK_DEVICE void lk_ce_prob_copy(const lk_ce_prob_thread<T, Q> &t, int begin, int end)
+{
+    constexpr int M = LK_VEC<T> / LK_VEC<Q>;
+    const int threads = (int)blockDim.x;
+    LK_NO_UNROLL for (int u = begin; u < end; u++) {
+        const int col = lk_ce_share_col(t.at, u);
+        lk_cp_async_16(t.slot, u * threads * 16, t.at.logits + col);
+        if (t.wide) {
+            LK_UNROLL
+            for (int m = 0; m < M; m++) lk_cp_async_16(t.prob_slot, (u * M + m) * threads * 16, t.prob + col + m * LK_VEC<Q>);
+        } else {
+            lk_vec<Q> prob[M];
+            lk_ce_prob_load(prob, t, col);
+            LK_UNROLL for (int m = 0; m < M; m++) t.prob_slot[(u * M + m) * threads] = prob[m];
+        }
     }
+    lk_cp_async_commit_group();
 }
 
 /* u of a column from its probability. */
-LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &call, float q, int col)
+template <bool plain> LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &call, float q, int col)
 {
-    return fmaf(call.confidence, q, call.smoothing_per_class) * (call.a.class_weight ? call.a.class_weight[col] : 1.0f);
+    const float u = fmaf(call.confidence, q, call.smoothing_per_class);
+    return !plain && call.a.class_weight ? u * call.a.class_weight[col] : u;
 }
 
-/* The logits x and their u of vector i, the first of whose columns is col. */
-template <class T, class Q>
-LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Q> &v, int i,
-                                 const lk_cross_entropy_call &call, int col)
+/* The logits x of vector i of a thread and their u. logits: false leaves x out. */
+template <bool plain, bool logits, class T, class Q>
+LK_DEVICE void lk_ce_prob_get(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_thread<T, Q> &t, int i,
+                              const lk_cross_entropy_call &call)
 {
-    constexpr int N = LK_VEC<Q>;
-    lk_unpack(x, v.logits[i]);
-    LK_UNROLL for (int m = 0; m < LK_VEC<T>; m += N) {
+    constexpr int N = LK_VEC<Q>, M = LK_VEC<T> / N;
+    const int threads = (int)blockDim.x, col = lk_ce_share_col(t.at, i);
+    lk_vec<T> raw = {};
+    lk_vec<Q> prob[M];
+    if (i < t.in_slots) {
+        if (logits) raw = t.slot[i * threads];
+        LK_UNROLL for (int m = 0; m < M; m++) prob[m] = t.prob_slot[(i * M + m) * threads];
+    } else {
+        if (logits) raw = lk_load_vec(t.at.logits + col);
+        lk_ce_prob_load(prob, t, col);
+    }
+    if (logits) lk_unpack(x, raw);
+    LK_UNROLL for (int m = 0; m < M; m++) {
         float q[N];
-        lk_unpack(q, v.prob[i][m / N]);
-        LK_UNROLL for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight(call, q[j], col + m + j);
+        lk_unpack(q, prob[m]);
+        LK_UNROLL for (int j = 0; j < N; j++) w[m * N + j] = lk_ce_prob_weight<plain>(call, q[j], col + m * N + j);
     }
 }
 
 /* Adds the logits x of columns col, col + 1, ... and their u to the state; backward: u alone. */
-template <bool backward, int n>
+template <bool plain, bool backward, int n>
 LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
-                                    float scale)
+                                   float scale)
 {
-    float sum = 0.0f, slope;
-    if (!backward && a.argmax) s = lk_ce_add_top(s, x, col);
-    LK_UNROLL for (int j = 0; j < n; j++) {
-        sum += w[j];
-        if (!backward && a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
+    float slope[n];
+    if constexpr (backward) {
+        float sum = 0.0f;
+        LK_UNROLL for (int j = 0; j < n; j++) sum += w[j];
+        s.weights += sum;
+        return s;
     }
-    if (!backward) return lk_ce_row_add<true>(s, x, w, scale);
-    s.weights += sum;
+    if (!plain && a.argmax) s = lk_ce_add_top(s, x, col);
+    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+    return lk_ce_row_add<true, !plain>(s, x, w, scale);
+}
+
+/* The state of a thread's columns, as they arrive. */
+template <bool plain, bool backward, class T, class Q>
+LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, float scale)
+{
+    lk_ce_row s = lk_ce_row_empty();
+    lk_cp_async_wait_group<1>();
+    LK_NO_UNROLL for (int u = 0; u < t.at.count; u++) {
+        if (u == t.half) lk_cp_async_wait_group<0>();
+        float x[LK_VEC<T>], w[LK_VEC<T>];
+        lk_ce_prob_get<plain, !backward>(x, w, t, u, call);
+        s = lk_ce_prob_add<plain, backward>(s, x, w, lk_ce_share_col(t.at, u), call.a, scale);
+    }
+    lk_cp_async_wait_group<0>();
+    LK_NO_UNROLL for (int i = t.at.rank; i < t.at.edge; i += t.at.team) {
+        const int col = lk_ce_edge_col(t.at, i);
+        float x[1] = {lk_to_float(t.at.logits[col])}, w[1] = {lk_ce_prob_weight<plain>(call, lk_to_float(t.prob[col]), col)};
+        s = lk_ce_prob_add<plain, backward>(s, x, w, col, call.a, scale);
+    }
     return s;
 }
 
-/* The state of a row, for all its threads. */
-template <bool backward, class T, class Q>
-LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_row<T> &row, const Q *prob,
-                                    lk_ce_row_inbox *inbox, float scale)
-{
-    constexpr bool exact = sizeof(T) == 4;
-    constexpr int U = LK_CE_PROB_LOADS<T, Q>;
-    lk_ce_row s = lk_ce_row_empty(), all = s;
-    for (int first = 0; first < row.count; first += U) {
-        lk_ce_prob_vecs<T, Q> v;
-        lk_ce_prob_load<!backward>(&v, row, prob, first);
-        LK_UNROLL for (int u = 0; u < U && first + u < row.count; u++) {
-            float x[LK_VEC<T>], w[LK_VEC<T>];
-            const int col = (int)lk_row_col(row, first + u);
-            lk_ce_prob_unpack(x, w, v, u, call, col);
-            s = lk_ce_prob_add<backward>(s, x, w, col, call.a, scale);
-        }
-    }
-    for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
-        const int col = (int)lk_edge_col<T>(row.split, i);
-        float x[1] = {lk_to_float(row.data[col])}, w[1] = {lk_ce_prob_weight(call, lk_to_float(prob[col]), col)};
-        s = lk_ce_prob_add<backward>(s, x, w, col, call.a, scale);
-    }
-    s = lk_ce_row_warp<true, exact>(s, scale, row.lanes);
-    if (row.size_log2 <= 5) return s;
-    lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
-    for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32)
-        all = lk_ce_row_merge<exact>(all, lk_inbox_state(inbox, i), scale);
-    return lk_ce_row_warp<true, exact>(all, scale);
-}
-
 /* The factors of a row's gradient from its state, of which backward has the sum of u alone. w_factor is logit_scale f. */
-template <bool backward>
+template <bool plain, bool backward>
 LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, int64_t row, lk_ce_upstream up, lk_ce_row s,
                                             float scale)
 {
@@ -159,8 +181,8 @@ LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, i
     float p_scale;
     if (backward) {
         p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g.rate, &g.base);
-        const float entropy = a.dentropy && row < a.rows ? a.entropy[row] : 0.0f; /* a thread may be without a row */
-        lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, entropy, scale);
+        const float entropy = !plain && a.dentropy && row < a.rows ? a.entropy[row] : 0.0f; /* a thread may be without a row */
+        if (!plain) lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, entropy, scale);
     } else {
         g.rate = lk_ce_rate(scale * LK_LOG2E, s.max);
         p_scale = lk_ce_p_scale_of_sum({s.max, s.sum}, __fdividef(1.0f, s.sum), g.rate, &g.base);
@@ -175,100 +197,113 @@ LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, i
 }
 
 /* Turns the logits x of columns col, col + 1, ... into gradients and stores them. wide: as in lk_ce_store. */
-template <class T, int n>
+template <bool plain, class T, int n>
 LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g,
                                         const lk_cross_entropy_args &a, int64_t row, int col, float scale, bool wide)
 {
+    float slope[n] LK_UNSET;
+    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
     LK_UNROLL for (int j = 0; j < n; j++) {
-        float slope = 1.0f;
-        if (a.softcap > 0.0f) x[j] = lk_ce_cap(x[j], a.logit_scale, a.softcap, &slope);
-        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)),
-                    entropy_term = a.dentropy ? lk_ce_entropy_term(g, e, x[j], scale) : 0.0f;
-        x[j] = (fmaf(g.p_factor, e, -g.w_factor * w[j]) + entropy_term) * slope;
+        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)), term = fmaf(g.p_factor, e, -g.w_factor * w[j]);
+        x[j] = !plain && a.dentropy ? term + lk_ce_entropy_term(g, e, x[j], scale) : term;
+    }
+    if (!plain && a.softcap > 0.0f) {
+        LK_UNROLL for (int j = 0; j < n; j++) x[j] *= slope[j];
     }
     lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
 }
 
 /* Writes the gradients of a thread's columns, and the padding. */
-template <class T, class Q>
-LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_row<T> &row, const Q *prob, const lk_ce_gradient &g,
-                                float scale)
+template <bool plain, class T, class Q>
+LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, int64_t row,
+                                const lk_ce_gradient &g, float scale)
 {
-    constexpr int U = LK_CE_PROB_LOADS<T, Q>;
     const lk_cross_entropy_args &a = call.a;
-    const int size = 1 << row.size_log2;
-    const bool wide = (uintptr_t)lk_ce_at<T>(a, row.number, row.split.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
+    const bool wide = (uintptr_t)lk_ce_at<T>(a, row, t.at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
     float single = 0.0f;
-    if (row.rank < row.split.edge) single = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
-    for (int first = 0; first <= (int)(a.vocab / LK_VEC<T>) >> row.size_log2; first += U) { /* as often in every row */
-        lk_ce_prob_vecs<T, Q> v;
-        lk_ce_prob_load<true>(&v, row, prob, first);
-        if (call.ordered) lk_ce_sync(size); /* the logits that lie where this step writes have been read */
-        LK_UNROLL for (int u = 0; u < U && first + u < row.count; u++) {
-            float x[LK_VEC<T>], w[LK_VEC<T>];
-            const int col = (int)lk_row_col(row, first + u);
-            lk_ce_prob_unpack(x, w, v, u, call, col);
-            lk_ce_prob_differentiate<T>(x, w, g, a, row.number, col, scale, wide);
-        }
+    if (t.at.rank < t.at.edge) single = lk_to_float(t.at.logits[lk_ce_edge_col(t.at, t.at.rank)]);
+    LK_NO_UNROLL for (int u = 0; u <= (int)(a.vocab / LK_VEC<T>) >> call.team_log2; u++) { /* as often in every row */
+        float x[LK_VEC<T>] LK_UNSET, w[LK_VEC<T>] LK_UNSET;
+        if (u < t.at.count) lk_ce_prob_get<plain, true>(x, w, t, u, call);
+        if (call.ordered) lk_ce_sync(t.at.team); /* the logits that lie where this step writes have been read */
+        if (u < t.at.count) lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, lk_ce_share_col(t.at, u), scale, wide);
     }
-    for (int i = row.rank; i < row.split.edge; i += size) {
-        const int col = (int)lk_edge_col<T>(row.split, i);
-        float x[1] = {i == row.rank ? single : lk_to_float(row.data[col])};
-        const float w[1] = {lk_ce_prob_weight(call, lk_to_float(prob[col]), col)};
-        lk_ce_prob_differentiate<T>(x, w, g, a, row.number, col, scale, false);
+    LK_NO_UNROLL for (int i = t.at.rank; i < t.at.edge; i += t.at.team) {
+        const int col = lk_ce_edge_col(t.at, i);
+        float x[1] = {i == t.at.rank ? single : lk_to_float(t.at.logits[col])};
+        const float w[1] = {lk_ce_prob_weight<plain>(call, lk_to_float(t.prob[col]), col)};
+        lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, col, scale, false);
     }
-    if (row.there) lk_ce_zero_padding<T>(call, row.number, a.vocab, row.rank, size);
+    if (row < a.rows) lk_ce_zero_padding<T>(call, row, a.vocab, t.at.rank, t.at.team);
 }
 
-/* All directions; Q: the type of target_prob. A team of up to 32 lanes, a block or a cluster owns a row. It reads the row for its
- * state, whose weights are u[j]; backward, which has lse, reads the probabilities alone, for their sum. Gradients take a second
- * reading, by the same threads and mostly from the caches. */
-template <class T, class Q, bool backward>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CE_PROB_BLOCKS)
+/* All directions; Q: the type of target_prob. plain: no softcap, class_weight, entropy, argmax and dentropy. A team of up to 32
+ * lanes, a block or a cluster owns a row, which stays in shared memory. The sums of u, and in forward the state, are taken as the
+ * vectors arrive, in two halves; gradients are computed from the slots. */
+template <class T, class Q, bool plain, bool backward>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
     lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
-    LK_SHARED(lk_ce_row_inbox, inbox, [1]);
+    LK_DYN_SMEM(lk_vec<T>, slots); /* and after them those of probabilities */
+    LK_SHARED(lk_ce_inbox, inbox, [1]);
+    constexpr bool exact = sizeof(T) == 4;
     const lk_cross_entropy_args &a = call.a;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const lk_row<T> row =
-        lk_row_of<LK_TEAM_ANY, LK_CROSS_ENTROPY_THREADS>(call.team, (const T *)a.logits, a.logits_stride, a.rows, a.vocab);
-    const Q *const prob = (const Q *)a.target_prob + row.number * a.target_prob_stride;
-    lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
+    const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const int64_t row = lk_ce_row_of(call);
+    const bool there = row < a.rows;
+    lk_ce_prob_thread<T, Q> t;
+    t.at = lk_ce_share_of<T>(call, row);
+    t.in_slots = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.in_slots + 1) / 2;
+    t.slot = &slots + threadIdx.x, t.prob_slot = (lk_vec<Q> *)(&slots + call.slots * (int)blockDim.x) + threadIdx.x;
+    t.prob = (const Q *)a.target_prob + row * a.target_prob_stride;
+    t.wide = (uintptr_t)(t.prob + t.at.head) % 16 == 0;
+    lk_ce_inbox_begin(inbox);
+    lk_cluster_begin();
     if (!backward) lk_griddepcontrol_launch_dependents();
-    lk_row_prefetch<1>(row);
+    if (t.at.count > 0) lk_prefetch_l2(t.at.first);
+    if (t.at.count > 0) lk_prefetch_l2(t.prob + lk_ce_share_col(t.at, 0));
     lk_griddepcontrol_wait();
-    const lk_ce_upstream up = lk_ce_load_upstream<false, backward>(call, row.number, row.there ? 0 : -1);
-    lk_ce_row s = lk_ce_prob_read<backward>(call, row, prob, inbox, scale);
-    if (!backward && row.there && row.rank == 0) {
-        s.target = s.max; /* any finite value. With label_smoothing 1 and vocab 1 the loss is sum_j u[j] (lse - z[j]) */
-        lk_ce_put_result<true>(call, row.number, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
-        if (row.number == 0 && !call.row_losses.loss && a.valid_rows) *a.valid_rows = a.rows;
-        if (row.number == 0 && !call.row_losses.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
+    lk_ce_prob_copy(t, 0, t.half);
+    lk_ce_prob_copy(t, t.half, t.in_slots);
+    const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, row, there ? 0 : -1);
+    lk_cluster_ready();
+    lk_ce_row s = lk_ce_prob_read<plain, backward>(call, t, scale);
+    if constexpr (backward) {
+        s.weights = lk_ce_sum(s.weights, t.at.team);
+    } else {
+        float unused = 0.0f;
+        s = lk_ce_row_warp<true, exact>(s, scale, t.at.team);
+        s = lk_ce_exchange<true, exact>(inbox, s, scale, t.at.team, 0, t.at.rank == 0, &unused);
     }
-    if (a.dlogits) lk_ce_prob_write(call, row, prob, lk_ce_prob_factors<backward>(call, row.number, up, s, scale), scale);
+    if (!backward && there && t.at.rank == 0) {
+        s.target = s.max; /* any finite value. With label_smoothing 1 and vocab 1 the loss is sum_j u[j] (lse - z[j]) */
+        lk_ce_put_result<!plain>(call, row, {-1, true, false}, 1.0f, lk_ce_row_finish(s, {scale, 1.0f, a.z_loss, 1.0f, 1}));
+        if (row == 0 && !call.row_losses.loss && a.valid_rows) *a.valid_rows = a.rows;
+        if (row == 0 && !call.row_losses.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
+    }
+    if (a.dlogits) lk_ce_prob_write<plain>(call, t, row, lk_ce_prob_factors<plain, backward>(call, row, up, s, scale), scale);
     if (backward) lk_griddepcontrol_launch_dependents();
 }
 
-/* Rows with class probabilities, in any direction. Where a row is read twice, it gets so many blocks that the caches may
- * still hold it the second time. */
+/* Rows with class probabilities, in any direction. */
+template <class T, class Q, bool backward>
+LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                           cudaStream_t stream)
+{
+    constexpr int bytes = 16 * (1 + LK_VEC<T> / LK_VEC<Q>), slots = LK_CE_PROB_SLOTS(bytes);
+    const lk_cross_entropy_args &a = call.a;
+    const bool plain = a.softcap == 0.0f && !a.class_weight && !a.entropy && !a.argmax && !a.dentropy;
+    const lk_ce_layout at = lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, bytes, 0, slots, slots);
+    call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
+    return lk_launch_pdl(op, device,
+                         plain ? lk_cross_entropy_prob_kernel<T, Q, true, backward> : lk_cross_entropy_prob_kernel<T, Q, false, backward>,
+                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, at.bytes ? (size_t)at.bytes : 16, stream, call);
+}
 template <class T, bool backward>
 LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
 {
-    const lk_cross_entropy_args &a = call.a;
-    const bool f32 = a.target_prob_dtype == LK_DTYPE_F32;
-    const int64_t bytes = a.vocab * (int64_t)(sizeof(T) + (f32 ? 4 : sizeof(T)));
-    call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes);
-    int64_t preferred = lk_ceil_div(a.vocab, 2 * LK_VEC<T>), cluster = 1;
-    if (call.ordered && preferred < 8) preferred = 8; /* single elements are read at once then, one per thread */
-    if (path == LK_CROSS_ENTROPY_CLUSTER) cluster = lk_team_cluster(device, a.rows);
-    if (!a.path && path != LK_CROSS_ENTROPY_WARP && a.dlogits && device->arch >= 90)
-        while (cluster < 8 && bytes > cluster * LK_CE_PROB_BYTES) cluster *= 2;
-    if (path != LK_CROSS_ENTROPY_WARP) preferred = cluster * LK_CROSS_ENTROPY_THREADS;
-    call.team = lk_team_of(a.rows, preferred, path == LK_CROSS_ENTROPY_WARP ? 32 : preferred, LK_CROSS_ENTROPY_THREADS);
-    return lk_launch_pdl(op, device,
-                         f32 ? lk_cross_entropy_prob_kernel<T, lk_f32, backward> : lk_cross_entropy_prob_kernel<T, T, backward>,
-                         call.team.grid, call.team.cluster, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
+    if (call.a.target_prob_dtype == LK_DTYPE_F32) return lk_cross_entropy_prob_of<T, lk_f32, backward>(op, device, call, stream);
+    return lk_cross_entropy_prob_of<T, T, backward>(op, device, call, stream);
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */

@@ -105,23 +105,23 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise_halfway(lk_ce_
 }
 
 /* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. skip: a weight of 0
- * times -inf counts 0. */
-template <bool skip = false, int n>
+ * times -inf counts 0. entropic: for the entropy too. */
+template <bool skip = false, bool entropic = true, int n>
 LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
 {
     float max = s.max;
     LK_UNROLL for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
     s = lk_ce_row_raise(s, max, scale);
     const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
-    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, terms = 0.0f;
     LK_UNROLL for (int j = 0; j < n; j++) {
         const float d = v[j] - reference, e = lk_ex2(rate * d);
         sum += e;
         weights += w[j];
         weighted = fmaf(w[j], skip && w[j] == 0.0f ? 0.0f : d, weighted);
-        entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+        if (entropic) terms = fmaf(e, fmaxf(d, -FLT_MAX), terms); /* 0 times -inf counts 0 */
     }
-    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
+    s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += terms;
     return s;
 }
 

@@ -1165,6 +1165,7 @@ static void case_check(void)
             char *memory = NULL;
             TEST_CUDA(cudaMalloc(&memory, 1 << 16));
             TEST_CUDA(cudaMemset(memory, 0, 1 << 16));
+            TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
             a.logits = memory, a.target = memory + 4096, a.loss = (float *)(memory + 8192), a.rows = 4, a.vocab = other[i].own;
             a.workspace = memory + 16384, a.workspace_bytes = 32768;
             a.parallel.vocab_total = 16, a.parallel.ranks = 2, a.parallel.user = (void *)(uintptr_t)theirs;
