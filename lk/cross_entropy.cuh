@@ -993,10 +993,9 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
         t->y = -1;
     } else if (t->y >= 0) {
         g = lk_ce_factors(a, call.classes, up, up.lse, weights, t->owner ? t->term : NULL);
-        const float p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g.rate, &g.base);
+        const bool dentropy = !plain && a.dentropy;
+        const float p_scale = lk_ce_base_of_lse(&g, up, scale, dentropy, dentropy ? a.entropy[t->row] : 0.0f);
         g.p_factor *= p_scale;
-        if (!plain && a.dentropy)
-            lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, a.entropy[t->row], scale);
         if (t->owner) t->term->p_scale = p_scale;
         if (t->owner && a.parallel.vocab_total) t->term->others = a.others[t->row];
     }
@@ -1045,13 +1044,8 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
         if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
         const float weights = smooth && a.class_weight ? all.weights : (float)a.vocab;
         g = lk_ce_factors(a, call.classes, up, lse, weights, t->owner ? t->term : NULL);
-        g.rate = lk_ce_rate(scale * LK_LOG2E, all.max);
-        const float p_scale = lk_ce_p_scale_of_sum({all.max, all.sum}, inverse, g.rate, &g.base);
+        const float p_scale = lk_ce_base_of_state(&g, up, scale, !plain && a.dentropy, all, inverse);
         g.p_factor *= p_scale;
-        if (!plain && a.dentropy) { /* the mean of z is lse - entropy */
-            g.entropy_factor = up.entropy_factor * p_scale, g.center = lk_lse_reference(all.max);
-            g.shift = -scale * __fdiv_rn(all.entropic, all.sum);
-        }
         if (t->owner) t->term->p_scale = p_scale, t->term->others = others.sum * inverse;
     }
     return g;

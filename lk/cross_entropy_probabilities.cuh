@@ -177,21 +177,13 @@ LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, i
 {
     const lk_cross_entropy_args &a = call.a;
     const bool proper = backward ? lk_is_finite(up.lse) : s.sum > 0.0f && lk_is_finite(s.sum);
+    const bool dentropy = !plain && a.dentropy && row < a.rows; /* a thread may be without a row */
     lk_ce_gradient g = {};
     float p_scale;
-    if (backward) {
-        p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g.rate, &g.base);
-        const float entropy = !plain && a.dentropy && row < a.rows ? a.entropy[row] : 0.0f; /* a thread may be without a row */
-        if (!plain) lk_ce_entropy_factors(&g, up.entropy_factor * p_scale, up.lse, up.lse_low, entropy, scale);
-    } else {
-        g.rate = lk_ce_rate(scale * LK_LOG2E, s.max);
-        p_scale = lk_ce_p_scale_of_sum({s.max, s.sum}, __fdividef(1.0f, s.sum), g.rate, &g.base);
-        if (a.z_loss > 0.0f) up.lse = lk_ce_row_finish<false>(s, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-        g.entropy_factor = up.entropy_factor * p_scale, g.center = lk_lse_reference(s.max);
-        g.shift = -scale * __fdiv_rn(s.entropic, s.sum);
-    }
-    float G = a.dlse ? a.logit_scale * up.dlse : 0.0f;
-    if (a.z_loss > 0.0f) G = fmaf(2.0f * a.z_loss * up.lse, up.h * a.logit_scale, G);
+    if (backward) p_scale = lk_ce_base_of_lse(&g, up, scale, dentropy, dentropy ? a.entropy[row] : 0.0f);
+    else p_scale = lk_ce_base_of_state(&g, up, scale, dentropy, s, __fdividef(1.0f, s.sum));
+    if (!backward && a.z_loss > 0.0f) up.lse = lk_ce_row_finish<false>(s, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
+    const float G = lk_ce_lse_factor(a, up, up.lse);
     g.w_factor = up.f * a.logit_scale, g.p_factor = proper ? fmaf(g.w_factor, s.weights, G) * p_scale : NAN;
     return g;
 }

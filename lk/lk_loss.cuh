@@ -323,21 +323,29 @@ typedef struct {
     float f, h, dlse, lse, lse_low, weight, entropy_factor;
 } lk_ce_upstream;
 
+/* G: the gradient of lse, times logit_scale. */
+template <class Args> LK_DEVICE float lk_ce_lse_factor(const Args &a, lk_ce_upstream up, float lse)
+{
+    float G = 0.0f;
+    if (a.z_loss > 0.0f) G = 2.0f * a.z_loss * lse * (up.h * a.logit_scale);
+    if (a.dlse) G = fmaf(a.logit_scale, up.dlse, G);
+    return G;
+}
+
 /* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
 template <class Args>
 LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_target_term *target_term)
 {
-    const float f = up.f * a.logit_scale, h = up.h * a.logit_scale;
+    const float f = up.f * a.logit_scale;
     lk_ce_gradient g = {};
-    float F = f * up.weight, G = 0.0f, w_term = 0.0f;
+    float F = f * up.weight, w_term = 0.0f;
     if (a.label_smoothing > 0.0f) {
         g.w_factor = f * __fdiv_rn(a.label_smoothing, (float)classes);
         F = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
         w_term = g.w_factor * (weights - up.weight);
     }
-    if (a.z_loss > 0.0f) G = 2.0f * a.z_loss * lse * h;
-    if (a.dlse) G = fmaf(a.logit_scale, up.dlse, G);
+    const float G = lk_ce_lse_factor(a, up, lse);
     g.p_factor = F + G;
     if (target_term) target_term->F = F, target_term->G = G, target_term->w_term = w_term;
     return g;
@@ -395,6 +403,24 @@ LK_DEVICE float lk_ce_p_scale_of_sum(lk_lse s, float inverse, float rate, float 
     *base = product + power;
     const float added = *base - product, lost = (product - (*base - added)) + (power - added);
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
+}
+
+/* rate and base from a row's lse, or from its state with inverse = 1 / sum. dentropy: its factors too; the mean of z is
+ * lse - entropy. Returns p_scale. */
+LK_DEVICE float lk_ce_base_of_lse(lk_ce_gradient *g, lk_ce_upstream up, float scale, bool dentropy, float entropy)
+{
+    const float p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &g->rate, &g->base);
+    if (dentropy) lk_ce_entropy_factors(g, up.entropy_factor * p_scale, up.lse, up.lse_low, entropy, scale);
+    return p_scale;
+}
+LK_DEVICE float lk_ce_base_of_state(lk_ce_gradient *g, lk_ce_upstream up, float scale, bool dentropy, lk_ce_row s, float inverse)
+{
+    g->rate = lk_ce_rate(scale * LK_LOG2E, s.max);
+    const float p_scale = lk_ce_p_scale_of_sum({s.max, s.sum}, inverse, g->rate, &g->base);
+    if (!dentropy) return p_scale;
+    g->entropy_factor = up.entropy_factor * p_scale, g->center = lk_lse_reference(s.max);
+    g->shift = -scale * __fdiv_rn(s.entropic, s.sum);
+    return p_scale;
 }
 
 /* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
