@@ -999,13 +999,12 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
 }
 
 /* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
- *   dZ[j] = (F + G + bend(z[j])) p[j] - w_factor w[j]                                      for j != y
- *   dZ[y] = (G + bend(z[y])) p[y] - F (1 - p[y]) + w_factor (sum of w[j] - w[y])
+ *   dZ[j] = (F + G + bend(z[j])) p[j] - w_factor w[j]             for j != y
+ *   dZ[y] = (G + bend(z[y])) p[y] - F (1 - p[y]) + w_term
  * bend(z) = -dentropy (z + entropy - lse). p_factor is F + G, or NaN where lse is not finite. */
 typedef struct {
-    float F, G, p_factor, w_factor;
-    float weight, weights; /* w[y]; the sum of all w[j] */
-    float entropy_factor, center;    /* -dentropy; entropy - lse */
+    float F, G, w_term, p_factor, w_factor; /* of lk_ce_target_term and lk_ce_gradient */
+    float entropy_factor, center;           /* -dentropy; entropy - lse */
 } lk_lce_terms;
 
 LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
@@ -1014,12 +1013,12 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     const lk_lce_workspace &ws = p.ws;
     lk_lce_terms t = {};
     if (y < 0) return t;
-    const float f = ws.factor[row] * a.logit_scale;
-    t.weight = ws.weight ? ws.weight[row] : 1.0f, t.weights = ws.counts->weights;
-    t.w_factor = f * __fdiv_rn(a.label_smoothing, (float)p.call.classes);
-    t.F = fmaf(f * (1.0f - a.label_smoothing), t.weight, t.w_factor * t.weights);
-    t.G = (a.z_loss > 0.0f ? 2.0f * a.z_loss * lse * f : 0.0f) + (ws.dlse ? a.logit_scale * ws.dlse[row] : 0.0f);
-    t.p_factor = lk_is_finite(lse) ? t.F + t.G : NAN;
+    lk_ce_upstream up = {};
+    up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
+    lk_ce_target_term term;
+    const lk_ce_gradient g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
+    t.F = term.F, t.G = term.G, t.w_term = term.w_term, t.w_factor = g.w_factor;
+    t.p_factor = lk_is_finite(lse) ? g.p_factor : NAN;
     if (ws.dentropy) t.entropy_factor = -a.logit_scale * ws.dentropy[row], t.center = entropy - lse;
     return t;
 }
@@ -1039,7 +1038,7 @@ LK_DEVICE float lk_lce_entropy_term(const lk_lce_terms &t, float p, float z)
 /* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
 LK_DEVICE float lk_lce_target_dz(const lk_lce_terms &t, float p, float z, float others, float slope)
 {
-    return slope * (fmaf(t.G, p, t.w_factor * (t.weights - t.weight)) - t.F * others + lk_lce_entropy_term(t, p, z));
+    return slope * (fmaf(t.G, p, t.w_term) - t.F * others + lk_lce_entropy_term(t, p, z));
 }
 
 /* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
