@@ -37,7 +37,7 @@
  *            lk_cross_entropy_forward_backward_bf16 computes the loss and dlogits in one call, without lse, valid_rows or
  *            weight_sum. It has a workspace function of its own. A reduced loss takes 128 bytes of workspace and 4 per row, 4
  *            more with z_loss, 4 more with class_weight or weight_sum, rows rounded up to 64; a mean in forward_backward takes
- *            the 128 even without loss. The workspace functions read shapes, options and which outputs are wanted; logits and
+ *            the 128 even without loss, and so does backward with class_weight and label_smoothing. The workspace functions read shapes, options and which outputs are wanted; logits and
  *            target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
  *            When upstream is known, correct dlogits in place by lk_rescale_bf16 of lk_scale.cuh: factor is upstream, divisor
@@ -153,8 +153,8 @@ typedef struct {
     void *states;              /* F out            ranks, without all_gather: the states of this rank's columns */
     const void *all_states;    /* finish in        ranks: the states of all of them, in their order */
     float *others;             /* F FB out, B in   ranks: f32 [rows], sum_{j != y} p[j] over all of them; B: required */
-    void *workspace;           /* F FB             at least the queried bytes, aligned to 128; NULL where that is 0 */
-    size_t workspace_bytes;    /* F FB */
+    void *workspace;           /* F B FB           at least the queried bytes, aligned to 128; NULL where that is 0 */
+    size_t workspace_bytes;    /* F B FB */
     lk_vocab_parallel parallel; /* ranks: which columns are this call's. Zeroed: all */
     int64_t rows;              /* at least 0 */
     int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
@@ -258,6 +258,7 @@ typedef struct {
 typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     int64_t valid_rows;
     float weight_sum; /* where there are class weights */
+    float weights;    /* backward: W */
 } lk_ce_counts;
 
 /* The calls, and whose they are: this header's, cross_entropy_parallel.cuh's or cross_entropy_probabilities.cuh's. */
@@ -272,6 +273,7 @@ typedef struct {
     const int64_t *valid_rows;   /* gradients of a mean: the number of rows counted; NULL: `valid` */
     int64_t valid;
     const float *over;           /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
+    const float *weight_total;   /* backward with class weights and smoothing: W; else NULL */
     int64_t padded_end;          /* columns vocab to padded_end - 1 of dlogits become 0 */
     int team_log2;               /* a row has 1 << team_log2 threads: up to 32, short ones up to 128; or a block, or a cluster */
     int slots;                   /* per thread */
@@ -288,6 +290,10 @@ typedef struct {
 LK_HOST bool lk_cross_entropy_reduced(const lk_cross_entropy_args *a)
 {
     return a->reduction != LK_REDUCTION_NONE && (a->loss || a->z_loss_out);
+}
+LK_HOST bool lk_cross_entropy_sums_weights(const lk_cross_entropy_args *a) /* backward needs W */
+{
+    return a->class_weight && a->label_smoothing > 0.0f;
 }
 LK_HOST bool lk_cross_entropy_is_plain(const lk_cross_entropy_args *a)
 {
@@ -964,19 +970,10 @@ template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_e
     if (t->owner && (unsigned)y < (unsigned)call.a.vocab) t->logit = lk_to_float(at.logits[y]);
 }
 
-/* W, for all threads of a row. weight: w[y]. */
-template <class T> LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, float weight)
+/* W; without class weights, or where it is not used, the number of classes. */
+LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &call)
 {
-    const lk_cross_entropy_args &a = call.a;
-    if (!a.class_weight || a.label_smoothing == 0.0f) return (float)call.classes; /* there are none, or W is not used */
-    float weights = 0.0f;
-    if (call.state_bytes) { /* the states of a row that is read have it, except for the target's */
-        LK_NO_UNROLL for (int rank = 0; t.read && rank < a.parallel.ranks; rank++)
-            weights += lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + t.row).weights;
-        return weights + weight;
-    }
-    for (int64_t col = t.at.rank; col < call.classes; col += t.at.team) weights += a.class_weight[col];
-    return lk_ce_sum(weights, t.at.team);
+    return call.weight_total ? *call.weight_total : (float)call.classes;
 }
 
 /* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
@@ -985,7 +982,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
 {
     const lk_cross_entropy_args &a = call.a;
     lk_ce_gradient g = {};
-    const float weights = plain ? (float)call.classes : lk_ce_weights(call, *t, up.weight);
+    const float weights = plain ? (float)call.classes : lk_ce_weights(call);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
@@ -1723,6 +1720,19 @@ LK_HOST lk_status lk_cross_entropy_sum(const char *op, const lk_device *device, 
     return lk_launch_pdl(op, device, lk_cross_entropy_sum_kernel<1024, 8>, cluster, cluster, 1024, 0, stream, call);
 }
 
+/* W, once for all rows of backward: the sum of the class weights, by one cluster. */
+LK_KERNEL void __launch_bounds__(1024) lk_cross_entropy_weights_kernel(const __grid_constant__ lk_cross_entropy_call call)
+{
+    const int rank = (int)(lk_cluster_ctarank() * blockDim.x + threadIdx.x), step = (int)(lk_cluster_nctarank() * blockDim.x);
+    float sum[1] = {0.0f}, lost = 0.0f;
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    LK_UNROLL_BY(4) for (int64_t col = rank; col < call.classes; col += step) lk_kahan_add(sum, &lost, call.a.class_weight[col]);
+    lk_cluster_ready();
+    lk_sum_cluster(sum, 0);
+    if (rank == 0) call.counts->weights = sum[0];
+}
+
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
 /* What lies in the workspace of a call. */
@@ -1734,13 +1744,16 @@ typedef struct {
     size_t bytes;                            /* of all */
 } lk_ce_space;
 
-LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int direction)
+LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int whose, int direction)
 {
     lk_ce_space s = {};
     const bool split = a->parallel.vocab_total && (direction == LK_CE_FORWARD || direction == LK_CE_BOTH),
                gradient = direction == LK_CE_BOTH;
-    if (direction == LK_CE_BACKWARD || (split && !a->parallel.all_gather)) return s;
-    const bool reduced = lk_cross_entropy_reduced(a), needs_counts = gradient && a->reduction == LK_REDUCTION_MEAN;
+    const bool back = direction == LK_CE_BACKWARD;
+    const bool sums_weights = (back || (split && gradient)) && whose != LK_CE_PROBABILITIES && lk_cross_entropy_sums_weights(a);
+    if ((back && !sums_weights) || (split && !a->parallel.all_gather)) return s;
+    const bool reduced = !back && lk_cross_entropy_reduced(a);
+    const bool needs_counts = sums_weights || (gradient && a->reduction == LK_REDUCTION_MEAN);
     const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
     const int64_t rows = a->rows > most ? most : a->rows > 0 ? lk_ceil_div(a->rows, 64) * 64 : 0;
     const int64_t states = rows * lk_ce_state_bytes(a);
@@ -1853,7 +1866,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     lk_cross_entropy_check_slice(&checks, a);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
-    const size_t bytes = lk_ce_space_of(a, direction).bytes;
+    const size_t bytes = lk_ce_space_of(a, whose, direction).bytes;
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
@@ -1914,17 +1927,22 @@ LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_
 {
     lk_cross_entropy_args a = {};
     const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, LK_QUERY, &a);
-    if (!status && bytes) *bytes = lk_ce_space_of(&a, direction).bytes;
+    if (!status && bytes) *bytes = lk_ce_space_of(&a, whose, direction).bytes;
     return status;
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* What divides the gradients of a mean in backward: what forward has counted. */
-LK_HOST void lk_cross_entropy_set_counts(lk_cross_entropy_call *call)
+/* What backward needs of all rows, which forward has counted, and W. */
+LK_HOST lk_status lk_cross_entropy_prepare_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                                    cudaStream_t stream)
 {
-    const lk_cross_entropy_args &a = call->a;
-    call->valid_rows = a.valid_rows, call->over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
+    const lk_cross_entropy_args &a = call.a;
+    call.valid_rows = a.valid_rows, call.over = a.denominator ? a.denominator : a.class_weight ? a.weight_sum : NULL;
+    if (a.rows == 0 || !lk_cross_entropy_sums_weights(&a)) return LK_OK;
+    const int cluster = lk_cross_entropy_sum_blocks(device, call.classes, sizeof(float));
+    call.counts = (lk_ce_counts *)a.workspace, call.weight_total = &call.counts->weights;
+    return lk_launch_pdl(op, device, lk_cross_entropy_weights_kernel, cluster, cluster, 1024, 0, stream, call);
 }
 
 /* backward. */
@@ -1932,8 +1950,8 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                                 cudaStream_t stream)
 {
-    lk_cross_entropy_set_counts(&call);
-    return call.a.rows > 0 ? lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream) : LK_OK;
+    const lk_status status = lk_cross_entropy_prepare_backward(op, device, call, stream);
+    return !status && call.a.rows > 0 ? lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream) : status;
 }
 
 /* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. The
@@ -1982,7 +2000,7 @@ LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entr
     const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, error ? 90 : device->arch, &a);
     if (status) return status;
     *call = lk_cross_entropy_call_of<T>(a);
-    call->row_losses = lk_ce_space_of(&call->a, direction).row_losses;
+    call->row_losses = lk_ce_space_of(&call->a, whose, direction).row_losses;
     return lk_asked_device(op, error);
 }
 

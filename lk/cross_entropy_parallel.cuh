@@ -157,8 +157,8 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_run_ranks_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                                       cudaStream_t stream)
 {
-    lk_cross_entropy_set_counts(&call);
-    return call.a.rows > 0 ? lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(op, device, call, stream) : LK_OK;
+    const lk_status status = lk_cross_entropy_prepare_backward(op, device, call, stream);
+    return !status && call.a.rows > 0 ? lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(op, device, call, stream) : status;
 }
 
 /* forward and forward_backward: states, all_gather, finish; then, for forward_backward, backward. */
@@ -168,7 +168,7 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
 {
     lk_cross_entropy_args &a = call.a;
     const lk_vocab_parallel v = a.parallel;
-    const lk_ce_space x = lk_ce_space_of(&a, direction);
+    const lk_ce_space x = lk_ce_space_of(&a, LK_CE_RANKS, direction);
     if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
     if (direction == LK_CE_BOTH) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
         const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;

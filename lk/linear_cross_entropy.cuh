@@ -477,7 +477,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t col = from; ws.owners && col < a.vocab; col += step) ws.owners[col] = {INT32_MAX, 0};
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
-    const bool sums_weights = (ws.states || ws.target_dz) && a.class_weight && a.label_smoothing > 0.0f;
+    const bool sums_weights = a.class_weight && a.label_smoothing > 0.0f;
     for (int64_t col = thread; sums_weights && col < p.call.classes; col += LK_LCE_THREADS)
         all.weight += p.call.weights[col] * (ws.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
@@ -925,6 +925,7 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     if (ws.dlse) f.dlse = ws.dlse + chunk.first_row;
     if (ws.dentropy) f.dentropy = ws.dentropy + chunk.first_row;
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
+    if (lk_cross_entropy_sums_weights(&f)) p.weight_total = &ws.counts->weights;
     if (!call.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
     if (!call.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
     return call.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)

@@ -738,8 +738,8 @@ static bool setup_workspace(const problem *p, int run)
     if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
     test_buffer_upload(&buffers[WORKSPACE]);
-    if (gives_loss(p->direction)) args.workspace_bytes = bytes;
-    if (gives_loss(p->direction)) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL;
+    if (gives_loss(p->direction) || bytes) args.workspace_bytes = bytes;
+    if (gives_loss(p->direction) || bytes) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL;
     return status == LK_OK;
 }
 
@@ -786,13 +786,14 @@ static bool setup(const problem *p, int run)
     const bool total = loss && reduced && (p->has[LOSS] || p->has[Z_LOSS]), tally = p->direction == BOTH && p->on[MEAN];
     const int kinds = total ? 1 + p->on[Z] + (p->has[WEIGHT] || p->has[WEIGHT_SUM]) : 0;
     const size_t sums = (size_t)kinds * ((size_t)p->rows * 4 + 255);
-    const bool good = status == LK_OK && bytes <= (total || tally ? 128 : 0) + sums;
+    const bool weights = p->direction == BACKWARD && p->on[WEIGHTS] && p->on[SMOOTHING] && !p->prob; /* their sum */
+    const bool good = status == LK_OK && bytes <= (total || tally || weights ? 128 : 0) + sums && (bytes || !weights);
     if (!test_that(good))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
     if (!good) bytes = 0;
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
     test_buffer_upload(&buffers[WORKSPACE]);
-    if (loss) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, args.workspace_bytes = bytes;
+    if (loss || bytes) args.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, args.workspace_bytes = bytes;
     return good;
 }
 
@@ -1623,10 +1624,16 @@ static void sequence(problem p)
     p.has[VALID] = p.has[WEIGHT_SUM] = true;
     settle_tensors(&f);
     setup(&f, 0);
-    const lk_cross_entropy_args first = args;
+    lk_cross_entropy_args first = args;
     collect(&f);  /* which lets go of the buffers that both have */
     setup(&p, 0); /* its lse and counts are about to be overwritten */
     lk_cross_entropy_args second = args;
+    const bool needed = p.on[WEIGHTS] && p.on[SMOOTHING]; /* by backward: the sum of the weights */
+    const size_t most = needed && second.workspace_bytes > first.workspace_bytes ? second.workspace_bytes : first.workspace_bytes;
+    test_buffer_size(&buffers[WORKSPACE], most, most ? 128 : 0, 0x5a);
+    test_buffer_upload(&buffers[WORKSPACE]);
+    first.workspace = most ? test_buffer_device(&buffers[WORKSPACE]) : NULL, first.workspace_bytes = most;
+    if (needed) second.workspace = first.workspace, second.workspace_bytes = most;
     if (p.seed % 4 > 1 && !p.has[BAD_COUNT]) {
         second.loss = first.loss, second.z_loss_out = first.z_loss_out, second.zero_when_empty = first.zero_when_empty;
         second.entropy = first.entropy, second.argmax = first.argmax;

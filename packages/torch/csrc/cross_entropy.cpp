@@ -248,6 +248,9 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.a.dlogits = d.mutable_data_ptr();
+    LOSS_RUN(c, backward_workspace_bytes, logits, &c.a, &c.a.workspace_bytes);
+    const Workspace workspace(c.a.workspace_bytes);
+    c.a.workspace = workspace.start;
     LOSS_RUN(c, backward, logits, &c.a, c.stream);
     return d;
 }
