@@ -5,7 +5,8 @@
  *   lse[r]     = log sum_j exp(z[r,j]),   p[r,j] = exp(z[r,j] - lse[r])
  *   class[r]   = (1 - e) w[y] (lse[r] - z[r,y]) + (e / vocab) (W lse[r] - sum_j w[j] z[r,j])
  *                with y = target[r], e = label_smoothing, w = class_weight (1 without), W = sum_j w[j]
- *   z_loss[r]  = k lse[r]^2,   k = the option z_loss
+ *                with the option row_weight times row_weight[r]
+ *   z_loss[r]  = k lse[r]^2,   k = the option z_loss; likewise times row_weight[r]
  *   entropy[r] = lse[r] - sum_j p[r,j] z[r,j]
  *   loss       none: class[r] + z_loss[r] for each row
  *              sum:  sum_r (class[r] + z_loss[r])
@@ -13,7 +14,7 @@
  *                    with valid_rows = the number of rows that are not ignored, weight_sum = the sum of w[target[r]] over those
  *                    of them with a good target, D = weight_sum with class weights, else valid_rows
  *                    with the option denominator both sums are divided by it: D and valid_rows are this number then
- *   backward   f = h = upstream; for mean f = upstream / D, h = upstream / valid_rows
+ *   backward   f = h = upstream, times row_weight[r]; for mean f is divided by D, h by valid_rows
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
  *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]
@@ -61,6 +62,9 @@
  *            number is divided by, NaN and infinities too. Only LK_REDUCTION_MEAN uses it.
  *            dentropy: the gradient of each row's entropy, added like dlse and not divided by D. backward also needs the
  *            entropy of forward, in the field entropy; forward_backward does not.
+ *            row_weight: any number, also 0 or negative (an advantage). It scales a row's loss, z-loss and their gradient, not
+ *            lse, entropy, argmax, dlse and dentropy. valid_rows and weight_sum stay as they are; for a weighted mean pass the
+ *            sum of row_weight as denominator. The weight of an ignored row is not used.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
  *            Their gradient is minus upstream, one number per row.
@@ -134,6 +138,7 @@ typedef struct {
     const void *target_prob;   /* F B FB in        target_prob_dtype [rows, vocab], instead of target, which is NULL then: of
                                                    cross_entropy_probabilities.cuh alone */
     const float *class_weight; /* F B FB in        f32 [vocab]; NULL means 1 */
+    const float *row_weight;   /* F B FB in        f32 [rows], a factor of each row's loss and of its gradient; NULL: 1 */
     const float *upstream;     /* B FB in          f32 [1], or [rows] with upstream_per_row: the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in          f32 [rows], a gradient of lse from elsewhere, which is added; NULL: none */
     const float *dentropy;     /* B FB in          f32 [rows], the gradient of entropy, likewise; NULL: none */
@@ -269,6 +274,7 @@ enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES };
 typedef struct {
     lk_cross_entropy_args a;
     lk_ce_row_losses row_losses; /* for a reduced loss */
+    const float *loss_weight;    /* a.row_weight; linear_cross_entropy, whose upstream has it already, sets this alone */
     lk_ce_counts *counts;        /* the count is written here too; NULL: to the caller alone */
     const int64_t *valid_rows;   /* gradients of a mean: the number of rows counted; NULL: `valid` */
     int64_t valid;
@@ -316,6 +322,7 @@ LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, 
     if (a.lse_low) a.lse_low[row] = r.lse_low;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
+    if (call.loss_weight && label.counted) r.class_loss *= call.loss_weight[row], r.z_loss *= call.loss_weight[row];
     if (!call.row_losses.loss) {
         if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
         if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
@@ -833,6 +840,7 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, 
     lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f};
     if (y == -1) return up; /* ignored */
     if (call.a.upstream) up.f = up.h = call.a.upstream[call.a.upstream_per_row ? row : 0];
+    if (call.a.row_weight) up.f = up.h = up.f * call.a.row_weight[row];
     if (call.a.dlse) up.dlse = call.a.dlse[row];
     if (backward) up.lse = call.a.lse[row];
     if (backward && call.a.lse_low) up.lse_low = call.a.lse_low[row];
@@ -1330,8 +1338,8 @@ LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROS
     }
 }
 
-/* What a row's gradient reads besides logits, target and class weight. f: upstream; over, valid: as in the call.
- * lk_ce_upstream is loaded later, which is slower for short rows (bench/results/choices/cross_entropy.md). */
+/* What a row's gradient reads besides logits, target and class weight. f: upstream times row_weight; over, valid: as in the
+ * call. lk_ce_upstream is loaded later, which is slower for short rows (bench/results/choices/cross_entropy.md). */
 typedef struct {
     float f, dlse, lse, lse_low, over;
     int64_t valid;
@@ -1346,6 +1354,7 @@ LK_DEVICE lk_ce_short_upstream lk_ce_short_load_upstream(const lk_cross_entropy_
     if (there && backward) in.lse = a.lse[row];
     if (there && backward && a.lse_low) in.lse_low = a.lse_low[row];
     if (there && a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0];
+    if (there && a.row_weight) in.f *= a.row_weight[row];
     if (there && a.dlse) in.dlse = a.dlse[row];
     if (mean && call.valid_rows) in.valid = *call.valid_rows;
     if (mean && call.over) in.over = *call.over;
@@ -1874,6 +1883,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"target_prob", a->target_prob, lk_dtype_bytes<T>(a->target_prob_dtype), prob ? LK_REQUIRED : LK_UNUSED, a->vocab,
          {{a->rows, &a->target_prob_stride, "target_prob_stride"}}},
         {"class_weight", a->class_weight, 4, LK_IN, some * classes},
+        {"row_weight", a->row_weight, 4, LK_IN, a->rows},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_row ? a->rows : some},
         {"dlse", a->dlse, 4, LK_IN, a->rows},
         {"dentropy", a->dentropy, 4, LK_IN, a->rows},
@@ -1983,6 +1993,7 @@ template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const 
 {
     lk_cross_entropy_call call = {};
     call.a = a, call.valid = a.rows;
+    call.loss_weight = a.row_weight;
     call.classes = a.parallel.vocab_total ? a.parallel.vocab_total : a.vocab;
     call.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
     call.padded_end = !a.zero_padding ? a.vocab : call.ordered ? a.logits_stride : a.dlogits_stride;

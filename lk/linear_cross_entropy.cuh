@@ -57,15 +57,15 @@
  *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse, entropy and all gradients are NaN,
  *            and argmax is -1.
  *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
- *            denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
+ *            row_weight, denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
  *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
  *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
  *            saved: forward leaves there what backward would compute again. ..._saved_bytes says how many bytes that takes.
- *            backward then has 2 matmuls instead of 3, for any upstream and dlse. It only reads saved, so it may be called
- *            again. Its device, shapes, inputs, options, path and lse must be forward's. The workspace and chunk_tokens may
- *            differ. A copy of saved must have an address that is the same modulo 256.
+ *            backward then has 2 matmuls instead of 3, for any upstream, row_weight and dlse. It only reads saved, so it may
+ *            be called again. Its device, shapes, other inputs, options, path and lse must be forward's. The workspace and
+ *            chunk_tokens may differ. A copy of saved must have an address that is the same modulo 256.
  *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
  *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
  *            2048 and no multiple of 8; with ranks always. Else it takes CHUNKS. Nothing else changes this choice. So a call
@@ -168,6 +168,7 @@ typedef struct {
     const void *bias;          /*      in      bias_dtype [vocab]; -inf masks the column; NULL: none */
     const void *target;        /*      in      target_dtype [tokens] */
     const float *class_weight; /*      in      f32 [vocab]; NULL means 1 */
+    const float *row_weight;   /*      in      f32 [tokens], a factor of each token's loss and of its gradient; NULL: 1 */
     const float *upstream;     /* B FB in      f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL: 1 */
     const float *dlse;         /* B FB in      f32 [tokens], a gradient of lse from elsewhere, which is added; NULL: none */
     const float *dentropy;     /* B FB in      f32 [tokens], the gradient of entropy, likewise; NULL: none */
@@ -317,6 +318,7 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
     s.gives_loss = call->gives_loss, s.gradient = call->gradient, s.compact = call->compact, s.saves = call->saves;
     s.split = call->split, s.stores = call->stores, s.fused = call->fused, s.placement_unknown = call->placement_unknown;
     s.bias = a.bias, s.class_weight = a.class_weight, s.dlse = a.dlse, s.dentropy = a.dentropy, s.denominator = a.denominator;
+    s.row_weight = a.row_weight;
     s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.entropy = a.entropy, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
     s.accumulate = a.accumulate, s.tf32 = a.tf32;
@@ -347,6 +349,12 @@ LK_DEVICE int lk_lce_column(const lk_lce_call &call, lk_ce_label label)
     const int64_t col = label.y - call.a.parallel.vocab_start;
     if (!label.counted) return -1;
     return label.y >= 0 && col >= 0 && col < call.a.vocab ? (int)col : LK_LCE_ELSEWHERE;
+}
+
+/* The weight of a token that counts. */
+LK_DEVICE float lk_lce_row_weight(const lk_lce_args &a, int64_t token)
+{
+    return a.row_weight ? a.row_weight[token] : 1.0f;
 }
 
 #define LK_LCE_BLOCKS 3 /* at least, per SM; without this bound ptxas gives these kernels fewer registers than they need */
@@ -414,14 +422,15 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         const lk_ce_label label = lk_lce_look_up(p.call, token);
         if (label.y < 0) continue;
         if (a.class_weight) s.weight += p.call.weights[label.y];
-        if (sizes && !all_alike) s.upstream = fmaxf(s.upstream, fabsf(a.upstream[token]));
+        if (sizes) s.upstream = fmaxf(s.upstream, fabsf((all_alike ? 1.0f : a.upstream[token]) * lk_lce_row_weight(a, token)));
         if (sizes && a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
         if (sizes && a.dentropy) s.dlse = fmaxf(s.dlse, fabsf(a.dentropy[token]));
     }
     s = lk_lce_tally_block(s);
     const float valid = (float)s.counted, over = a.denominator ? *a.denominator : a.class_weight ? s.weight : valid;
     const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = ws.class_weight ? valid : over;
-    const float most = all_alike ? 1.0f : s.upstream, common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
+    const float most = all_alike && !a.row_weight ? 1.0f : s.upstream;
+    const float common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
     int e = sizes ? lk_lce_exponent(most) : p.power;
     float alpha = common * __int_as_float((127 + e - p.power) << 23);
     const bool alone = !a.dlse && !a.dentropy;
@@ -453,11 +462,12 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         ws.target[row] = lk_lce_column(p.call, label);
         if (ws.weight) ws.weight[row] = good ? p.call.weights[label.y] * (ws.class_weight ? rate : 1.0f) : 0.0f;
         if (ws.others && p.call.split && !p.call.gives_loss) ws.others[row] = label.counted ? a.others[token] : 0.0f;
+        if (ws.row_weight) ws.row_weight[row] = a.row_weight[token];
         if (ws.token) ws.token[row] = (int)token;
         if (ws.lse && p.call.saved_lse) ws.lse[row] = label.counted ? p.call.saved_lse[token] : 0.0f;
         if (ws.entropy && p.call.saved_entropy) ws.entropy[row] = label.counted ? p.call.saved_entropy[token] : 0.0f;
         if (!ws.factor) continue;
-        float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) : 0.0f;
+        float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) * lk_lce_row_weight(a, token) : 0.0f;
         if (mean) factor = over == 0.0f || !good ? 0.0f : in_alpha ? factor : __fdiv_rn(factor, divisor);
         ws.factor[row] = factor * shift;
         if (ws.dlse) ws.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
@@ -926,6 +936,7 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     if (ws.dentropy) f.dentropy = ws.dentropy + chunk.first_row;
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
     if (lk_cross_entropy_sums_weights(&f)) p.weight_total = &ws.counts->weights;
+    if (ws.row_weight) p.loss_weight = ws.row_weight + chunk.first_row;
     if (!call.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
     if (!call.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
     return call.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
@@ -988,6 +999,7 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
         const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
         r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
         others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+        if (ws.row_weight) r.class_loss *= ws.row_weight[row], r.z_loss *= ws.row_weight[row];
     }
     if (!writes) return r;
     if (ws.loss) ws.loss[row] = r.class_loss + r.z_loss;
@@ -1406,6 +1418,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"bias", a->bias, lk_dtype_bytes<T>(a->bias_dtype), LK_IN, vocab},
         {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->tokens},
         {"class_weight", a->class_weight, 4, LK_IN, some ? call->classes : 0},
+        {"row_weight", a->row_weight, 4, LK_IN, a->tokens},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
         {"dlse", a->dlse, 4, LK_IN, a->tokens},
         {"dentropy", a->dentropy, 4, LK_IN, a->tokens},
@@ -1460,7 +1473,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
 LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
 {
     lk_cross_entropy_args f = {};
-    f.target = a->target, f.class_weight = a->class_weight, f.denominator = a->denominator;
+    f.target = a->target, f.class_weight = a->class_weight, f.row_weight = a->row_weight, f.denominator = a->denominator;
     f.loss = a->loss, f.z_loss_out = a->z_loss_out, f.lse = a->lse, f.entropy = a->entropy, f.argmax = a->argmax;
     f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
     f.all_states = a->all_states, f.others = a->others, f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;

@@ -51,6 +51,7 @@ typedef struct {
     bool fused;                 /* the plan may be, or must be, LK_LCE_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
+    bool row_weight;            /* likewise */
     bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
 } lk_lce_shape;
 
@@ -118,8 +119,9 @@ typedef struct {
     int32_t *target;       /* [rows], the target's column here; -1: ignored, or no token; LK_LCE_ELSEWHERE: another rank has it;
                               a bad one: 0, with ranks LK_LCE_ELSEWHERE, and its factor is 0 */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
+    float *row_weight;     /* [rows], the caller's; where the call gives a loss */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
-    float *factor;         /* [rows], the gradient of the row's loss over counts->alpha */
+    float *factor;         /* [rows], the gradient of the row's loss, row_weight included, over counts->alpha */
     float *dlse, *dentropy; /* [rows] */
     float *loss, *z, *lse, *entropy; /* [rows] */
     int64_t *argmax;       /* [rows] */
@@ -239,6 +241,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, 
     lk_take(&ws.counts, arena, true, 1);
     lk_take(&ws.target, arena, true, rows);
     lk_take(&ws.weight, arena, s->class_weight, rows);
+    lk_take(&ws.row_weight, arena, s->gives_loss && s->row_weight, rows);
     lk_take(&ws.token, arena, s->compact, rows);
     lk_take(&ws.factor, arena, s->gradient, rows);
     lk_take(&ws.dlse, arena, s->gradient && s->dlse, rows);

@@ -13,6 +13,7 @@
  *   lse + lse_low log sum's, 2, 2^-22 |lse|, and 124 where the sum's reference is 60 below the maximum
  *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
  *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
+ *   row weights   times the weight's size, and 2 of the product: it is rounded, and so is the sum of two of them
  *   reduced       the sum of the rows' limits, and 16 of the sum of their magnitudes
  *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. Backward's from the lse that is
  *                 given, with lse_low where that is; in sequences, where it is forward's own, against the exact lse with its
@@ -59,22 +60,23 @@ static bool gives_gradient(int direction) { return direction != FORWARD; }
 
 enum {
     LOGITS, TARGET, WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, ENTROPY, ARGMAX, VALID, WEIGHT_SUM, BAD_COUNT, DLOGITS,
-    LSE_LOW, DENTROPY, DENOMINATOR, PROBS, WORKSPACE, TENSORS = WORKSPACE
+    LSE_LOW, DENTROPY, DENOMINATOR, ROW_WEIGHTS, PROBS, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"logits", "target",     "class_weight", "upstream", "dlse",
                                           "lse",    "loss",       "z_loss_out",   "entropy",  "argmax",
                                           "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "lse_low", "dentropy",
-                                          "denominator", "target_prob", "workspace"};
+                                          "denominator", "row_weight", "target_prob", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. HALF: 16-bit dlogits of f32 logits. */
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, WANT_ENTROPY, WANT_ARGMAX, ZERO_WHEN_EMPTY,
-    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, HAS_DENTROPY, DIVIDED, SWITCHES
+    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, HAS_DENTROPY, DIVIDED, WEIGHTED,
+    SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale",
                                           "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
                                           "upstream a row", "one upstream", "dlse", "zero padding", "in place",
-                                          "16-bit dlogits", "dentropy", "denominator"};
+                                          "16-bit dlogits", "dentropy", "denominator", "row weights"};
 
 /* What class probabilities leave without effect: their rows have no targets, none is bad. */
 static bool of_targets(int s) { return s == BAD || s == INT32; }
@@ -82,7 +84,7 @@ static bool of_targets(int s) { return s == BAD || s == INT32; }
 static bool switch_of(int direction, int s)
 {
     if (s >= WANT_ENTROPY && s <= ZERO_WHEN_EMPTY) return gives_loss(direction);
-    return s < WANT_ENTROPY || s == DIVIDED || gives_gradient(direction);
+    return s < WANT_ENTROPY || s == DIVIDED || s == WEIGHTED || gives_gradient(direction);
 }
 
 static bool exclude(int s, int t)
@@ -165,7 +167,7 @@ static void settle_tensors(problem *p)
     p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back, p->has[PROBS] = p->prob; /* TARGET: for special columns */
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
     p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
-    p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
+    p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED], p->has[ROW_WEIGHTS] = p->on[WEIGHTED];
     if (!loss) {
         p->has[ENTROPY] = p->on[HAS_DENTROPY];
         p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = false; /* and lse_low as it was drawn */
@@ -243,7 +245,7 @@ static void draw_switches(problem *p, uint64_t *r)
                        softcap[] = {5, 30, 0.9f};
     const uint64_t later = test_hash(*r + 1);
     for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = test_chance(r, 2);
-    p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0;
+    p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0, p->on[WEIGHTED] = later / 9 % 3 == 0;
     if (test_chance(r, 2))
         p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     if (test_chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
@@ -437,7 +439,7 @@ static void fill_probs(const problem *p)
     }
 }
 
-/* The float inputs that are drawn. Zeros are among class weights and upstreams, -0 too where all class weights are 0, so that
+/* The float inputs that are drawn. Zeros are among row weights, class weights and upstreams, -0 too where all class weights are 0, so that
  * rows have a loss of -0; a NaN upstream is its row's alone, and of no consequence where there is nothing to divide by. */
 static void fill_floats(const problem *p, int t)
 {
@@ -449,6 +451,7 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && (p->empty || (row == 2 && p->on[UPSTREAM_ROWS]))) v = NAN;
             if (t == UPSTREAM && row == 3) v = 0;
             if (t == DENOMINATOR) v = p->denominator;
+            if (t == ROW_WEIGHTS) v = row == 4 ? 0 : row == 5 && !p->on[MEAN] && !p->on[SUM] ? NAN : 1.5 * v;
             if (row < p->rows && t != WEIGHT && t != DENOMINATOR && ignores(p) && laid[t].rows == p->rows && p->rows > 1 &&
                 integer(TARGET, test_buffer_host(&buffers[TARGET]), row) == p->ignore_index)
                 v = NAN;
@@ -597,6 +600,7 @@ static void set_args(const problem *p, void *const *at)
     args.logits = at[LOGITS], args.target = at[TARGET], args.class_weight = (const float *)at[WEIGHT];
     args.upstream = (const float *)at[UPSTREAM], args.dlse = (const float *)at[DLSE];
     args.dentropy = (const float *)at[DENTROPY], args.denominator = (const float *)at[DENOMINATOR];
+    args.row_weight = (const float *)at[ROW_WEIGHTS];
     args.loss = (float *)at[LOSS], args.z_loss_out = (float *)at[Z_LOSS], args.lse = (float *)at[LSE];
     args.lse_low = (float *)at[LSE_LOW], args.entropy = (float *)at[ENTROPY], args.argmax = (int64_t *)at[ARGMAX];
     args.valid_rows = (int64_t *)at[VALID], args.weight_sum = (float *)at[WEIGHT_SUM], args.dlogits = at[DLOGITS];
@@ -624,7 +628,7 @@ static void without_tensors(int direction)
 {
     const bool fills_output = gives_loss(direction);
     args.logits = args.target = args.target_prob = NULL, args.dlogits = NULL;
-    args.upstream = args.dlse = args.dentropy = args.denominator = NULL;
+    args.row_weight = args.upstream = args.dlse = args.dentropy = args.denominator = NULL;
     args.lse = args.lse_low = args.entropy = NULL, args.argmax = args.valid_rows = NULL, args.bad_targets = NULL;
     if (!fills_output) args.loss = args.z_loss_out = args.weight_sum = NULL;
     float **const outputs[] = {&args.loss, &args.z_loss_out, &args.weight_sum};
@@ -759,7 +763,7 @@ static bool setup(const problem *p, int run)
     }
     fill_targets(p), fill_logits(p);
     if (p->prob) fill_probs(p);
-    for (int t = WEIGHT; t <= DENOMINATOR; t++)
+    for (int t = WEIGHT; t <= ROW_WEIGHTS; t++)
         if (p->has[t] && (t <= DLSE || t >= DENTROPY)) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
     if (run == 0) examine_all(p);
@@ -848,12 +852,27 @@ static void near_both(const problem *p, int64_t row, const outcome &o)
                     o.lse, slack, describe(p));
 }
 
+static double row_weight_of(const problem *p, int64_t row)
+{
+    return p->has[ROW_WEIGHTS] && outcomes[row].counted ? (double)value(ROW_WEIGHTS, row, 0) : 1;
+}
+
+/* A row's terms of the loss, times its weight. */
+static outcome weighted(const problem *p, int64_t row)
+{
+    outcome o = outcomes[row];
+    const double w = row_weight_of(p, row), u = p->has[ROW_WEIGHTS] ? 0x1p-24 : 0;
+    o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * u * fabs(o.class_loss);
+    o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * u * fabs(o.z_loss);
+    return o;
+}
+
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
     double loss = 0, z = 0, slack = 0, z_slack = 0;
     for (int64_t row = 0; row < p->rows; row++) {
-        const outcome o = outcomes[row];
+        const outcome o = weighted(p, row);
         near(p, LSE, row, 0, o.lse, o.lse_slack);
         near_both(p, row, o);
         near(p, ENTROPY, row, 0, o.entropy, o.entropy_slack);
@@ -861,7 +880,7 @@ static void verify_loss(const problem *p)
         if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
         if (!reduced) near(p, Z_LOSS, row, 0, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
-        z += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * o.z_loss;
+        z += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * fabs(o.z_loss);
     }
     if (mean && over_of(p) == 0) {
         const double nothing = p->on[ZERO_WHEN_EMPTY] ? 0 : NAN;
@@ -878,7 +897,7 @@ static void verify_loss(const problem *p)
 /* The gradients of a row's class term and of its z-loss. */
 static void upstream_of(const problem *p, int64_t row, double *f, double *h)
 {
-    *f = *h = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0) : 1;
+    *f = *h = (p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0) : 1) * row_weight_of(p, row);
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
     else *f /= over_of(p), *h /= z_over_of(p);
@@ -1426,7 +1445,7 @@ static void offsets(int type, int direction, int path)
         check(&p);
         if (!gives_loss(direction) || p.on[MEAN] || p.on[SUM]) continue;
         for (int64_t row = 0; row < p.rows && !bad_targets; row++) {
-            const double loss = outcomes[row].class_loss, entropy = outcomes[row].entropy;
+            const double loss = weighted(&p, row).class_loss, entropy = outcomes[row].entropy;
             if (p.has[LOSS] && !test_within(fabs((double)((float *)kept[LOSS])[row] - loss), 1e-5 * fabs(loss)))
                 test_detail("loss[%lld] is not within 1e-5 of %.9g; %s", (long long)row, loss, describe(&p));
             if (p.has[ENTROPY] && !test_within(fabs((double)((float *)kept[ENTROPY])[row] - entropy), 1e-5 * fabs(entropy)))
@@ -1668,7 +1687,7 @@ static void sequences(int type)
  * two sums and of two exponentials, whatever z is. D is that, relative to a gradient's terms. */
 static void as_good(int path)
 {
-    static const int with[] = {MEAN, SOFTCAP, Z, WEIGHTS, HAS_DLSE, SMOOTHING, SCALE, UPSTREAM_ONE};
+    static const int with[] = {MEAN, SOFTCAP, Z, WEIGHTS, HAS_DLSE, SMOOTHING, SCALE, UPSTREAM_ONE, WEIGHTED};
     const int64_t vocab[] = {64, 700, test_pick(32000, 2603)};
     for (int s = 0; s <= LENGTH_OF(with) + 1; s++)
         for (int i = 0; i < LENGTH_OF(vocab); i++)
@@ -1759,7 +1778,7 @@ static void differences(int direction)
         p.prob = k % 2;
         p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = true;
         p.on[WEIGHTS] = variant != 1, p.on[SOFTCAP] = variant != 2, p.on[MEAN] = variant != 3;
-        p.on[HAS_DENTROPY] = true;
+        p.on[HAS_DENTROPY] = p.on[WEIGHTED] = true;
         check(&p);
         const double step = 1e-5, limit = 1e-7 + 64 * 0x1p-24; /* float results of up to about 4 in size */
         for (int64_t i = 0; i < p.rows * p.vocab; i++) {
@@ -2170,6 +2189,7 @@ static void common_errors(int type, int direction)
     BAD_CALL(LK_ERR_ALIGNMENT, "target", (MOVED(a.target, 2), a.target_dtype = LK_TARGET_INT32));
     BAD_CALL(LK_OK, "a target of 4 bytes", (MOVED(a.target, 4), a.target_dtype = LK_TARGET_INT32));
     BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", MOVED(a.class_weight, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "row_weight", MOVED(a.row_weight, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "denominator", (a.denominator = a.class_weight, MOVED(a.denominator, 2)));
     BAD_CALL(LK_OK, "a denominator of no mean",
              (a.denominator = a.class_weight, MOVED(a.denominator, 2), a.reduction = LK_REDUCTION_SUM));
@@ -2213,6 +2233,7 @@ static void loss_errors(int type, int direction)
     BAD_CALL(LK_ERR_VALUE, "path", (a.path = 9, a.workspace = NULL));
     BAD_CALL(LK_ERR_ALIGNMENT, "loss", (MOVED(a.loss, 1), a.workspace_bytes = 0));
     BAD_CALL(LK_ERR_SHAPE, "lse and loss overlap", a.lse = a.loss);
+    BAD_CALL(LK_ERR_SHAPE, "loss and row_weight overlap", a.row_weight = a.loss);
     BAD_CALL(LK_ERR_SHAPE, "lse_low and lse overlap", (a.lse_low = a.lse, MOVED(a.lse_low, 8)));
     BAD_CALL(LK_ERR_SHAPE, "loss and logits overlap", (a.loss = (float *)a.logits, MOVED(a.loss, 16)));
     BAD_CALL(LK_ERR_SHAPE, "workspace and loss overlap", (a.loss = (float *)a.workspace, MOVED(a.loss, 128)));
@@ -2249,6 +2270,7 @@ static void gradient_errors(int type, int direction)
     BAD_CALL(LK_ERR_ALIGNMENT, "dlse", MOVED(a.dlse, 2));
     BAD_CALL(LK_OK, "dentropy", a.dentropy = a.dlse);
     BAD_CALL(LK_ERR_ALIGNMENT, "dentropy", (a.dentropy = a.dlse, MOVED(a.dentropy, 2)));
+    BAD_CALL(LK_ERR_SHAPE, "dlogits and row_weight overlap", a.row_weight = (float *)a.dlogits);
     BAD_CALL(LK_ERR_SHAPE, "dlogits and dentropy overlap", a.dentropy = (float *)a.dlogits);
     BAD_CALL(LK_ERR_SHAPE, "dlogits_stride", (a.dlogits_stride = 3, a.softcap = -1));
     BAD_CALL(LK_ERR_SHAPE, "dlogits and logits overlap", (a.dlogits = (void *)a.logits, MOVED(a.dlogits, 16)));

@@ -16,6 +16,7 @@
  *                 the error of lse. Half a unit of f16's smallest subnormal, of dZ as it is stored, where T is f16
  *   dx, dweight, dbias   what these make in the products' sums, and 16 u of the sum of magnitudes (TF32: 2^-9 in dx, dweight);
  *                 dx also half an ulp of bf16 of what the tail columns give in a plan of bf16 chunks
+ *   row weights   times the weight's size, and 2 of the product: it is rounded, and so is the sum of two of them
  *   entropy       as lse, and E of each column times p (1 + |z - lse|)
  *   argmax        a column whose logit is the largest, within the errors of both
  * dentropy's term of dlogits is p (log p + entropy): p's error, and 2 E, lse's and the entropy's errors besides.
@@ -82,30 +83,30 @@ static bool has_path(int type, int path)
 
 enum {
     X, WEIGHT, BIAS, TARGET, CLASS_WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, VALID, WEIGHT_SUM, BAD_COUNT, DX, DWEIGHT, DBIAS,
-    ENTROPY, ARGMAX, DENTROPY, DENOMINATOR, WORKSPACE, TENSORS = WORKSPACE
+    ENTROPY, ARGMAX, DENTROPY, DENOMINATOR, ROW_WEIGHTS, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target",     "class_weight", "upstream",
                                           "dlse", "lse",        "loss",  "z_loss_out", "valid_rows",   "weight_sum",
                                           "bad_targets", "dx",  "dweight", "dbias",    "entropy", "argmax", "dentropy",
-                                          "denominator", "workspace"};
+                                          "denominator", "row_weight", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. MASK: some of bias is -inf. OVER: one more token
  * counts than max_counted says. */
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, HAS_BIAS, BIAS_F32, MASK, FAST, COMPACT, STRIDES,
     ZERO_WHEN_EMPTY, UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, NO_DX, NO_DWEIGHT, WANT_DBIAS, DWEIGHT_F32, DBIAS_F32, ACCUMULATE,
-    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, SWITCHES
+    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, WEIGHTED, SWITCHES
 };
 static const char *const switch_name[] = {
     "mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale", "softcap", "bad targets",
     "int32 targets", "bias", "f32 bias", "-inf bias", "fast logits", "max counted", "strides", "zero when empty",
     "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate",
-    "tf32", "entropy", "argmax", "dentropy", "denominator"};
+    "tf32", "entropy", "argmax", "dentropy", "denominator", "row weights"};
 
 static bool switch_of(int direction, int s)
 {
     if (s == ZERO_WHEN_EMPTY || s == WANT_ENTROPY || s == WANT_ARGMAX) return gives_loss(direction);
-    return s < ZERO_WHEN_EMPTY || s == TF32 || s == DIVIDED || gives_gradient(direction);
+    return s < ZERO_WHEN_EMPTY || s == TF32 || s == DIVIDED || s == WEIGHTED || gives_gradient(direction);
 }
 static bool exclude(int s, int t) /* s < t */
 {
@@ -132,7 +133,7 @@ typedef struct {
     int signs;                                        /* of weight's first column, see positive(); bias's +inf, and 1 */
     int64_t stride[TENSORS]; /* 0: packed */
     int at[TENSORS];         /* how many elements a pointer is past 256-byte alignment */
-    float smoothing, z_loss, scale, softcap, one;
+    float smoothing, z_loss, scale, softcap, one, heavy; /* heavy: the size of row weights beside an upstream */
     int64_t ignore_index;
     int empty, spelt;
     double sigma;  /* of the logits */
@@ -149,7 +150,7 @@ static problem plain(int type, int direction, int path, int64_t tokens, int64_t 
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.one = 0.75f, p.sigma = 1.3;
-    p.denominator = 2.75, p.ranks = split_over;
+    p.denominator = 2.75, p.ranks = split_over, p.heavy = 1;
     p.has[LOSS] = p.has[LSE] = true;
     const uint64_t shape = ((uint64_t)tokens * 1009 + (uint64_t)hidden) * 1000003 + (uint64_t)vocab;
     p.seed = test_hash(shape * 101 + (uint64_t)(type * 31 + direction * 11 + path));
@@ -175,6 +176,7 @@ static void settle_tensors(problem *p)
     p->has[CLASS_WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
     p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = loss ? p->on[WANT_ENTROPY] : p->on[HAS_DENTROPY];
     p->has[ARGMAX] = p->on[WANT_ARGMAX], p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
+    p->has[ROW_WEIGHTS] = p->on[WEIGHTED];
     if (!loss) p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = p->has[VALID] = p->has[WEIGHT_SUM] = false;
 }
 
@@ -372,7 +374,10 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) v = p->empty ? NAN : (double)p->one;
             if (t == UPSTREAM && p->on[UPSTREAM_ROWS]) v = row == 3 ? 0 : v * (double)p->one;
             if (t == DENOMINATOR) v = p->denominator;
-            const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == DENTROPY || t == X;
+            if (t == ROW_WEIGHTS) v = row == 4 ? 0 : v * (double)(p->has[UPSTREAM] ? p->heavy : p->one);
+            const bool one_a_token = (t == UPSTREAM && p->on[UPSTREAM_ROWS]) || t == DLSE || t == DENTROPY || t == ROW_WEIGHTS || t == X;
+            const bool bad = t == ROW_WEIGHTS && (target_of(row) < 0 || target_of(row) >= p->vocab);
+            if (bad && row % 2 && !p->on[MEAN] && !p->on[SUM]) v = NAN; /* of no consequence to dweight and dbias */
             if (one_a_token && ignored(p, row) && (t != X || compacted(p))) v = NAN;
             test_put(l.type, test_buffer_host(&buffers[t]), row * l.stride + c, (float)v);
         }
@@ -466,10 +471,25 @@ static void examine_all(const problem *p)
     if (!p->has[CLASS_WEIGHT]) weight_sum = (double)valid_rows;
 }
 
+static double row_weight_of(const problem *p, int64_t token)
+{
+    return p->has[ROW_WEIGHTS] && outcomes[token].counted ? (double)value(ROW_WEIGHTS, token, 0) : 1;
+}
+
+/* A token's terms of the loss, times its weight. */
+static outcome weighted(const problem *p, int64_t token)
+{
+    outcome o = outcomes[token];
+    const double w = row_weight_of(p, token), u = p->has[ROW_WEIGHTS] ? 0x1p-24 : 0;
+    o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * u * fabs(o.class_loss);
+    o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * u * fabs(o.z_loss);
+    return o;
+}
+
 /* The gradients of a token's class term and of its z-loss. */
 static void upstream_of(const problem *p, int64_t token, double *f, double *h)
 {
-    *f = *h = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? token : 0, 0) : 1;
+    *f = *h = (p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? token : 0, 0) : 1) * row_weight_of(p, token);
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
     else *f /= over_of(p), *h /= z_over_of(p);
@@ -575,6 +595,7 @@ static void set_args(const problem *p, void *const *at)
     a->path = p->path, a->tf32 = p->on[TF32];
     a->upstream = (const float *)at[UPSTREAM], a->dlse = (const float *)at[DLSE], a->dx = at[DX], a->dweight = at[DWEIGHT];
     a->dentropy = (const float *)at[DENTROPY], a->denominator = (const float *)at[DENOMINATOR];
+    a->row_weight = (const float *)at[ROW_WEIGHTS];
     a->entropy = (float *)at[ENTROPY], a->argmax = (int64_t *)at[ARGMAX];
     a->dbias = at[DBIAS], a->dx_stride = p->stride[DX], a->dweight_stride = p->stride[DWEIGHT];
     a->slice_tokens = p->slice, a->upstream_per_token = p->on[UPSTREAM_ROWS], a->accumulate = p->on[ACCUMULATE];
@@ -804,7 +825,8 @@ static bool setup(const problem *p, int run)
                          run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
     }
     fill_targets(p);
-    const int drawn_tensors[] = {X, WEIGHT, BIAS, CLASS_WEIGHT, UPSTREAM, DLSE, DENTROPY, DENOMINATOR};
+    const int drawn_tensors[] = {X, WEIGHT, BIAS, CLASS_WEIGHT, UPSTREAM, DLSE, DENTROPY, DENOMINATOR,
+                                 ROW_WEIGHTS};
     for (int i = 0; i < LENGTH_OF(drawn_tensors); i++)
         if (p->has[drawn_tensors[i]]) fill_floats(p, drawn_tensors[i]);
     if (p->on[ACCUMULATE] && p->has[DWEIGHT]) fill_floats(p, DWEIGHT);
@@ -884,14 +906,14 @@ static void verify_loss(const problem *p)
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
     double loss = 0, z_part = 0, slack = 0, z_slack = 0;
     for (int64_t token = 0; token < p->tokens; token++) {
-        const outcome o = outcomes[token];
+        const outcome o = weighted(p, token);
         near(p, LSE, token, 0, o.lse, o.lse_slack);
         near(p, ENTROPY, token, 0, o.entropy, o.entropy_slack);
         if (p->has[ARGMAX]) verify_argmax(p, token);
         if (!reduced) near(p, LOSS, token, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
         if (!reduced) near(p, Z_LOSS, token, 0, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
-        z_part += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * o.z_loss;
+        z_part += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * fabs(o.z_loss);
     }
     if (mean && over_of(p) == 0) {
         const double nothing = p->on[ZERO_WHEN_EMPTY] ? 0 : NAN;
@@ -995,7 +1017,7 @@ static long alone[COUNTED][SWITCHES], pairs[COUNTED][SWITCHES][SWITCHES];
 
 static bool possible(int at, int did)
 {
-    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "chunks and panels"};
+    static const char *const not_fused[] = {"f32", "f16", "kept logits", "f16, a large upstream", "f16, large row weights", "chunks and panels"};
     static const char *const not_forward[] = {"tail columns", "workspace above", "pointers off"}; /* of x and weight */
     static const char *const both_only[] = {"chunks", "a short last chunk", "dweight of T in chunks"};
     const int which = did_direction[did], direction = at / PATHS, path = at % PATHS;
@@ -1064,6 +1086,7 @@ static void count(const problem *p)
     DID(FORWARD, 0, "lse NULL", !p->has[LSE]), DID(FORWARD, 0, "z_loss_out", p->has[Z_LOSS] && p->on[Z]);
     DID(BACKWARD, 0, "dweight of T in chunks", short_sums && plan.chunks > 1);
     DID(BACKWARD, 0, "f16, a large upstream", p->type == TEST_F16 && p->on[UPSTREAM_ONE] && p->one > 1000);
+    DID(BACKWARD, 0, "f16, large row weights", p->type == TEST_F16 && p->on[WEIGHTED] && !p->has[UPSTREAM] && p->one > 1000);
 #undef DID
     counts.option_count = i;
 }
@@ -1153,12 +1176,12 @@ static void options_drawn(int type, int direction, int path)
 /* What the draws may miss. */
 static void corners(int type, int direction, int path)
 {
-    for (int i = 0; i < 36; i++) {
+    for (int i = 0; i < 39; i++) {
         problem p = plain(type, direction, path, 9, 10, 37);
         const double denominators[] = {0, INFINITY, NAN, -2.5, 3};
         const bool slices = i >= 20 && i <= 26, few = i == 19 || i == 27, bf16_only = i == 15 || i == 17;
         const int any = slices ? TEST_F16 + (i + path) % 2 : (i + direction + path) % TEST_TYPES; /* another on another path */
-        const int its_own = few || i == 9 || i == 16 ? TEST_F16 : bf16_only ? TEST_BF16 : any;
+        const int its_own = few || i == 9 || i == 16 || i == 36 || i == 38 ? TEST_F16 : bf16_only ? TEST_BF16 : any;
         if (type != its_own && (few || bf16_only || (test.small && path != FUSED))) continue; /* fused, there is but one */
         if (slices && test.small && (direction == FORWARD || path > LK_LINEAR_CROSS_ENTROPY_CHUNKS)) continue; /* has none */
         p.seed += (uint64_t)i, p.panel = 16, p.chunk = 4;
@@ -1174,6 +1197,9 @@ static void corners(int type, int direction, int path)
         if (i == 7) p.on[IGNORE] = p.on[COMPACT] = p.on[WANT_DBIAS] = p.over = true, p.has[Z_LOSS] = true;
         if (i == 8) p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = p.on[MEAN] = true, p.tokens = 20;
         if (i == 9) p.on[UPSTREAM_ONE] = p.on[MEAN] = true, p.one = 65536;
+        if (i == 36) p.on[WEIGHTED] = p.on[MEAN] = true, p.one = 65536;
+        if (i == 38) p.on[WEIGHTED] = p.on[UPSTREAM_ROWS] = p.on[MEAN] = true, p.one = p.heavy = 200; /* beyond the range of either */
+        if (i == 37) p.on[WEIGHTED] = p.on[IGNORE] = p.on[COMPACT] = p.on[BAD] = p.on[WANT_DBIAS] = p.on[Z] = true, p.tokens = 20;
         if (i == 10) p.on[WEIGHTS] = p.on[SMOOTHING] = p.on[Z] = p.on[MEAN] = p.has[Z_LOSS] = true;
         if (i == 11) p.budget = (size_t)1 << 22, p.chunk = p.panel = 0, p.spelt = true;
         if (i == 12) p.chunk = p.panel = 0, p.vocab = 600, p.tokens = test_pick(64, 16), p.hidden = 40;
@@ -1505,7 +1531,7 @@ static void differences(int direction)
         problem p = plain(TEST_F32, direction, i % FUSED, 4, 3, 19);
         p.on[i < 4 ? MEAN : SUM] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = p.on[SMOOTHING] = p.on[Z] = p.on[SCALE] = true;
         p.on[WEIGHTS] = i % 2, p.on[SOFTCAP] = i > 4, p.on[UPSTREAM_ROWS] = p.on[HAS_DLSE] = i % 4 < 2, p.on[IGNORE] = i == 2;
-        p.on[HAS_DENTROPY] = i < 2 || i > 4, p.on[DIVIDED] = i == 1;
+        p.on[HAS_DENTROPY] = i < 2 || i > 4, p.on[DIVIDED] = i == 1, p.on[WEIGHTED] = i > 2;
         p.chunk = 3, p.panel = 16, p.seed += (uint64_t)i;
         settle_tensors(&p);
         if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
@@ -2206,6 +2232,7 @@ static void common_errors(const problem *p, args_t &a)
     BAD_CALL(LK_ERR_ALIGNMENT, "bias is", MOVED(a.bias, 1));
     BAD_CALL(LK_ERR_ALIGNMENT, "target is", MOVED(a.target, 4));
     BAD_CALL(LK_ERR_ALIGNMENT, "class_weight", MOVED(a.class_weight, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "row_weight", MOVED(a.row_weight, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "bad_targets", MOVED(a.bad_targets, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "denominator", MOVED(a.denominator, 2));
     BAD_CALL(LK_OK, "a denominator of no mean", (MOVED(a.denominator, 2), a.reduction = LK_REDUCTION_SUM));
@@ -2285,6 +2312,7 @@ static void overlap_errors(const problem *p, args_t &a)
     if (gives_loss(p->direction)) {
         BAD_CALL(LK_ERR_SHAPE, "overlap", a.loss = a.z_loss_out);
         BAD_CALL(LK_ERR_SHAPE, "overlap", (a.lse = (float *)a.class_weight));
+        BAD_CALL(LK_ERR_SHAPE, "overlap", a.row_weight = a.loss);
         BAD_CALL(LK_ERR_SHAPE, "overlap", MOVED(a.lse, (char *)a.target - (char *)a.lse + 4));
     }
     if (!gives_gradient(p->direction)) return;
