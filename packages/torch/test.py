@@ -1129,6 +1129,77 @@ def learned():
     attempt("numbers of a compiled program", one_program)
 
 
+def weighted_case(t, shape, options, weight, head, stats):
+    """row_weight against PyTorch's loss per row times it, in float64. head: of a matmul."""
+    o, vocab = types.SimpleNamespace(**{**PLAIN, **options}), 20 if head else shape[len(shape) > 1]
+    spread = shape[:-1] if head else (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    target = classes(vocab, *spread)
+    factors = normal(*spread).to(D)
+    if target.dim():
+        target.view(-1)[2], factors.view(-1)[0] = o.ignore_index, 0
+        factors = torch.where(target == o.ignore_index, NAN, factors)  # which is of no consequence
+    factors = leaf(factors, F32, rng.choice(("packed", "second rows")), False)
+    leaves = [leaf(normal(*shape, sigma=1.0 if head else 2.0), t, "packed" if head else rng.choice(LAYOUTS))]
+    leaves += [leaf(normal(vocab, shape[-1], sigma=0.3), t)] if head else []
+    function = getattr(LF, ("linear_" if head else "") + "cross_entropy" + ("_stats" if stats else ""))
+
+    def ours(x, w=None):
+        where = dict(weight=weight, row_weight=factors, **options)
+        out = function(x, w, target, **where) if head else function(x, target, **where)
+        return (out.loss, out.lse, out.entropy) if stats else out
+
+    def exact(x, w=None):
+        rows = (x @ w.t()).reshape(-1, vocab) if head else rows_of(x)
+        y = target.reshape(-1)
+        each, lse, _, entropy = exact_loss(rows, y, weight, {**options, "reduction": "none"})
+        loss = torch.where(y == o.ignore_index, 0.0, each * torch.nan_to_num(factors.double().reshape(-1)))
+        if o.reduction != "none":
+            counted = y != o.ignore_index
+            by = counted.sum() if weight is None else weight.double()[y[counted]].sum()
+            by = o.denominator.double().reshape(()) if o.denominator is not None else by
+            loss = loss.sum() / (by if o.reduction == "mean" else 1)
+        loss = loss.reshape(spread if o.reduction == "none" else ())
+        return (loss, lse.reshape(spread), entropy.reshape(spread)) if stats else loss
+
+    def bounds(doubles, outs, ups, gradients):  # plain: the op's own tests derive tight ones
+        error = [2e-5 * (1 + magnitude(v).max()) for v in outs]
+        return error, [(4e-5 + 8 * head * HALF[t]) * (1e-3 + magnitude(g).max()) for g in gradients]
+    hold(case_name(t, shape, options, weight, "head" if head else "", "stats" if stats else "", "row_weight"), ours, exact, leaves,
+         bounds, dtypes=[F32] * 3, twice=options["reduction"] != "none" and not stats)
+
+
+def row_weight():
+    for t, reduction in itertools.product(TYPES, ("none", "mean", "sum")):
+        for shape, head in (((6, 50), False), ((3, 257), False), ((40,), False), ((4, 7, 5), False), ((7, 12), True), ((2, 3, 16), True)):
+            options = draw_options(20, reduction)[0]
+            options.update(ignore_index=-100, z_loss=0.0 if "denominator" in options or rng.random() < 0.5 else 2.0**-7)
+            weight = leaf(torch.rand(20 if head else shape[len(shape) > 1], generator=generator) + 0.25, F32, "packed", False)
+            weight = None if options["z_loss"] or rng.random() < 0.5 else weight
+            weighted_case(t, shape, options, weight, head, rng.random() < 0.4)
+    x, w, t, r = leaf(normal(6, 12)), leaf(normal(20, 12)), classes(12, 6), leaf(normal(6), grad=False)
+    q = torch.softmax(normal(6, 12), 1).to(D)
+    ours, theirs = LF.cross_entropy(x, q, reduction="sum", row_weight=r), (F.cross_entropy(x, q, reduction="none") * r).sum()
+    compare("row_weight of probabilities", ("loss", ours, theirs, 1e-4),
+            ("dx", torch.autograd.grad(ours, x)[0], torch.autograd.grad(theirs, x)[0], 1e-5))
+    whole = LF.cross_entropy(x, t, row_weight=r.bfloat16().float(), denominator=r.sum())
+    compare("row_weight of 16 bits, a weighted mean",
+            ("loss", LF.cross_entropy(x, t, row_weight=r.bfloat16(), denominator=r.sum()), whole, 1e-30))
+    for name, module, inputs in (("CrossEntropyLoss", lk_torch.CrossEntropyLoss(reduction="sum"), (x, t)),
+                                 ("LinearCrossEntropyLoss", lk_torch.LinearCrossEntropyLoss(12, 20, reduction="sum", device=D), (x, t))):
+        each = copy.deepcopy(module)
+        each.options["reduction"] = "none"
+        compare(f"{name} takes row_weight", ("loss", module(*inputs, row_weight=r), (each(*inputs) * r).sum(), 1e-4))
+    for name, f in (("cross_entropy", lambda x, r: LF.cross_entropy(x, t, row_weight=r)),
+                    ("linear_cross_entropy", lambda x, r: LF.linear_cross_entropy(x, w, t, row_weight=r))):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        fast = torch.compile(f, backend=counter, fullgraph=True)
+        for n in range(9):
+            close(f"{name}: compiled, row_weight {n}", *[(lambda out: (out.detach(), *torch.autograd.grad(out, x)))(g(x, r * n))
+                                                         for g in (fast, f)])
+        verdict(f"{name}: one program for any row_weight", counter.frame_count == 1, f"{counter.frame_count} programs")
+
+
 def tools():
     """What tools around a model ask of lk_torch."""
     import torch.distributed as dist
@@ -1398,6 +1469,7 @@ def sum_of(out):
 def functions():
     """name, function of its leaves, and the leaves: each function once, small, in f32."""
     t, th = classes(12, 6), classes(20, 6)
+    r = torch.linspace(-1, 2, 6, device=D)
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
             ("rms_norm, weight_offset", lambda x, w: LF.rms_norm(x, (12,), w, weight_offset=1),
@@ -1419,6 +1491,10 @@ def functions():
             ("linear_cross_entropy mean, denominator",
              lambda x, w: LF.linear_cross_entropy(x, w, th, denominator=torch.full((1,), 5.0, device=D)),
              [leaf(normal(6, 12)), leaf(normal(20, 12))]),
+            ("cross_entropy mean, row_weight", lambda x: LF.cross_entropy(x, t, row_weight=r), [leaf(normal(6, 12))]),
+            ("cross_entropy none, row_weight", lambda x: LF.cross_entropy(x, t, reduction="none", row_weight=r), [leaf(normal(6, 12))]),
+            ("linear_cross_entropy none, row_weight",
+             lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none", row_weight=r), [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
@@ -2030,6 +2106,13 @@ def mistakes():
                 ("md_lrpe_cosine: shape is a half", lambda: lrpe(cube, theta, (6.0,)), "shape"),
                 ("cross_entropy: gradient of denominator", lambda: ce(a, t, denominator=zeros(1).requires_grad_()),
                  "denominator"),
+                ("cross_entropy: shape of row_weight", lambda: ce(a, t, row_weight=zeros(4, 1)), "row_weight"),
+                ("cross_entropy: type of row_weight", lambda: ce(a, t, row_weight=zeros(4, dtype=long)), "row_weight"),
+                ("cross_entropy: row_weight is a number", lambda: ce(a, t, row_weight=2.0), "row_weight", "tensor"),
+                ("cross_entropy: gradient of row_weight", lambda: ce(a, t, row_weight=zeros(4).requires_grad_()), "row_weight"),
+                ("linear_cross_entropy: shape of row_weight", lambda: lce(a, b, t, row_weight=zeros(3)), "row_weight"),
+                ("linear_cross_entropy: gradient of row_weight", lambda: lce(a, b, t, row_weight=zeros(4).requires_grad_()),
+                 "row_weight", "detach"),
                 ("cross_entropy: ignore_index", lambda: ce(a, t, ignore_index=0.5), "ignore_index", "int"),
                 ("cross_entropy: another name", lambda: ce(a, t, smoothing=0.1), "smoothing"),
                 ("cross_entropy_stats: reduction", lambda: LF.cross_entropy_stats(a, t, reduction="average"), "reduction"),
@@ -2189,7 +2272,7 @@ def devices():
 
 GROUPS = {"logsumexp": logsumexp, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
           "upstreams": upstreams, "launches": launches,
-          "linear_cross_entropy": linear_cross_entropy, "learned": learned, "md_lrpe_cosine": md_lrpe_cosine,
+          "linear_cross_entropy": linear_cross_entropy, "row_weight": row_weight, "learned": learned, "md_lrpe_cosine": md_lrpe_cosine,
           "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
           "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,

@@ -133,6 +133,7 @@ def against_one_rank(ranks):
     with torch.no_grad():
         case.compare("no_grad", case.loss(*case.part, **case.split), case.loss(*case.whole), ())
     for name, more in (("denominator", dict(denominator=torch.full((), 3.0, device=device))),
+                       ("row_weight", dict(row_weight=torch.linspace(-1, 2, 6, device=device), z_loss=0.01)),
                        ("all ignored", dict(ignored=1.1)),
                        ("all ignored, zero_when_empty", dict(ignored=1.1, zero_when_empty=True))):
         case = Case(F32, (6,), 16, shards[1], **more)
@@ -222,6 +223,9 @@ def dtensors(ranks):
                 continue
             f = lambda x, t: LF.cross_entropy(x, t, reduction=reduction, **options)
             compare(f"cross_entropy {p}, {reduction}, {sorted(options)}", f, [tensor(5, 16), target], [p, Shard(0)])
+        f = lambda x, t, r: LF.cross_entropy(x, t, reduction=reduction, row_weight=r)
+        compare(f"cross_entropy with row_weight {p}, {reduction}", f, [tensor(5, 16), target, torch.randn(5).to(device)],
+                [p, Shard(0), Replicate()])
         f = lambda x, t: tuple(LF.cross_entropy_stats(x, t, reduction=reduction))
         compare(f"cross_entropy_stats {p}, {reduction}", f, [tensor(5, 16), target], [p, Replicate()])
         probable = torch.softmax(torch.randn(5, 16), 1).to(device)

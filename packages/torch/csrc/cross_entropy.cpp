@@ -139,14 +139,15 @@ struct LossCall {
     lk_cross_entropy_args a = {};
     Stream stream;
     Rows logits;
-    Tensor target, weight, divisor;
+    Tensor target, weight, divisor, factors;
     LossCall(const Tensor &x, const Tensor &t, const Maybe &w, LK_LOSS_PARAMETERS)
         : stream((check_input(x, "input"), check_device(x, t, "target"), check_device(x, w, "weight"),
-                  check_device(x, denominator, "denominator"), x)), logits(x, "input")
+                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
+          logits(x, "input")
     {
         if (probable(t)) target = fill_prob(a, x, t, ignore_index).t;
         else fill_target(a, x, t, &target);
-        fill_loss(a, w, logits.cols, &weight, &divisor, LK_LOSS_OPTIONS);
+        fill_loss(a, x, w, logits.cols, &weight, &divisor, &factors, LK_LOSS_OPTIONS);
         a.logits = logits.data(), a.logits_stride = logits.stride, a.rows = logits.rows, a.vocab = logits.cols;
     }
 };
@@ -257,7 +258,7 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
 
 // Outputs with a gradient: loss, and lse and entropy of cross_entropy_stats.
 struct CrossEntropyBackward : Node {
-    SavedVariable logits, target, weight, lse, entropy, state, divisor;
+    SavedVariable logits, target, weight, lse, entropy, state, divisor, factors;
     bool stats;
     int64_t reduction, ignore_index;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -271,7 +272,7 @@ struct CrossEntropyBackward : Node {
         const Tensor l = stats ? lse.unpack(shared_from_this()) : Tensor();
         const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
-        const Maybe denominator = maybe(divisor.unpack());
+        const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
         return once({cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), maybe(l), maybe(h), s,
                                                     LK_LOSS_OPTIONS)}, "cross_entropy");
@@ -279,7 +280,7 @@ struct CrossEntropyBackward : Node {
     void release_variables() override
     {
         logits.reset_data(), target.reset_data(), weight.reset_data(), lse.reset_data(), entropy.reset_data();
-        state.reset_data(), divisor.reset_data();
+        state.reset_data(), divisor.reset_data(), factors.reset_data();
     }
     void keep(const Tensor &x, const Tensor &t, const Maybe &w, const Tensor &s, LK_LOSS_PARAMETERS)
     {
@@ -287,6 +288,7 @@ struct CrossEntropyBackward : Node {
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
         this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
         this->zero_when_empty = zero_when_empty, divisor = save(denominator);
+        factors = save(row_weight);
     }
 };
 
@@ -311,7 +313,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
 {
     LK_OP(cross_entropy_forward);
     LK_OP(cross_entropy_forward_backward);
-    check_input(logits, "input"), check_constants(target, class_weight, denominator);
+    check_input(logits, "input"), check_constants(target, class_weight, denominator, row_weight);
     if (!wants_gradient(logits)) {
         const Below below;
         return std::get<0>(cross_entropy_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, false));
@@ -353,7 +355,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS)
 {
     LK_OP(cross_entropy_stats_forward);
-    check_input(logits, "input"), check_constants(target, class_weight, denominator);
+    check_input(logits, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(logits);
     const auto node = wanted ? make_node<CrossEntropyBackward>(logits) : nullptr;
     Tensor loss, lse, z, entropy, argmax, state;

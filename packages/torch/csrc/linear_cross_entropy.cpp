@@ -62,13 +62,13 @@ struct HeadCall {
     lk_linear_cross_entropy_args a = {};
     Stream stream;
     Rows rows, columns;
-    Tensor t, b, w, d, dx, dweight, dbias;
+    Tensor t, b, w, d, r, dx, dweight, dbias;
     size_t budget;
     std::string group;
     HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
         : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target, "target"),
                   check_device(x, bias, "linear_bias"), check_device(x, class_weight, "weight"),
-                  check_device(x, denominator, "denominator"), x)),
+                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
           rows(x, "input"), columns(weight, "linear_weight"), group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
@@ -78,7 +78,7 @@ struct HeadCall {
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         if (!shards.empty()) split(shards, rank);
         fill_target(a, x, target, &t);
-        fill_loss(a, class_weight, shards.empty() ? columns.rows : a.parallel.vocab_total, &w, &d, LK_LOSS_OPTIONS);
+        fill_loss(a, x, class_weight, shards.empty() ? columns.rows : a.parallel.vocab_total, &w, &d, &r, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");
@@ -280,7 +280,7 @@ linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, co
 
 // Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
-    SavedVariable x, weight, target, bias, class_weight, lse, others, entropy, saved, divisor;
+    SavedVariable x, weight, target, bias, class_weight, lse, others, entropy, saved, divisor, factors;
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
     int64_t rank = 0;
@@ -299,7 +299,7 @@ struct LinearCrossEntropyBackward : Node {
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
         const Tensor cw = class_weight.unpack(), s = saved.unpack(), o = others.unpack();
-        const Maybe denominator = maybe(divisor.unpack());
+        const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
         const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
@@ -314,7 +314,7 @@ struct LinearCrossEntropyBackward : Node {
     {
         x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
         class_weight.reset_data(), lse.reset_data(), others.reset_data(), entropy.reset_data();
-        saved.reset_data(), divisor.reset_data();
+        saved.reset_data(), divisor.reset_data(), factors.reset_data();
     }
     void keep(PARAMETERS)
     {
@@ -324,6 +324,7 @@ struct LinearCrossEntropyBackward : Node {
         this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
         this->zero_when_empty = zero_when_empty, this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
         this->max_counted = max_counted, this->batch_invariant = batch_invariant, divisor = save(denominator);
+        factors = save(row_weight);
     }
 };
 
@@ -355,7 +356,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
 {
     LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, c10::SymInt));
     LK_OP(linear_cross_entropy_forward_backward);
-    check_input(x, "input"), check_constants(target, class_weight, denominator);
+    check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
         return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
@@ -392,7 +393,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
 tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
 {
     LK_OP(linear_cross_entropy_stats_forward);
-    check_input(x, "input"), check_constants(target, class_weight, denominator);
+    check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     Tensor loss, lse, entropy, argmax;
@@ -415,7 +416,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
              tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, RANKS, bool, c10::SymInt));
-    check_input(x, "input"), check_constants(target, class_weight, denominator);
+    check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);

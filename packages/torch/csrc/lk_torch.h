@@ -56,12 +56,12 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
-        bool zero_when_empty, const Maybe &denominator
+        bool zero_when_empty, const Maybe &denominator, const Maybe &row_weight
 #define LK_LOSS_OPTIONS                                                                                                        \
-    reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator
+    reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight
 #define LK_LOSS_SCHEMA                                                                                                         \
     "int reduction, int ignore_index, float label_smoothing, float z_loss, float softcap, float logit_scale, "                 \
-    "bool zero_when_empty, Tensor? denominator"
+    "bool zero_when_empty, Tensor? denominator, Tensor? row_weight"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                      const Maybe &grad_scale, bool inplace);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
@@ -197,8 +197,8 @@ struct Rows {
     const void *data() const { return t.const_data_ptr(); }
 };
 
-// What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w and d keep the memory of
-// copies.
+// What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w, d and r keep the memory
+// of copies.
 template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &target, Tensor *t)
 {
     TORCH_CHECK_VALUE(target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, x.dim() - 1), "lk: target has shape ",
@@ -209,7 +209,7 @@ template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &t
     a.target = t->const_data_ptr(), a.target_dtype = target.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
 }
 template <class Args>
-void fill_loss(Args &a, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, LK_LOSS_PARAMETERS)
+void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, Tensor *r, LK_LOSS_PARAMETERS)
 {
     TORCH_CHECK_VALUE((float)logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
     if (has(weight)) {
@@ -228,6 +228,14 @@ void fill_loss(Args &a, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d
         *d = denominator->to(at::kFloat);
         a.denominator = d->const_data_ptr<float>();
     }
+    if (has(row_weight)) {
+        const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
+        TORCH_CHECK_VALUE(row_weight->sizes() == rows, "lk: row_weight has shape ", row_weight->sizes(), "; it must be ", rows);
+        TORCH_CHECK_TYPE(row_weight->is_floating_point(), "lk: row_weight must have a floating type, not ",
+                         c10::toString(row_weight->scalar_type()));
+        *r = row_weight->to(at::kFloat).contiguous();
+        a.row_weight = r->const_data_ptr<float>();
+    }
     a.reduction = (int)reduction, a.use_ignore_index = 1, a.ignore_index = ignore_index;
     a.label_smoothing = (float)label_smoothing, a.z_loss = (float)z_loss, a.softcap = (float)softcap;
     a.logit_scale = (float)logit_scale, a.zero_when_empty = zero_when_empty;
@@ -244,9 +252,10 @@ template <class... Tensors> bool wants_gradient(const Tensors &...tensors)
            !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
 }
 // What a loss has no gradient for.
-inline void check_constants(const Tensor &target, const Maybe &class_weight, const Maybe &denominator)
+inline void check_constants(const Tensor &target, const Maybe &class_weight, const Maybe &denominator, const Maybe &row_weight)
 {
-    const std::pair<const char *, Maybe> constants[] = {{"target", target}, {"weight", class_weight}, {"denominator", denominator}};
+    const std::pair<const char *, Maybe> constants[] = {
+        {"target", target}, {"weight", class_weight}, {"denominator", denominator}, {"row_weight", row_weight}};
     for (const auto &[name, t] : constants)
         TORCH_CHECK_VALUE(!wants_gradient(t), "lk: ", name, " requires a gradient, and gets none; detach it");
 }

@@ -55,8 +55,8 @@ def logsumexp(call, input, dims, keepdim):
     return _whole(call(x.to_local()), x.device_mesh, placements, shape)
 
 
-def loss(call, input, target, weight, ignore_index, reduction, denominator, reduced):
-    """call(input, target, weight, denominator) of this rank's rows; `reduced`: which of its results are."""
+def loss(call, input, target, weight, ignore_index, reduction, denominator, row_weight, reduced):
+    """call(input, target, weight, denominator, row_weight) of this rank's rows; `reduced`: which of its results are."""
     dim = 1 if input.dim() > 1 else 0
     probable = target.is_floating_point()
     if reduction == "mean" and denominator is None:
@@ -69,7 +69,8 @@ def loss(call, input, target, weight, ignore_index, reduction, denominator, redu
     x = _sharded(input, (dim,))
     per_row = [Shard(p.dim - (p.dim > dim)) if p.is_shard() else p for p in x.placements]
     t = _beside("target", target, x.device_mesh, x.placements if probable else per_row).to_local()
-    out = call(x.to_local(), t, _constant(weight), _constant(denominator))
+    factors = None if row_weight is None else _beside("row_weight", row_weight, x.device_mesh, per_row).to_local()
+    out = call(x.to_local(), t, _constant(weight), _constant(denominator), factors)
     rows = [n for i, n in enumerate(x.shape) if i != dim]
     sums = [Partial() if p.is_shard() else p for p in x.placements]
     whole = [_whole(v, x.device_mesh, *((sums, ()) if reduction != "none" and i in reduced else (per_row, rows)))

@@ -243,16 +243,16 @@ def _check_targets(target, ignore_index, classes):
 
 
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
-          denominator, temperature, *more):
+          denominator, row_weight, temperature, *more):
     if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, target=target)
     if type(input) is not Tensor and _sharded(input):
         if isinstance(logit_scale, Tensor) or isinstance(temperature, Tensor):
             raise TypeError("lk: input is a DTensor; logit_scale and temperature must be numbers")
         from . import _dtensor
-        local = lambda x, t, w, d: _loss(name, x, t, w, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
-                                         zero_when_empty, d, temperature, *more)
-        return _dtensor.loss(local, input, target, weight, ignore_index, reduction, denominator, (0, 2))
+        local = lambda x, t, w, d, r: _loss(name, x, t, w, ignore_index, reduction, label_smoothing, z_loss, softcap,
+                                            logit_scale, zero_when_empty, d, r, temperature, *more)
+        return _dtensor.loss(local, input, target, weight, ignore_index, reduction, denominator, row_weight, (0, 2))
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
         if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
@@ -269,18 +269,21 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
     if denominator is not None:
         denominator = _denominator(denominator, input)
     return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, label_smoothing, z_loss,
-              softcap, logit_scale, zero_when_empty, denominator, *more)
+              softcap, logit_scale, zero_when_empty, denominator, row_weight, *more)
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, temperature=1.0, grad_scale=None,
-                  inplace=False):
+                  softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
+                  grad_scale=None, inplace=False):
     """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
 
     target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
 
     denominator, one number or a tensor of one, is what a mean divides by, instead of its own count (or sum of weights): the
     targets of all micro-batches, say. It gets no gradient.
+
+    row_weight, a tensor of a number for each target, multiplies its loss and gradient: advantages, say. They may be negative.
+    A mean divides by what it divides by without; for a weighted mean pass denominator=row_weight.sum(). It gets no gradient.
 
     temperature: the logits, after softcap, are divided by it: logit_scale and softcap are.
 
@@ -301,14 +304,14 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     no logits any more. It must be contiguous and no leaf. Where another op needs the logits for its backward, PyTorch's error
     says so. Under torch.compile, and where no gradient is wanted, nothing is overwritten."""
     return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
-                 zero_when_empty, denominator, temperature, _grad_scale(grad_scale), inplace)
+                 zero_when_empty, denominator, row_weight, temperature, _grad_scale(grad_scale), inplace)
 
 
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, temperature=1.0):
+                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0):
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
     return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
-                                     z_loss, softcap, logit_scale, zero_when_empty, denominator, temperature))
+                                     z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, temperature))
 
 
 def _mib(workspace_mib):
@@ -320,8 +323,8 @@ def _mib(workspace_mib):
 
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
-                 softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted, batch_invariant,
-                 group, shards, temperature, *more):
+                 softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits, max_counted,
+                 batch_invariant, group, shards, temperature, *more):
     if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, linear_weight=linear_weight, target=target)
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
@@ -350,7 +353,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
               label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, _denominator(denominator, input),
-              _mib(workspace_mib), fast_logits, max_counted, batch_invariant, *ranks, *more)
+              row_weight, _mib(workspace_mib), fast_logits, max_counted, batch_invariant, *ranks, *more)
 
 
 _agreed = set()
@@ -395,15 +398,15 @@ def shards_of(linear_weight, group):
 
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
-                         denominator=None, workspace_mib=None, fast_logits=False, max_counted=0, batch_invariant=False,
-                         group=None, shards=None, keep=False, temperature=1.0, grad_scale=None):
+                         denominator=None, row_weight=None, workspace_mib=None, fast_logits=False, max_counted=0,
+                         batch_invariant=False, group=None, shards=None, keep=False, temperature=1.0, grad_scale=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
     a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy.
-    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator: as in
-    cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a;
-    gradients are then made in backward.
+    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
+    row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
+    bfloat16 on sm_90a; gradients are then made in backward.
 
     logit_scale and temperature as in cross_entropy. As tensors they multiply input, and linear_bias: the product is rounded to
     input's type. With linear_bias they must be one number.
@@ -417,25 +420,25 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes, a vocabulary-parallel head. Then
     linear_weight and linear_bias are this rank's rows, and ranks have them in order; all ranks have as many, or shards says how
-    many each has (shards_of finds out; 0 is good). input, target, weight and denominator are those of all classes, and alike on
-    all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all ranks'
-    gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
+    many each has (shards_of finds out; 0 is good). input, target, weight, denominator and row_weight are those of all classes,
+    and alike on all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all
+    ranks' gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
     reduction, and keeps exponentials or nothing. All ranks make the call."""
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
-                        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits,
-                        max_counted, batch_invariant, group, shards, temperature, keep,
+                        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib,
+                        fast_logits, max_counted, batch_invariant, group, shards, temperature, keep,
                         *(() if group else (_grad_scale(grad_scale),)))
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
-                               zero_when_empty=False, denominator=None, workspace_mib=None, fast_logits=False, max_counted=0,
-                               batch_invariant=False, group=None, shards=None, temperature=1.0):
+                               zero_when_empty=False, denominator=None, row_weight=None, workspace_mib=None, fast_logits=False,
+                               max_counted=0, batch_invariant=False, group=None, shards=None, temperature=1.0):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
     return LinearCrossEntropyOutput(*_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
-        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, workspace_mib, fast_logits, max_counted,
-        batch_invariant, group, shards, temperature))
+        label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits,
+        max_counted, batch_invariant, group, shards, temperature))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):

@@ -89,8 +89,9 @@ class CrossEntropyLoss(_Loss):
                         softcap=softcap, logit_scale=logit_scale, zero_when_empty=zero_when_empty, temperature=temperature,
                         inplace=inplace))
 
-    def forward(self, input, target, denominator=None, grad_scale=None):
-        return LF.cross_entropy(input, target, self.weight, denominator=denominator, grad_scale=grad_scale, **self._all())
+    def forward(self, input, target, denominator=None, grad_scale=None, row_weight=None):
+        return LF.cross_entropy(input, target, self.weight, denominator=denominator, grad_scale=grad_scale,
+                                row_weight=row_weight, **self._all())
 
     def extra_repr(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -104,7 +105,7 @@ class LinearCrossEntropyLoss(_Loss):
     def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
         super().__init__()
         unknown = set(options) - set(LF.linear_cross_entropy.__kwdefaults__)
-        unknown |= set(options) & {"linear_bias", "weight", "denominator", "grad_scale"}
+        unknown |= set(options) & {"linear_bias", "weight", "denominator", "grad_scale", "row_weight"}
         if unknown:
             raise TypeError(f"lk: LinearCrossEntropyLoss has no option {', '.join(sorted(unknown))}")
         self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
@@ -118,9 +119,9 @@ class LinearCrossEntropyLoss(_Loss):
         for p in (self.weight,) if self.bias is None else (self.weight, self.bias):
             torch.nn.init.uniform_(p, -bound, bound)
 
-    def forward(self, input, target, denominator=None, grad_scale=None):
+    def forward(self, input, target, denominator=None, grad_scale=None, row_weight=None):
         return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
-                                       denominator=denominator, grad_scale=grad_scale, **self._all())
+                                       denominator=denominator, grad_scale=grad_scale, row_weight=row_weight, **self._all())
 
     def logits(self, input):
         """Those that the loss is of, in input's type: with logit_scale, softcap and temperature. With group: of this rank's
