@@ -50,6 +50,7 @@
 /* A thread's part of a row. Its vectors of logits and the probabilities of their columns have slots in shared memory, as in
  * lk_cross_entropy_gradient_kernel; those from in_slots on are read where they are used. */
 #define LK_CE_PROB_SLOTS(bytes) (64 * 1024 / LK_CROSS_ENTROPY_BLOCK_MOST / (bytes)) /* so that three blocks fit on an SM */
+#define LK_CE_PROB_STREAM 16 /* forward of plain rows: vectors per thread until a row has a whole block */
 template <class T, class Q> struct lk_ce_prob_thread {
     lk_ce_share<T> at;
     lk_vec<T> *slot;      /* of its first vector; the next are blockDim.x apart */
@@ -108,27 +109,38 @@ template <bool plain> LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_c
     return !plain && call.a.class_weight ? u * call.a.class_weight[col] : u;
 }
 
-/* The logits x of vector i of a thread and their u. logits: false leaves x out. */
-template <bool plain, bool logits, class T, class Q>
-LK_DEVICE void lk_ce_prob_get(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_thread<T, Q> &t, int i,
-                              const lk_cross_entropy_call &call)
+/* A vector of logits, and the probabilities of its columns. */
+template <class T, class Q> struct lk_ce_prob_vecs {
+    lk_vec<T> logits;
+    lk_vec<Q> prob[LK_VEC<T> / LK_VEC<Q>];
+};
+
+/* Vector i of a thread, from its slots or else from memory. logits: false leaves them out. */
+template <bool logits, class T, class Q>
+LK_DEVICE void lk_ce_prob_get(lk_ce_prob_vecs<T, Q> *v, const lk_ce_prob_thread<T, Q> &t, int i)
 {
-    constexpr int N = LK_VEC<Q>, M = LK_VEC<T> / N;
+    constexpr int M = LK_VEC<T> / LK_VEC<Q>;
     const int threads = (int)blockDim.x, col = lk_ce_share_col(t.at, i);
-    lk_vec<T> raw = {};
-    lk_vec<Q> prob[M];
     if (i < t.in_slots) {
-        if (logits) raw = t.slot[i * threads];
-        LK_UNROLL for (int m = 0; m < M; m++) prob[m] = t.prob_slot[(i * M + m) * threads];
+        if (logits) v->logits = t.slot[i * threads];
+        LK_UNROLL for (int m = 0; m < M; m++) v->prob[m] = t.prob_slot[(i * M + m) * threads];
     } else {
-        if (logits) raw = lk_load_vec(t.at.logits + col);
-        lk_ce_prob_load(prob, t, col);
+        if (logits) v->logits = lk_load_vec(t.at.logits + col);
+        lk_ce_prob_load(v->prob, t, col);
     }
-    if (logits) lk_unpack(x, raw);
-    LK_UNROLL for (int m = 0; m < M; m++) {
+}
+
+/* The logits x of a vector whose first column is col, and their u. */
+template <bool plain, bool logits, class T, class Q>
+LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Q> &v, int col,
+                                 const lk_cross_entropy_call &call)
+{
+    constexpr int N = LK_VEC<Q>;
+    if (logits) lk_unpack(x, v.logits);
+    LK_UNROLL for (int m = 0; m < LK_VEC<T>; m += N) {
         float q[N];
-        lk_unpack(q, prob[m]);
-        LK_UNROLL for (int j = 0; j < N; j++) w[m * N + j] = lk_ce_prob_weight<plain>(call, q[j], col + m * N + j);
+        lk_unpack(q, v.prob[m / N]);
+        LK_UNROLL for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight<plain>(call, q[j], col + m + j);
     }
 }
 
@@ -149,7 +161,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[
     return lk_ce_row_add<true, !plain>(s, x, w, scale);
 }
 
-/* The state of a thread's columns, as they arrive. */
+/* The state of a thread's columns, as they arrive, with a running maximum. */
 template <bool plain, bool backward, class T, class Q>
 LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, float scale)
 {
@@ -157,8 +169,10 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
     lk_cp_async_wait_group<1>();
     LK_NO_UNROLL for (int u = 0; u < t.at.count; u++) {
         if (u == t.half) lk_cp_async_wait_group<0>();
+        lk_ce_prob_vecs<T, Q> v;
         float x[LK_VEC<T>], w[LK_VEC<T>];
-        lk_ce_prob_get<plain, !backward>(x, w, t, u, call);
+        lk_ce_prob_get<!backward>(&v, t, u);
+        lk_ce_prob_unpack<plain, !backward>(x, w, v, lk_ce_share_col(t.at, u), call);
         s = lk_ce_prob_add<plain, backward>(s, x, w, lk_ce_share_col(t.at, u), call.a, scale);
     }
     lk_cp_async_wait_group<0>();
@@ -167,6 +181,62 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
         float x[1] = {lk_to_float(t.at.logits[col])}, w[1] = {lk_ce_prob_weight<plain>(call, lk_to_float(t.prob[col]), col)};
         s = lk_ce_prob_add<plain, backward>(s, x, w, col, call.a, scale);
     }
+    return s;
+}
+
+/* The state of a warp's part of a plain row, in all lanes. Its max is the largest of the lanes' first vectors, as in
+ * lk_ce_reduce. U vectors are on their way: each is used, then the next takes its registers. */
+template <class T, class Q>
+LK_DEVICE lk_ce_row lk_ce_prob_reduce(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, float scale)
+{
+    constexpr int N = LK_VEC<T>, U = 2;
+    const float rate = scale * LK_LOG2E;
+    const bool edge = t.at.rank < t.at.edge;
+    lk_ce_prob_vecs<T, Q> v[U];
+    float x[N], w[N], single = -INFINITY, reference;
+    lk_cp_async_wait_group<1>();
+    if (t.half < U) lk_cp_async_wait_group<0>();
+    LK_UNROLL for (int k = 0; k < U; k++)
+        if (k < t.at.count) lk_ce_prob_get<true>(&v[k], t, k);
+    if (edge) single = lk_to_float(t.at.logits[lk_ce_edge_col(t.at, t.at.rank)]);
+    reference = t.at.count > 0 ? -INFINITY : single;
+    lk_unpack(x, v[0].logits);
+    LK_UNROLL for (int j = 0; j < N; j++)
+        if (t.at.count > 0) reference = fmaxf(reference, x[j]);
+    reference = lk_max_warp(reference, t.at.team);
+    const float base = rate * reference;
+    lk_ce_row s = lk_ce_row_empty();
+    LK_NO_UNROLL for (int first = 0; first < t.at.count; first += U) {
+        LK_UNROLL for (int k = 0; k < U; k++) {
+            const int u = first + k;
+            if (u >= t.at.count) continue;
+            float sum[2] = {}, weights[2] = {}, weighted[2] = {};
+            lk_ce_prob_unpack<true, true>(x, w, v[k], 0, call);
+            if (u + U == t.half) lk_cp_async_wait_group<0>();
+            if (u + U < t.at.count) lk_ce_prob_get<true>(&v[k], t, u + U);
+            LK_UNROLL for (int j = 0; j < N; j++) {
+                const float d = x[j] - reference;
+                sum[j % 2] += lk_ex2(fmaf(rate, x[j], -base)), weights[j % 2] += w[j];
+                weighted[j % 2] = fmaf(w[j], w[j] == 0.0f ? 0.0f : d, weighted[j % 2]);
+            }
+            s.sum += sum[0] + sum[1], s.weights += weights[0] + weights[1], s.weighted += weighted[0] + weighted[1];
+        }
+    }
+    lk_cp_async_wait_group<0>();
+    LK_NO_UNROLL for (int i = t.at.rank; i < t.at.edge; i += t.at.team) {
+        const int col = lk_ce_edge_col(t.at, i);
+        const float logit = lk_to_float(t.at.logits[col]), u = lk_ce_prob_weight<true>(call, lk_to_float(t.prob[col]), col);
+        s.sum += lk_ex2(fmaf(rate, logit, -base)), s.weights += u;
+        s.weighted = fmaf(u, u == 0.0f ? 0.0f : logit - reference, s.weighted);
+    }
+    const bool fast = fabsf(base) < LK_LSE_BASE && s.sum < LK_LSE_LIMIT;
+    if (!__all_sync(0xffffffffu, fast || t.at.vecs + t.at.edge == 0)) { /* again */
+        s = lk_ce_prob_read<true, false>(call, t, scale);
+        return lk_ce_row_warp<true, sizeof(T) == 4>(s, scale, t.at.team);
+    }
+    s.max = reference; /* base differs from rate reference by a rounding error, which is known exactly */
+    s.sum = lk_sum_warp(s.sum, t.at.team) * lk_ex2(-fmaf(rate, reference, -base));
+    s.weights = lk_sum_warp(s.weights, t.at.team), s.weighted = lk_sum_warp(s.weighted, t.at.team);
     return s;
 }
 
@@ -215,10 +285,14 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_p
     float single = 0.0f;
     if (t.at.rank < t.at.edge) single = lk_to_float(t.at.logits[lk_ce_edge_col(t.at, t.at.rank)]);
     LK_NO_UNROLL for (int u = 0; u <= (int)(a.vocab / LK_VEC<T>) >> call.team_log2; u++) { /* as often in every row */
-        float x[LK_VEC<T>] LK_UNSET, w[LK_VEC<T>] LK_UNSET;
-        if (u < t.at.count) lk_ce_prob_get<plain, true>(x, w, t, u, call);
+        const int col = lk_ce_share_col(t.at, u);
+        lk_ce_prob_vecs<T, Q> v;
+        float x[LK_VEC<T>], w[LK_VEC<T>];
+        if (u < t.at.count) lk_ce_prob_get<true>(&v, t, u);
         if (call.ordered) lk_ce_sync(t.at.team); /* the logits that lie where this step writes have been read */
-        if (u < t.at.count) lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, lk_ce_share_col(t.at, u), scale, wide);
+        if (u >= t.at.count) continue;
+        lk_ce_prob_unpack<plain, true>(x, w, v, col, call);
+        lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, col, scale, wide);
     }
     LK_NO_UNROLL for (int i = t.at.rank; i < t.at.edge; i += t.at.team) {
         const int col = lk_ce_edge_col(t.at, i);
@@ -259,12 +333,14 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
     lk_ce_prob_copy(t, t.half, t.in_slots);
     const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, row, there ? 0 : -1);
     lk_cluster_ready();
-    lk_ce_row s = lk_ce_prob_read<plain, backward>(call, t, scale);
+    lk_ce_row s;
     if constexpr (backward) {
+        s = lk_ce_prob_read<plain, true>(call, t, scale);
         s.weights = lk_ce_sum(s.weights, t.at.team);
     } else {
         float unused = 0.0f;
-        s = lk_ce_row_warp<true, exact>(s, scale, t.at.team);
+        if (plain) s = lk_ce_prob_reduce(call, t, scale);
+        else s = lk_ce_row_warp<true, exact>(lk_ce_prob_read<plain, false>(call, t, scale), scale, t.at.team);
         s = lk_ce_exchange<true, exact>(inbox, s, scale, t.at.team, 0, t.at.rank == 0, &unused);
     }
     if (!backward && there && t.at.rank == 0) {
@@ -285,11 +361,14 @@ LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *devi
     constexpr int bytes = 16 * (1 + LK_VEC<T> / LK_VEC<Q>), slots = LK_CE_PROB_SLOTS(bytes);
     const lk_cross_entropy_args &a = call.a;
     const bool plain = a.softcap == 0.0f && !a.class_weight && !a.entropy && !a.argmax && !a.dentropy;
-    const lk_ce_layout at = lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, bytes, 0, slots, slots);
+    const bool streams = plain && !a.dlogits; /* then no vector has a slot: a warp or a block per row, at first */
+    const lk_ce_layout at = lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, streams ? 1 : bytes, 0,
+                                                    streams ? LK_CE_PROB_STREAM : slots, streams ? 1 << 20 : slots);
+    if (streams) call.slots = 0;
     call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
     return lk_launch_pdl(op, device,
                          plain ? lk_cross_entropy_prob_kernel<T, Q, true, backward> : lk_cross_entropy_prob_kernel<T, Q, false, backward>,
-                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, at.bytes ? (size_t)at.bytes : 16, stream, call);
+                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, call.slots ? (size_t)at.bytes : 16, stream, call);
 }
 template <class T, bool backward>
 LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
