@@ -88,5 +88,11 @@ int main()
                 ": there is no usable CUDA device");
     for (int fused = 0; fused < 2; fused++)
         for (int dtype : {LK_DTYPE_F32, LK_DTYPE_BF16}) expect_plans(shape_of(fused, dtype));
+    lk_lce_shape weighted = shape_of(true, LK_DTYPE_BF16);
+    const lk_lce_plan plan = lk_lce_fused_plan(weighted.rows, weighted.vocab, 0, weighted.vocab);
+    const size_t bytes = lk_lce_lay_out(&weighted, &plan, NULL).bytes;
+    weighted.row_weight = true;
+    expect(lk_lce_lay_out(&weighted, &plan, NULL).bytes == bytes + 4 * 8192, "row weights take 4 bytes a row", bytes);
+    expect_plans(weighted);
     return failed != 0;
 }

@@ -119,7 +119,7 @@ def kernels_in(f, *args):
 
 
 def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
-                  logit_scale=1.0, temperature=1.0, class_weight=None, zero_when_empty=False, denominator=None):
+                  logit_scale=1.0, temperature=1.0, class_weight=None, zero_when_empty=False, denominator=None, row_weight=None):
     """(loss, {aux}) by the formulas at the top of lk/cross_entropy.cuh. A temperature divides the logits at the end."""
     vocab = logits.shape[-1]
     z = logits * (logit_scale[..., None] if jnp.ndim(logit_scale) else logit_scale)
@@ -134,6 +134,9 @@ def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_sm
     rows = (1 - label_smoothing) * w[y] * (lse - own) + label_smoothing / vocab * (w.sum() * lse - (w * z).sum(-1))
     rows = jnp.where(counted, jnp.where(good, rows, jnp.nan), 0)
     z_rows = jnp.where(counted, z_loss * lse**2, 0)
+    if row_weight is not None:
+        r = jnp.asarray(np.asarray(row_weight), jnp.float64)
+        rows, z_rows = (jnp.where(counted, v * r, 0) for v in (rows, z_rows))
     p = jax.nn.softmax(z, -1)
     valid, weight_sum = counted.sum(), jnp.where(good, w[y], 0).sum()
     aux = {"lse": jnp.where(counted, lse, 0), "entropy": jnp.where(counted, lse - (p * z).sum(-1), 0),
@@ -243,6 +246,13 @@ def cross_entropy():
                                 compare(f"{name} {only} alone", lambda v: ours(v)[i], lambda v: exact(v)[i], [x], ups[i], 2)
                                 alone = lambda v: lk.cross_entropy(v, targets, **full, aux=(only,))[1][only]
                                 compare(f"{name} aux={only}", alone, lambda v: exact(v)[i], [x], ups[i], 2)
+                    if vocab == 50:
+                        r = np.array(normal(8, *shape))
+                        if options.get("ignore_index", -100) is not None:
+                            r[targets == options.get("ignore_index", -100)] = np.nan  # it is not used
+                        ours = lambda v: lk.cross_entropy(v, targets, **full, row_weight=r)
+                        exact = lambda v: exact_entropy(v, targets, **full, row_weight=r)[0]
+                        compare(f"{name} row_weight", ours, exact, [x], up, 2)
                     if vocab == 50 and reduction == "mean":
                         for d in (7, 2.5, jnp.float32(3), jnp.array([3.0])):
                             ours = lambda v: lk.cross_entropy(v, targets, **full, denominator=d)
@@ -321,6 +331,12 @@ def linear_cross_entropy():
             ours = lambda v, m: lk.linear_cross_entropy(v, m, t, **options, denominator=jnp.float32(11))
             exact = lambda v, m: exact_entropy(v @ m.T, np.asarray(t), **options, denominator=11.0)[0]
             compare(f"{dtype} {options} denominator", ours, exact, arrays, 4096 * jnp.float32(1), 3)
+            for reduction in ("none", "mean", "sum"):
+                full, r = dict(options, reduction=reduction, z_loss=0.01), normal(3, 2, 3)
+                ours = lambda v, m: lk.linear_cross_entropy(v, m, t, **full, row_weight=r)
+                exact = lambda v, m: exact_entropy(v @ m.T, np.asarray(t), **full, row_weight=r)[0]
+                up = 512 * jnp.ones((2, 3) if reduction == "none" else ())
+                compare(f"{dtype} {full} row_weight", ours, exact, arrays, up, 3)
     if jax.default_backend() == "cpu" or jax.devices()[0].compute_capability == "9.0":
         v, n, k = normal(1, 300, 64, dtype="bfloat16"), normal(2, 3000, 64, dtype="bfloat16", scale=0.3), integers(3, 3000, 300)
         options = dict(reduction="none", batch_invariant=True, aux=known)
@@ -539,7 +555,7 @@ def numbers():
                 v, m, t, bias=b, logit_scale=s, reduction=reduction), lambda v, m, b, s: exact_entropy(
                     v @ m.T + b, t, logit_scale=s, reduction=reduction)[0], [v, m, bias.astype(dtype), one], up, 8, like=dtype)
             for options in ({}, {"class_weight": np.abs(normal(5, vocab)) + 0.1, "softcap": 5.0}, {"denominator": 4},
-                            {"zero_when_empty": True}):
+                            {"zero_when_empty": True}, {"row_weight": np.where(ignored == -100, np.nan, np.abs(normal(11, 6)))}):
                 if reduction != "mean" and "denominator" in options:
                     continue
                 full, k = dict(options, reduction=reduction), jnp.float32(0.02)
@@ -578,6 +594,7 @@ def numbers():
             "weight_offset": lambda i: grad(lambda x: lk.rms_norm(x, x[0], weight_offset=jnp.float32(i)).sum(), x),
             "scale": lambda i: lk.logsumexp(x, scale=jnp.float32(i)),
             "denominator": lambda i: lk.cross_entropy(x, t, denominator=i),
+            "row_weight": lambda i: grad(lambda x: lk.cross_entropy(x, t, row_weight=jnp.full(t.shape, i)), x),
             "grad_scale": lambda i: grad(lambda x: i * lk.cross_entropy(x, t, grad_scale=i), x)}.items():
         made = programs(f, range(1, 6))
         check(f"a new {name} is no new program", made == 0, f"{made} programs for 3 values")
@@ -644,6 +661,8 @@ def functions():
         "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
         "cross_entropy lse alone": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse",))[1]["lse"], (x, t), ()),
         "cross_entropy mean": (lambda x, t: lk.cross_entropy(x, t, label_smoothing=0.1), (x, t), ()),
+        "cross_entropy none row_weight": (lambda x, t: lk.cross_entropy(
+            x, t, reduction="none", row_weight=jax.lax.stop_gradient(x[..., 0])), (x, t), ()),
         "cross_entropy mean denominator": (lambda x, t, d: lk.cross_entropy(x, t, denominator=d), (x, t), (jnp.int32(5),)),
         "cross_entropy mean grad_scale": (lambda x, t, g: lk.cross_entropy(x, t, grad_scale=g), (x, t), (jnp.int32(3),)),
         "linear entropy": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy", "argmax")),
@@ -762,6 +781,8 @@ def mistakes():
         (ValueError, "reduction is 'sum'; with a denominator it must be 'mean'",
          lambda: lk.cross_entropy(x, t, reduction="sum", denominator=3)),
         (ValueError, "denominator has the shape (8,)", lambda: lk.cross_entropy(x, t, denominator=w)),
+        (ValueError, "row_weight has the shape (8,); it must have (4,)", lambda: lk.cross_entropy(x, t, row_weight=w)),
+        (ValueError, "row_weight has the shape (); it must have (4,)", lambda: lk.linear_cross_entropy(x, m, t, row_weight=2.0)),
         (ValueError, "budget", lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=1e-6)),
         (ValueError, "workspace_mib is 0", lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=0)),
         (ValueError, "axis 2 does not exist", lambda: lk.logsumexp(x, 2)),
@@ -811,7 +832,8 @@ def mistakes():
            lambda name=name, a=a, f=f: jax.grad(lambda a: f(**{name: a}))(a))
           for f, columns in ((functools.partial(lk.cross_entropy, x, t), 8),
                              (functools.partial(lk.linear_cross_entropy, x, m, t), 6))
-          for name, a in (("class_weight", jnp.ones(columns)), ("denominator", scalar), ("grad_scale", scalar))),
+          for name, a in (("class_weight", jnp.ones(columns)), ("denominator", scalar), ("grad_scale", scalar),
+                          ("row_weight", jnp.ones(4)))),
         # Norms.
         (ValueError, "weight has the shape (3, 8); it must have (8,)", lambda: lk.rms_norm(x, m[:3])),
         (ValueError, "weight and bias have the shapes [(8,), (4, 8)]; they must have one", lambda: lk.rms_norm(x, w, bias=x)),

@@ -259,7 +259,7 @@ def _tempered(temperature, logit_scale, softcap):
     return jnp.asarray(logit_scale, _f32) / jnp.asarray(temperature, _f32), softcap
 
 
-def _add_z_loss(call, z_loss, fields, denominator, aux):
+def _add_z_loss(call, z_loss, fields, denominator, row_weight, targets, ignore_index, aux):
     """The loss and aux of call(aux), with the part of a traced z_loss, which is computed from lse."""
     if not _operand(z_loss):
         return call(aux)
@@ -267,6 +267,8 @@ def _add_z_loss(call, z_loss, fields, denominator, aux):
     counted = fields["reduction"] == 1 and denominator is None
     loss, found = call(tuple(dict.fromkeys((*aux, "lse", *(["valid_rows"] if counted else [])))))
     part = z_loss * jnp.square(found["lse"])  # lse is 0 where a target is ignored
+    if row_weight is not None:  # which may be anything there
+        part = part * (row_weight if ignore_index is None else jnp.where(targets == ignore_index, 0, row_weight))
     if fields["reduction"]:
         part = part.sum()
     if counted:
@@ -345,9 +347,16 @@ def _class_weight(class_weight, vocab):
     return class_weight
 
 
+def _row_weight(row_weight, shape):
+    if row_weight is not None:
+        row_weight = jnp.asarray(row_weight, _f32)
+        _demand(row_weight.shape == shape, f"row_weight has the shape {row_weight.shape}; it must have {shape}")
+    return row_weight
+
+
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                   logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
-                  grad_scale=None, in_place=False, aux=()):
+                  row_weight=None, grad_scale=None, in_place=False, aux=()):
     """Softmax cross entropy of logits [..., vocab] with integer targets [...], float32.
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
@@ -355,7 +364,8 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     softcap s makes them s tanh(logits / s); 0 or None is off. temperature divides them at the end: it is logit_scale /
     temperature and softcap / temperature. class_weight [vocab]: a factor per class. zero_when_empty: a mean over nothing is 0,
     not NaN. denominator: what a mean divides by instead of its own count, the targets of all micro-batches, say; it may be
-    traced.
+    traced. row_weight [...]: a factor of each target's loss and gradient, advantages, say. A mean divides by what it divides by
+    without it; for a weighted mean pass denominator=row_weight.sum().
     logit_scale, temperature and z_loss may be arrays of JAX, also traced; they then have gradients. The first two may have one
     number per target. README.md says what that costs.
     grad_scale: the upstream gradient of a reduced loss, where it is known before: a loss scale, or 1 / the number of
@@ -378,9 +388,11 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     if _operand(logit_scale):
         logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "target"))
     denominator = _denominator(denominator, reduction)
-    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), denominator, _grad_scale(grad_scale, reduction))
+    row_weight = _row_weight(row_weight, shape)
+    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), denominator, row_weight,
+                       _grad_scale(grad_scale, reduction))
     call = lambda aux: _cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays)
-    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, aux))
+    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, targets, ignore_index, aux))
 
 
 @functools.lru_cache(None)
@@ -390,12 +402,12 @@ def _cross_entropy(options, in_place, aux):
     smooth = [n for n in _SMOOTH if n in aux]
 
     def run(direction, arrays, inputs, outputs, upstream_per_row=0):
-        logits, targets, class_weight, denominator, _ = arrays
+        logits, targets, class_weight, denominator, row_weight, _ = arrays
         fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32),
                       upstream_per_row=upstream_per_row)
         return call(f"cross_entropy_{direction}_{TYPES[logits.dtype.name]}",
-                    {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator, **inputs},
-                    outputs, fields, "rows", _shared(reduced, upstream_per_row),
+                    {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator,
+                     "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row),
                     [("logits", "dlogits")] if in_place and "dlogits" in outputs else [])
 
     def outputs(targets, more=()):
@@ -407,8 +419,8 @@ def _cross_entropy(options, in_place, aux):
         return _result(aux, run("forward", arrays, {}, outputs(arrays[1])))
 
     def fwd(*primals):
-        arrays = logits, targets, class_weight, _, grad_scale = _values(*primals)
-        _constants(class_weight=primals[2], denominator=primals[3], grad_scale=primals[4])
+        arrays = logits, targets, class_weight, *_, grad_scale = _values(*primals)
+        _constants(class_weight=primals[2], denominator=primals[3], row_weight=primals[4], grad_scale=primals[5])
         # A reduced loss has one upstream gradient, almost always 1. So the gradient is made together with the loss, and
         # multiplied later: the logits are read once and not twice. Not for float16, whose gradients need a loss scale before
         # they are rounded, unless that is known; and not where lse or entropy has a gradient of its own.
@@ -425,14 +437,14 @@ def _cross_entropy(options, in_place, aux):
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents)
         if dloss is None and dlse is None and dentropy is None:
-            return (None,) * 5
+            return (None,) * 6
         if "made" in kept:
-            return _scaled(kept["made"], dloss, kept["grad_scale"])["dlogits"], None, None, None, None
+            return _scaled(kept["made"], dloss, kept["grad_scale"])["dlogits"], None, None, None, None, None
         logits = kept["arrays"][0]
         dloss, each = _upstream_of_loss(dloss, reduced)
         found = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
                                                  "dentropy": dentropy}, {"dlogits": _like(logits)}, each)
-        return found["dlogits"], None, None, None, None
+        return found["dlogits"], None, None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
@@ -440,8 +452,8 @@ def _cross_entropy(options, in_place, aux):
 
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
                          softcap=0.0, logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False,
-                         denominator=None, grad_scale=None, max_counted=None, fast_logits=False, tf32=False,
-                         batch_invariant=False, workspace_mib=None, aux=()):
+                         denominator=None, row_weight=None, grad_scale=None, max_counted=None, fast_logits=False,
+                         tf32=False, batch_invariant=False, workspace_mib=None, aux=()):
     """cross_entropy of the logits x @ weight.T + bias, without storing all of them. x [..., hidden], weight [vocab, hidden].
 
     The other options are those of cross_entropy; aux may have them all.
@@ -473,10 +485,11 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
                 f"logit_scale has the shape {logit_scale.shape}; with a bias it must be one number")
         x, bias = _times(x, logit_scale), None if bias is None else bias.astype(_f32) * logit_scale
     denominator = _denominator(denominator, reduction)
-    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), denominator,
+    row_weight = _row_weight(row_weight, shape)
+    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), denominator, row_weight,
                        _grad_scale(grad_scale, reduction))
     call = lambda aux: _linear_cross_entropy(tuple(fields.items()), aux)(*arrays)
-    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, aux))
+    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, targets, ignore_index, aux))
 
 
 def _budget(workspace_mib):
@@ -495,7 +508,7 @@ def _linear_cross_entropy(options, aux):
     smooth = [n for n in _SMOOTH if n in aux]
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
-        x, weight, targets, bias, class_weight, denominator, _ = arrays
+        x, weight, targets, bias, class_weight, denominator, row_weight, _ = arrays
         fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=weight.shape[0],
                       target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype),
                       upstream_per_token=upstream_per_token)
@@ -503,7 +516,7 @@ def _linear_cross_entropy(options, aux):
             fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
         return call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
                     {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
-                     "denominator": denominator, **inputs}, outputs, fields, "tokens",
+                     "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
                     _shared(reduced, upstream_per_token))
 
     def outputs(targets, more=()):
@@ -516,7 +529,7 @@ def _linear_cross_entropy(options, aux):
 
     def fwd(*primals):
         arrays = x, weight, targets, bias, *_, grad_scale = _values(*primals)
-        _constants(class_weight=primals[4], denominator=primals[5], grad_scale=primals[6])
+        _constants(class_weight=primals[4], denominator=primals[5], row_weight=primals[6], grad_scale=primals[7])
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in wanted}
         # As in cross_entropy. Here it also saves one of four matmuls, since backward computes the logits again.
@@ -530,7 +543,7 @@ def _linear_cross_entropy(options, aux):
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents)
         if dloss is None and dlse is None and dentropy is None:
-            return (None,) * 7
+            return (None,) * 8
         if "made" in kept:
             made = _scaled(kept["made"], dloss, kept["grad_scale"])
         else:
@@ -539,7 +552,7 @@ def _linear_cross_entropy(options, aux):
             likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
             made = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
                                                     "dentropy": dentropy}, likes, each)
-        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None
+        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
