@@ -1331,6 +1331,7 @@ static void long_rows(int type, int direction, int path)
             if (i == 1 || seed == 1) {
                 p.special = CLIFF, p.where = SPARSE;
                 make_plain(&p), p.on[BAD] = false;
+                if (p.prob) p.on[WEIGHTS] = false, p.special = i ? CLIFF : 0; /* plain, with class probabilities */
             }
             check(&p);
         }

@@ -482,7 +482,7 @@ static outcome weighted(const problem *p, int64_t token)
     outcome o = outcomes[token];
     const double w = row_weight_of(p, token), u = p->has[ROW_WEIGHTS] ? 0x1p-24 : 0;
     o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * u * fabs(o.class_loss);
-    o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * u * fabs(o.z_loss);
+    if (p->on[Z]) o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * u * fabs(o.z_loss); /* without it 0, whatever w is */
     return o;
 }
 
