@@ -38,8 +38,8 @@
  *            lk_cross_entropy_forward_backward_bf16 computes the loss and dlogits in one call, without lse, valid_rows or
  *            weight_sum. It has a workspace function of its own. A reduced loss takes 128 bytes of workspace and 4 per row, 4
  *            more with z_loss, 4 more with class_weight or weight_sum, rows rounded up to 64; a mean in forward_backward takes
- *            the 128 even without loss, and so does backward with class_weight and label_smoothing. The workspace functions read shapes, options and which outputs are wanted; logits and
- *            target may be NULL there.
+ *            the 128 even without loss, and so does backward with class_weight and label_smoothing. The workspace functions
+ *            read shapes, options and which outputs are wanted; logits and target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
  *            When upstream is known, correct dlogits in place by lk_rescale_bf16 of lk_scale.cuh: factor is upstream, divisor
  *            the expected one; where they are equal it does nothing. It is for one upstream of all rows, without dlse.
@@ -88,6 +88,8 @@
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
  *   512 vectors of 16 bytes, aligned,
  *   without single elements and padding
+ *   backward with class weights and       lk_cross_entropy_weights_kernel before the rows: the sum of the weights
+ *   smoothing
  *   a reduced loss                        lk_cross_entropy_sum_kernel, after the rows. lk_cross_entropy_count_kernel runs before
  *                                         the rows of a forward_backward whose mean has ignored or weighted rows, and where
  *                                         counts are wanted without a reduced loss

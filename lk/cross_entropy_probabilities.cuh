@@ -28,9 +28,10 @@
  *            modulo 16 bytes (of another type: both at multiples of 16), it is read element by element.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
- * One kernel, lk_cross_entropy_prob_kernel: 1 to 32 threads, a block or a cluster per row. For example, any direction of 4096
- * rows of 50257 columns in bf16: a cluster of 4 blocks of 256 threads per row, and 7 vectors of logits and 7 of probabilities
- * per thread in shared memory. Then come the sums over all rows.
+ * One kernel, lk_cross_entropy_prob_kernel: 1 to 32 threads, a block or a cluster per row. Then come the sums over all rows. For
+ * example, 4096 rows of 50257 columns in bf16: forward by itself, without other options, has a block of 256 threads per row, which
+ * streams. backward and forward_backward have a cluster of 4 blocks per row, which stays in shared memory: 7 vectors of logits and
+ * 7 of probabilities per thread.
  */
 #ifndef LK_CROSS_ENTROPY_PROBABILITIES_CUH
 #define LK_CROSS_ENTROPY_PROBABILITIES_CUH
@@ -304,8 +305,8 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_p
 }
 
 /* All directions; Q: the type of target_prob. plain: no softcap, class_weight, entropy, argmax and dentropy. A team of up to 32
- * lanes, a block or a cluster owns a row, which stays in shared memory. The sums of u, and in forward the state, are taken as the
- * vectors arrive, in two halves; gradients are computed from the slots. */
+ * lanes, a block or a cluster owns a row, which stays in shared memory, unless forward of plain rows has no slots and streams. The
+ * sums of u, and in forward the state, are taken as the vectors arrive, in two halves; gradients are computed from the slots. */
 template <class T, class Q, bool plain, bool backward>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
     lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call call)
@@ -366,9 +367,11 @@ LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *devi
                                                     streams ? LK_CE_PROB_STREAM : slots, streams ? 1 << 20 : slots);
     if (streams) call.slots = 0;
     call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
+    const size_t shared = call.slots ? (size_t)at.bytes : 16; /* the kernel names its first slot in any case */
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_prob_kernel<T, Q, true, backward> : lk_cross_entropy_prob_kernel<T, Q, false, backward>,
-                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, call.slots ? (size_t)at.bytes : 16, stream, call);
+                         plain ? lk_cross_entropy_prob_kernel<T, Q, true, backward>
+                               : lk_cross_entropy_prob_kernel<T, Q, false, backward>,
+                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, shared, stream, call);
 }
 template <class T, bool backward>
 LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
