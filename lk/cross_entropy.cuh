@@ -622,10 +622,16 @@ template <class T> LK_DEVICE int lk_ce_edge_col(const lk_ce_share<T> &at, int i)
     return i < at.head ? i : at.vecs * LK_VEC<T> + i;
 }
 
+/* The first column of vector u of a share. */
+template <class T> LK_DEVICE int lk_ce_share_col(const lk_ce_share<T> &at, int u)
+{
+    return (int)(at.first - at.logits) + u * at.jump;
+}
+
 /* Vector u of a share, from its slot or else from memory, and its first column. */
 template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const lk_vec<T> *slot, int slots, int u, int *col)
 {
-    *col = (int)(at.first - at.logits) + u * at.jump;
+    *col = lk_ce_share_col(at, u);
     return u < slots ? slot[u * (int)blockDim.x] : lk_load_vec(at.logits + *col);
 }
 
@@ -926,7 +932,7 @@ LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row,
     const bool wide = (uintptr_t)lk_ce_at<T>(a, row, at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
     float sum = 0.0f;
     for (int u = call.slots; u <= (int)(a.vocab / LK_VEC<T>) >> call.team_log2; u++) { /* as often in every row */
-        const int col = (int)(at.first - at.logits) + u * at.jump;
+        const int col = lk_ce_share_col(at, u);
         lk_vec<T> raw = {};
         if (read && u < at.count) raw = lk_load_vec(at.logits + col);
         if (call.ordered) lk_ce_sync(at.team); /* the logits that lie where this step writes have been read */

@@ -61,12 +61,6 @@ template <class T, class Q> struct lk_ce_prob_thread {
     int in_slots, half;   /* slots in use, and how many of them are filled first */
 };
 
-/* The column of vector u of a thread. */
-template <class T> LK_DEVICE int lk_ce_share_col(const lk_ce_share<T> &at, int u)
-{
-    return (int)(at.first - at.logits) + u * at.jump;
-}
-
 /* Loads the probabilities of a vector of columns. */
 template <class T, class Q>
 LK_DEVICE void lk_ce_prob_load(lk_vec<Q> (&prob)[LK_VEC<T> / LK_VEC<Q>], const lk_ce_prob_thread<T, Q> &t, int col)
