@@ -1151,6 +1151,9 @@ static const test_op<problem> again = {describe, prepare, launch, compare};
 
 static void check(problem *p)
 {
+#if defined(__SANITIZE_THREAD__) /* libtsan has no room for the 8192 threads that add up the weights of so many columns */
+    if (p->vocab > 32768 && p->on[SMOOTHING]) p->on[WEIGHTS] = false;
+#endif
     settle_tensors(p), settle_place(p);
     for (int run = 0; run < 2; run++) {
         bool ran = setup(p, run);

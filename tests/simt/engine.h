@@ -73,7 +73,7 @@ static inline void touch(const void *at, size_t bytes, bool write, void *pc) {
     write ? __tsan_write_range((void *)at, bytes) : __tsan_read_range((void *)at, bytes);
     __tsan_func_exit();
 }
-enum { MAX_RESIDENT_THREADS = 4096 };       // libtsan stops near 8000 fibers
+enum { MAX_RESIDENT_THREADS = 4096, MOST_TSAN_FIBERS = 6500 };     // libtsan stops near 8000, where memory mappings run out
 #else
 static inline void acquire(void *) {}
 static inline void release(void *) {}

@@ -290,7 +290,17 @@ static void prepare_fiber(fiber *f, unsigned slot) {
         f->tsan = NULL;
         f->abandonments = 0;
     }
-    if (!f->tsan) f->tsan = __tsan_create_fiber(0);
+    if (!f->tsan) {
+        static std::atomic<unsigned> fibers;
+        if (++fibers > MOST_TSAN_FIBERS) {
+            const simt_launch_shape *s = simt_me->launch->shape;
+            fprintf(stderr, "simt: libtsan has no room for this launch: all launches so far have needed %u threads at once, the last "
+                    "for clusters of %u blocks of %u threads\n", MOST_TSAN_FIBERS, s->cluster.x * s->cluster.y * s->cluster.z,
+                    s->block.x * s->block.y * s->block.z);
+            _exit(2);
+        }
+        f->tsan = __tsan_create_fiber(0);
+    }
 #endif
     f->abandoned = 0;
     // Stacks whose tops have the same offset in a page share a few cache sets: four times slower.
