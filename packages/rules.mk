@@ -15,12 +15,14 @@ soname := liblk.so.$(basename $(version))
 ifdef simt
 library := $(out)/liblk_simt.so
 lib_is := runs on the CPU and is for tests
-exports := -Wl,--version-script=$(out)/lib/exports
+exports := -Wl,--version-script=$(out)/lib/exports -Wl,-soname=liblk_simt.so
 else
 library := $(out)/liblk.so
 lib_is := has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx))
-# It looks for cublasLt where nvcc found it too, so that gcc links a program with liblk.so alone.
-exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) -Xlinker -rpath=$(CUDA_HOME)/lib64
+# It looks for cublasLt in the wheel nvidia-cublas, which lies so beside the package lk, and where nvcc found it, so that gcc
+# links a program with liblk.so alone.
+exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) \
+	-Xlinker -rpath='$$$$ORIGIN/../../nvidia/cu13/lib' -Xlinker -rpath=$(CUDA_HOME)/lib64
 endif
 into = $(DESTDIR)$(PREFIX)
 headers := $(wildcard lk/*.cuh lk/*.md) lk/LICENSE # with the pages that the headers name
@@ -69,6 +71,10 @@ dist: ## use: makes a tarball of the sources and each op as one header that need
 log = $(out)/$@.log
 hidden = > $(log) 2>&1 || { cat $(log); exit 1; }; grep -E '^[^ ]*(lk|simt|csrc|jax)/[^ /]*: warning:' $(log) || true
 quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),$(hidden))
+wheel: ## use: builds lk-kernels, a Python package, into build/dist, and tests it; for all cards, or those of ARCH=
+	@mkdir -p $(out) build/dist; rm -f build/dist/lk_kernels-*.whl; echo "BUILD $@, backend $(lib_backend)"
+	@LK_BACKEND=$(lib_backend) $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist packages/wheel $(if $(Q),$(hidden))
+	@$(PYTHON) packages/wheel/test.py build/dist/lk_kernels-*.whl
 torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
@@ -97,4 +103,4 @@ $(out)/lib/arches: always # rewritten, so that all is compiled again, when they 
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@
-.PHONY: lib install install-headers uninstall dist torch jax
+.PHONY: lib install install-headers uninstall dist wheel torch jax

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """pip install --no-build-isolation ./packages/jax    from a checkout of lk; LK_BACKEND=cpu or gpu chooses, see build.py."""
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +9,8 @@ import setuptools
 from setuptools.command.build_py import build_py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def version():
-    text = open(os.path.join(HERE, "../../lk/lk_base.cuh")).read()
-    return ".".join(re.search(rf"#define LK_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+sys.path.insert(0, os.path.dirname(HERE))
+import lk_library
 
 
 class Build(build_py):
@@ -29,6 +25,6 @@ class Binary(setuptools.Distribution):
         return True
 
 
-setuptools.setup(name="lk_jax", version=version(), description="lk's operations of language-model training for JAX",
-                 license="MIT", packages=["lk_jax"], package_data={"lk_jax": ["*.so*"]}, install_requires=["jax>=0.10"],
+setuptools.setup(name="lk_jax", version=lk_library.version(), description="lk's operations of language-model training for JAX",
+                 license="MIT", packages=["lk_jax"], package_data={"lk_jax": ["*.so*"]}, install_requires=["jax>=0.10", *lk_library.requirement(lk_library.backend_asked())],
                  python_requires=">=3.11", cmdclass={"build_py": Build}, distclass=Binary)

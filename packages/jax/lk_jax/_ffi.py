@@ -18,6 +18,13 @@ def _library():
     if not os.path.exists(path):
         raise ImportError(f"lk_jax is not built: {path} is missing. Run packages/jax/build.py.")
     jax.default_backend()  # loads JAX's
+    if not any(name.startswith(("liblk.so", "liblk_simt")) for name in os.listdir(os.path.dirname(path))):
+        try:
+            import lk  # built with the kernels of lk-kernels: lk_jax's library finds lk's by its name
+            ctypes.CDLL(lk.library())
+        except (AttributeError, ImportError, OSError) as error:
+            raise ImportError(f"lk_jax was built with the kernels of lk-kernels, which do not load: {error}. Install lk-kernels of "
+                              "the same version, or build lk_jax with LK_KERNELS=0, which compiles them") from error
     library = ctypes.CDLL(path)
     library.lk_jax_platform.restype = library.lk_jax_last_error.restype = ctypes.c_char_p
     return library

@@ -5,6 +5,7 @@ import sys
 
 import torch  # loads the libraries that _C is linked with
 
+from . import _library  # loads the kernels
 from . import _C  # before the others: where it was not built this is an ImportError, which callers expect
 from . import _fake, functional, nn
 from ._patch import Patched, patch, unpatch

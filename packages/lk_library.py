@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Where the builds of lk_kernels, lk_torch and lk_jax get lk's library from: `make lib`, or an installed lk-kernels."""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def version(parts=3):
+    """lk's version: 0.3.0, or with 2 parts 0.3, which is in the library's name."""
+    text = open(f"{ROOT}/lk/lk_base.cuh").read()
+    return ".".join(re.search(rf"#define LK_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH")[:parts])
+
+
+def name(backend):
+    return {"gpu": f"liblk.so.{version(2)}", "cpu": "liblk_simt.so"}[backend]
+
+
+def backend_asked():
+    """LK_BACKEND: cpu or gpu, the default."""
+    backend = os.environ.get("LK_BACKEND", "gpu")
+    if backend not in ("cpu", "gpu"):
+        sys.exit(f"lk: LK_BACKEND is {backend}; it must be cpu or gpu")
+    return backend
+
+
+def build(backend, folder, *arguments):
+    """Builds the library by `make lib` and copies it into the folder, in place of what an earlier build left there."""
+    jobs = os.environ.get("MAX_JOBS", os.cpu_count())
+    subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", f"-j{jobs}", *arguments])
+    os.makedirs(folder, exist_ok=True)
+    for old in glob.glob(os.path.join(folder, "liblk*.so*")):  # of the other backend, or of another version
+        os.remove(old)
+    shutil.copy2(f"{ROOT}/build/{'cpu-plain/liblk_simt.so' if backend == 'cpu' else 'gpu/liblk.so'}", f"{folder}/{name(backend)}")
+
+
+def installed(backend):
+    """The installed package lk-kernels, where its library is of this backend and its headers are those of this checkout.
+
+    None where it is not, and where ARCH asks for cards or LK_KERNELS is 0: then the library is compiled.
+    """
+    if os.environ.get("LK_KERNELS") == "0" or "ARCH" in os.environ:
+        return None
+    try:
+        import lk
+        found, headers = lk.BACKEND, f"{lk.include_dir()}/lk"
+    except (ImportError, AttributeError):  # in a checkout `import lk` alone finds the folder of headers, which is no package
+        return None
+    ours = sorted(os.path.basename(path) for path in glob.glob(f"{ROOT}/lk/*.cuh"))
+    same = all(os.path.exists(f"{headers}/{file}") and open(f"{headers}/{file}").read() == open(f"{ROOT}/lk/{file}").read()
+               for file in ours)
+    if found != backend or not same:
+        why = "headers are not those of this checkout" if found == backend else f"library is for {found}, not {backend}"
+        print(f"lk: lk-kernels {lk.__version__} is installed, but its {why}; so lk is compiled", flush=True)
+        return None
+    return lk
+
+
+def take(backend, folder):
+    """The library for a binding whose package is the folder: (what to link with, whose headers).
+
+    That of an installed lk-kernels stays where it is; the binding loads it when it is imported. Else it is compiled and lies in
+    the folder, where the binding finds it by its rpath.
+    """
+    kernels = installed(backend)
+    if kernels is None:
+        print(f"lk: make lib, backend {backend}", flush=True)
+        build(backend, folder)
+        return f"{folder}/{name(backend)}", ROOT
+    for old in glob.glob(os.path.join(folder, "liblk.so*")) + glob.glob(os.path.join(folder, "liblk_simt.so")):
+        os.remove(old)
+    print(f"lk: takes {kernels.library()} of lk-kernels {kernels.__version__}; nothing is compiled by nvcc", flush=True)
+    return kernels.library(), kernels.include_dir()
+
+
+def requirement(backend):
+    """What a binding needs at run time: lk-kernels of this minor version, if its library is taken from there."""
+    return [f"lk-kernels~={version(2)}.0"] if installed(backend) else []

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Builds lk-kernels, the Python package lk: liblk.so of all ops and types, and lk's headers. Needs nvcc, make and g++, no GPU.
+
+    make wheel                                              writes build/dist/lk_kernels-<version>-py3-none-<system>.whl
+    pip install --no-build-isolation ./packages/wheel       builds and installs it
+    ARCH="80 90a"                                           machine code of these cards alone; else of all that lk compiles for
+    LK_BACKEND=cpu                                          the simulator's library, for tests
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import setuptools
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import lk_library
+
+ALL = "80 86 89 90a 100a 103a 120a"
+BACKEND = lk_library.backend_asked()
+ARCHES = ALL if os.environ.get("ARCH", "native") == "native" else os.environ["ARCH"]
+ROOT = lk_library.ROOT
+
+
+class Build(build_py):
+    """The library and the headers go into the package, and _build.py, which says what they are."""
+
+    def run(self):
+        shutil.rmtree(self.build_lib, ignore_errors=True)  # may hold those of another backend or version
+        super().run()
+        package = os.path.join(self.build_lib, "lk")
+        print(f"lk-kernels {lk_library.version()}: backend {BACKEND}" + (f", for {ARCHES}" if BACKEND == "gpu" else ""), flush=True)
+        lk_library.build(BACKEND, f"{package}/lib", *([f"ARCH={ARCHES}"] if BACKEND == "gpu" else []))
+        headers = f"{package}/include/lk"
+        os.makedirs(headers)
+        for path in [*glob.glob(f"{ROOT}/lk/*.cuh"), *glob.glob(f"{ROOT}/lk/*.md"), f"{ROOT}/lk/LICENSE"]:
+            shutil.copy2(path, headers)
+        arches = ARCHES.split() if BACKEND == "gpu" else []
+        with open(f"{package}/_build.py", "w") as file:
+            file.write(f"VERSION = {lk_library.version()!r}\nBACKEND = {BACKEND!r}\nLIBRARY = {lk_library.name(BACKEND)!r}\n"
+                       f"ARCHES = {arches!r}\nPTX = {arches[-1].rstrip('af') if len(arches) > 1 else None!r}\n")
+
+
+def system():
+    """The wheel's system: the oldest glibc that has the functions which the library calls, as pip names it."""
+    library = f"{ROOT}/build/{'cpu-plain/liblk_simt.so' if BACKEND == 'cpu' else 'gpu/liblk.so'}"
+    symbols = subprocess.check_output(["objdump", "-T", library], text=True)
+    minor = max(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols))
+    return f"manylinux_2_{minor}_{os.uname().machine}"
+
+
+class Binary(setuptools.Distribution):
+    def has_ext_modules(self):  # so that the wheel is one of this machine
+        return True
+
+
+commands = {"build_py": Build}
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel  # setuptools 70.1 and later
+except ImportError:
+    from wheel.bdist_wheel import bdist_wheel
+
+
+class Wheel(bdist_wheel):
+    """For any Python 3 of this system: nothing in it is compiled for a version of Python."""
+
+    def get_tag(self):
+        return "py3", "none", system()
+
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+setuptools.setup(name="lk-kernels", version=lk_library.version(), license="MIT", packages=["lk"], python_requires=">=3.10",
+                 description="Kernels of language-model training: lk's library and its headers", distclass=Binary,
+                 long_description=open("README.md").read(), long_description_content_type="text/markdown",
+                 install_requires=["nvidia-cublas>=13,<14"] if BACKEND == "gpu" else [],
+                 cmdclass={"build_py": Build, "bdist_wheel": Wheel})

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""Tests the wheel lk-kernels as a user gets it: installed into a venv of its own. Usage: python test.py WHEEL
+
+Also lk_torch and lk_jax, where they are built in the tree for the same backend and this Python has PyTorch and JAX: without a
+library beside them they take the wheel's. Needs gcc and no network.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+passed = failed = 0
+
+
+def check(name, right, said=""):
+    global passed, failed
+    passed, failed = passed + bool(right), failed + (not right)
+    if not right:
+        print(f"FAIL  {name}\n      {str(said)[-2000:]}", flush=True)
+
+
+def run(*command, **options):
+    """What a command says, and whether it succeeded."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=options.pop("cwd", work), **options)
+    return done.stdout, done.returncode == 0
+
+
+def says(name, sentence, *command, succeeds=True, **options):
+    said, good = run(*command, **options)
+    check(name, good == succeeds and sentence in said, said)
+    return said
+
+
+wheel = os.path.abspath(sys.argv[1])
+began, work = time.time(), tempfile.mkdtemp()
+version = ".".join(re.search(rf"#define LK_VERSION_{part} (\d+)", open(f"{ROOT}/lk/lk_base.cuh").read())[1]
+                   for part in ("MAJOR", "MINOR", "PATCH"))
+names = zipfile.ZipFile(wheel).namelist()
+cpu = "lk/lib/liblk_simt.so" in names
+print(f"lk-kernels as a wheel, {os.path.getsize(wheel) / 1e6:.1f} MB, {'the simulator' if cpu else 'CUDA'}, Python "
+      f"{sys.version.split()[0]}", flush=True)
+
+# What is in it.
+check("its name", re.fullmatch(rf"lk_kernels-{version}-py3-none-manylinux_2_\d+_\w+\.whl", os.path.basename(wheel)), wheel)
+headers = {f"lk/include/lk/{os.path.basename(path)}" for pattern in ("*.cuh", "*.md", "LICENSE") for path in glob.glob(f"{ROOT}/lk/{pattern}")}
+library = "lk/lib/" + ("liblk_simt.so" if cpu else f"liblk.so.{version.rsplit('.', 1)[0]}")
+code = {"lk/__init__.py", "lk/__main__.py", "lk/_build.py"}
+check("its files", {name for name in names if ".dist-info/" not in name} == headers | code | {library}, names)
+check("its headers are the sources'", all(zipfile.ZipFile(wheel).read(name) == open(f"{ROOT}/lk/{os.path.basename(name)}", "rb").read()
+                                          for name in headers))
+metadata = next(name for name in names if name.endswith("METADATA"))
+check("it asks for cuBLASLt", cpu != ("Requires-Dist: nvidia-cublas<14,>=13" in zipfile.ZipFile(wheel).read(metadata).decode()))
+
+# Installed.
+python = f"{work}/venv/bin/python"
+check("a venv", run(sys.executable, "-m", "venv", f"{work}/venv")[1])
+said, good = run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", wheel)
+check("pip installs it", good, said)
+exists = "import os, lk; print(os.path.exists(lk.library()) and os.path.exists(lk.include_dir() + '/lk/srms_norm.cuh') and lk.__version__)"
+says("library() and include_dir() are there", version, python, "-c", exists)
+says("the same in a checkout, whose folder lk is no package", version, python, "-c", exists, cwd=ROOT)
+if not cpu:
+    found = run(python, "-c", "import lk; print(lk.library())")[0].strip()
+    dynamic = run("readelf", "-d", found)[0]
+    check("it looks for cuBLASLt in nvidia-cublas' wheel", "$ORIGIN/../../nvidia/cu13/lib" in dynamic, dynamic)
+    check("and needs no other library of CUDA's", re.findall(r"NEEDED.*\[lib(cu\w+|nv\w+)", dynamic) == ["cublasLt"], dynamic)
+said = says("python -m lk", f"lk {version}: ", python, "-m", "lk")
+check("it loads, and is said to", f"loads    yes, as {version}" in said and said.endswith("lk: all as it should be\n"), said)
+says("a wrong option shows what there is", "--cflags", python, "-m", "lk", "--help", succeeds=False)
+
+# A user's program in C, linked with it.
+with open(f"{work}/main.c", "w") as file:
+    file.write("""#include <stdio.h>
+#include "lk/logsumexp.cuh"
+LK_DECLARE_LOGSUMEXP(bf16)
+int main(void)
+{
+    const lk_logsumexp_args args = {.outer = 2, .cols = 3};
+    const lk_status status = lk_logsumexp_forward_bf16(&args, NULL);
+    printf("%s, %s\\n", lk_status_string(status), lk_last_error());
+    return lk_version() != LK_VERSION;
+}
+""")
+flags = [run(python, "-m", "lk", option)[0].split() for option in ("--cflags", "--libs")]
+said, good = run("gcc", "-std=c11", "-Wall", "-Werror", *flags[0], "main.c", *flags[1], "-o", "program")
+check("gcc with --cflags and --libs", good, said)
+says("the program gets lk's sentence", "LK_ERR_NULL, lk_logsumexp_forward_bf16: x is NULL", f"{work}/program")
+
+# Builds of the bindings take it, if it has this checkout's headers and their backend.
+site = os.path.dirname(os.path.dirname(run(python, "-c", "import lk; print(lk.__file__)")[0].strip()))
+backend, other = ("cpu", "gpu") if cpu else ("gpu", "cpu")
+take = "import lk_library, sys; found = lk_library.installed(sys.argv[1]); print(found and found.library())"
+environment = {name: value for name, value in os.environ.items() if name not in ("ARCH", "LK_KERNELS")}
+environment["PYTHONPATH"] = os.path.dirname(HERE)
+says("a build takes its library", f"{site}/{library}", python, "-c", take, backend, env=environment)
+says("not for the other backend", f"its library is for {backend}, not {other}; so lk is compiled\nNone", python, "-c", take, other,
+     env=environment)
+says("not with LK_KERNELS=0", "None", python, "-c", take, backend, env={**environment, "LK_KERNELS": "0"})
+says("not where ARCH names cards", "None", python, "-c", take, backend, env={**environment, "ARCH": "90a"})
+with open(f"{site}/lk/include/lk/lk_base.cuh", "a") as file:
+    file.write("// changed")
+says("not with other headers", "its headers are not those of this checkout; so lk is compiled\nNone", python, "-c", take, backend,
+     env=environment)
+
+# The bindings, built in the tree, without a library beside them.
+device = "cpu" if cpu else "cuda"
+call = {"torch": f"import torch, lk_torch; print(lk_torch.functional.logsumexp(torch.zeros(2, 4, device='{device}'), 1))",
+        "jax": "import jax.numpy as jnp, lk_jax; print(lk_jax.logsumexp(jnp.zeros((2, 4)), 1))"}
+for framework, binding in (("torch", "_C.*so"), ("jax", "liblk_jax.so")):
+    package = f"{ROOT}/packages/{framework}/lk_{framework}"
+    built = glob.glob(f"{package}/{binding}")
+    same = built and f"[{os.path.basename(library)}]" in run("readelf", "-d", built[0])[0]
+    if not same or not run(sys.executable, "-c", f"import {framework}")[1] or not (cpu or shutil.which("nvidia-smi")):
+        print(f"skip  lk_{framework} with the wheel's library: needs {framework}, and `make {framework}` of the same backend before")
+        continue
+    moved = f"{work}/{framework}/lk_{framework}"
+    shutil.copytree(package, moved, ignore=shutil.ignore_patterns("liblk.so*", "liblk_simt.so"))
+    says(f"lk_{framework} without lk-kernels", "Install lk-kernels", sys.executable, "-c", call[framework], succeeds=False,
+         env={**os.environ, "PYTHONPATH": f"{work}/{framework}"})
+    says(f"lk_{framework} with lk-kernels", "1.386", sys.executable, "-c", call[framework],
+         env={**os.environ, "PYTHONPATH": f"{work}/{framework}:{site}"})
+
+shutil.rmtree(work)
+print(f"{passed} passed, {failed} failed in {time.time() - began:.0f} s")
+sys.exit(failed > 0)
