@@ -2,15 +2,34 @@
 /* lk_base.cuh - what every op stands on: status codes and their sentences, the launch, the types and their 16-byte accesses.
  *
  * The first half is plain C11 and needs no CUDA header, nor does the little arithmetic of the host behind it, in C++. The rest is
- * for nvcc, or for g++ with -DLK_SIMT -Itests/simt.
+ * for nvcc, or for g++ with -DLK_SIMT -Itests/simt. NVRTC takes it without the launch.
  *
  * Needs: lk_ptx.cuh.
  */
 #ifndef LK_BASE_CUH
 #define LK_BASE_CUH
 
+#if defined(__CUDACC_RTC__) /* NVRTC has no headers of the host. Headers of cuda/std, if any, come before lk. */
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned short uint16_t;
+typedef unsigned uint32_t;
+typedef unsigned long long uint64_t, uintptr_t;
+#ifndef INT32_MAX
+#define INT32_MAX 0x7fffffff
+#define INT64_MIN (-0x7fffffffffffffffll - 1)
+#endif
+#ifndef FLT_MAX
+#define FLT_MAX 0x1.fffffep127f
+#endif
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+#endif
+#else
 #include <stddef.h>
 #include <stdint.h>
+#endif
 
 #if defined(__cplusplus) && __cplusplus < 201703L
 #error "lk needs C++17 or later: -std=c++17"
@@ -102,7 +121,11 @@ LK_API int lk_version(void);
 
 #ifdef __cplusplus
 
+#if defined(__CUDACC_RTC__)
+#define LK_HOST static __device__ inline /* NVRTC refuses functions of the host */
+#else
 #define LK_HOST static inline
+#endif
 #define LK_COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 
 /* ---- Arithmetic of the host, without CUDA -------------------------------------------------------------------------------- */
@@ -136,14 +159,15 @@ template <class E> LK_HOST void lk_take(E **array, lk_arena *arena, bool wanted,
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-#include <float.h>
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#if !defined(__CUDACC_RTC__)
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#endif
 
 #include "lk_ptx.cuh"
 
@@ -181,6 +205,14 @@ template <class T> LK_HOST int lk_dtype_bytes(int dtype)
 {
     return dtype == LK_DTYPE_F32 ? 4 : dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16 ? 2 : (int)sizeof(T);
 }
+
+/* The current device: its number of SMs, the KiB of shared memory of each SM, and the compute capability that the code it runs
+ * was compiled for, 90 for 9.0. A newer card also runs older PTX, which lacks the newer instructions. */
+typedef struct {
+    int arch, sms, smem;
+} lk_device;
+
+#if !defined(__CUDACC_RTC__) /* who compiles by NVRTC also launches by other means */
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
@@ -263,20 +295,14 @@ LK_HOST lk_status lk_no_workspace(lk_status checked, size_t *bytes)
     return checked;
 }
 
-/* The current device: its number of SMs, the KiB of shared memory of each SM, and the compute capability that the code it runs
- * was compiled for, 90 for 9.0. A newer card also runs older PTX, which lacks the newer instructions. The first call of a host
- * thread loads the code and makes a context where there is none. */
-typedef struct {
-    int arch, sms, smem;
-} lk_device;
-
-/* Its launch bound tells the architecture of the loaded code. ptxVersion does not: where files were linked with -rdc=true it is
- * the lowest of them all. */
+/* Its launch bound tells lk_device.arch, the architecture of the loaded code. ptxVersion does not: where files were linked with
+ * -rdc=true it is the lowest of them all. */
 LK_KERNEL void __launch_bounds__(LK_ARCH ? LK_ARCH / 10 : 1) lk_code_kernel(void) {}
 static thread_local struct {
     int id, arch;
 } lk_code_known = {-1, 0};
 
+/* The first call of a host thread loads the code and makes a context where there is none. */
 LK_HOST cudaError_t lk_current_device(lk_device *device)
 {
     int id = 0, smem = 0;
@@ -370,6 +396,8 @@ LK_HOST lk_status lk_launch_pdl(const char *op, const lk_device *device, void (*
 {
     return lk_launch_blocks(op, device->arch >= 90, kernel, grid, cluster, block, smem, stream, args);
 }
+
+#endif /* not NVRTC */
 
 /* ---- 16-byte accesses ---------------------------------------------------------------------------------------------------- */
 

@@ -21,6 +21,9 @@
 
 #include "lk_base.cuh"
 
+#if defined(__CUDACC_RTC__)
+#error "NVRTC takes lk_row.cuh and lk_loss.cuh; ops need nvcc, or lk as a library: packages/README.md"
+#endif
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
 /* The checks of a call, one after another. After the first that fails the later ones do nothing. But their arguments are still

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* lk_loss.cuh - the mathematics of the cross entropies, once: the formulas at the top of cross_entropy.cuh, for a kernel that
  * has some of a row's logits in registers. Rows are read and written elsewhere, and nothing is launched here.
+ * NVRTC takes the file too.
  *
  *   label      lk_ce_label_among: what a target means
  *   state      lk_ce_row: a few numbers that some columns of a row are reduced to. lk_ce_row_empty, lk_ce_row_add or, with all

@@ -16,10 +16,14 @@
 #include <simt_ptx.h> /* -Itests/simt finds it */
 #elif defined(__CUDACC__)
 
+#if defined(__CUDACC_RTC__) /* lk_base.cuh says what stands for the headers of the host */
+typedef struct CUtensorMap_st CUtensorMap;
+#else
 #include <cuda.h> /* CUtensorMap; types alone, nothing to link */
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdint.h>
+#endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "lk needs compute capability 8.0 or later; tell nvcc your card's, as by -gencode arch=compute_90a,code=sm_90a"

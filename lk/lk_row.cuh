@@ -7,7 +7,8 @@
  *   host     lk_team_of divides the rows among teams; the kernel gets the lk_team among its arguments.
  *   device   lk_row_of says which columns of which row a thread has. A thread computes the state of its own columns. Then the
  *            states are merged over the lanes of a warp, over the warps of a block and over the blocks of a cluster.
- * examples/row_softmax.cu is a whole kernel on these.
+ * examples/row_softmax.cu is a whole kernel on these. NVRTC takes the file too; a block or a warp per row then needs no plan of
+ * the host, and {} is its lk_team: examples/nvrtc.py.
  *
  * Needs: lk_base.cuh, lk_ptx.cuh.
  */
