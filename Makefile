@@ -91,6 +91,8 @@ example-from_c: $(out)/from_c/program | backend
 	@$<
 example-parallel: $(out)/examples/parallel/main | backend
 	@$< $(ARGS)
+example-nvrtc: # PYTHON: one that has cuda.core
+	@$(PYTHON) examples/nvrtc.py
 example-%: $(out)/examples/% | backend
 	@$< $(ARGS)
 $(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file

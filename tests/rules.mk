@@ -54,8 +54,8 @@ test-fastmath: ## test: the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 test-mutants: | backend ## test: breaks each op on purpose, on the simulator: its tests must fail
 	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) lk
-test-install: | backend ## test: CMake, pkg-config, make install, make dist, one-file headers
-	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" tests/run tests/install
+test-install: | backend ## test: CMake, pkg-config, make install, make dist, one-file headers, NVRTC
+	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" PYTHON="$(PYTHON)" tests/run tests/install
 test-torch: $(library) | backend ## test: the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## test: sanitize-gpu, or -asan and -tsan
