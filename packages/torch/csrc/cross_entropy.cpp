@@ -373,7 +373,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
 }
 
 #define INPUTS "Tensor logits, Tensor target, Tensor? class_weight, "
-TORCH_LIBRARY_FRAGMENT(lk, m)
+LK_OPS(m)
 {
     user_op(m, "cross_entropy", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, bool inplace) -> Tensor", &cross_entropy);
     user_op(m, "cross_entropy_stats", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)",

@@ -225,7 +225,7 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
 // The collectives are ops of PyTorch's dispatcher: its headers of c10d are not in every build. A result is there after wait.
 static void wait(const Tensor &t)
 {
-    LK_OP_FROM(_c10d_functional, wait_tensor, Tensor(const Tensor &));
+    LK_OP_FROM("_c10d_functional", wait_tensor, Tensor(const Tensor &));
     wait_tensor_op.call(t);
 }
 
@@ -245,7 +245,7 @@ linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t sav
     const Tensor states = make({c.a.tokens, stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
     c.a.states = states.mutable_data_ptr();
     const Tensor saved = run_forward(c, x, saved_bytes);
-    LK_OP_FROM(_c10d_functional, all_gather_into_tensor, Tensor(const Tensor &, int64_t, std::string));
+    LK_OP_FROM("_c10d_functional", all_gather_into_tensor, Tensor(const Tensor &, int64_t, std::string));
     const Tensor all = c.a.tokens ? all_gather_into_tensor_op.call(states, (int64_t)shards.size(), group) : states;
     wait(all);
     c.a.all_states = all.const_data_ptr(), c.a.others = others.mutable_data_ptr<float>();
@@ -259,7 +259,7 @@ linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t sav
 // lk hands over dx once, before dweight.
 static lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
 {
-    LK_OP_FROM(_c10d_functional, all_reduce_, Tensor &(Tensor &, std::string, std::string));
+    LK_OP_FROM("_c10d_functional", all_reduce_, Tensor &(Tensor &, std::string, std::string));
     HeadCall &c = *(HeadCall *)user;
     all_reduce__op.call(c.dx, "sum", c.group);
     return LK_OK;
@@ -481,7 +481,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel
 #define SETTINGS LK_LOSS_SCHEMA ", int workspace_mib, bool fast_logits, int max_counted, bool batch_invariant"
 #define IN_RANKS ", str group, int[] shards, int rank"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
-TORCH_LIBRARY_FRAGMENT(lk, m)
+LK_OPS(m)
 {
     user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ", bool keep, Tensor? grad_scale) -> Tensor", &linear_cross_entropy);
     user_op(m, "linear_cross_entropy_stats", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",

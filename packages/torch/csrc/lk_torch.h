@@ -48,6 +48,9 @@ using torch::autograd::variable_list;
 // Kernels called from a node, or from an op that has made its node, record nothing.
 using Below = at::AutoDispatchBelowADInplaceOrView;
 
+// The namespace of the ops in torch.ops: "lk", in module.cpp. packages/hub links the other files with a name of its own.
+extern const char ops_namespace[];
+
 // The ops that a user calls.
 Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Maybe &bias, std::optional<double> eps,
                 double weight_offset);
@@ -100,10 +103,10 @@ inline void clear_cuda_error(lk_status status)
 #define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
 
 // The dispatcher's op lk::name, looked up once. An int or int[] that may be symbolic has another type there: LK_OP_AS.
-#define LK_OP_FROM(library, name, ...)                                                                                         \
+#define LK_OP_FROM(space, name, ...)                                                                                           \
     static const auto name##_op =                                                                                              \
-        c10::Dispatcher::singleton().findSchemaOrThrow(#library "::" #name, "").typed<__VA_ARGS__>()
-#define LK_OP_AS(name, ...) LK_OP_FROM(lk, name, __VA_ARGS__)
+        c10::Dispatcher::singleton().findSchemaOrThrow((std::string(space) + "::" #name).c_str(), "").typed<__VA_ARGS__>()
+#define LK_OP_AS(name, ...) LK_OP_FROM(ops_namespace, name, __VA_ARGS__)
 #define LK_OP(name) LK_OP_AS(name, decltype(name))
 
 inline bool has(const Maybe &t) { return t && t->defined(); }
@@ -295,6 +298,13 @@ struct LossBackward : Node {
     }
     void expect(const Expected &e) { made_for = save(e.upstream), history = e.history; }
 };
+
+// What a file registers when it is loaded: TORCH_LIBRARY_FRAGMENT, whose namespace is written in the file.
+#define LK_OPS(m)                                                                                                              \
+    static void register_ops(torch::Library &);                                                                                \
+    static const torch::detail::TorchLibraryInit ops(torch::Library::FRAGMENT, &register_ops, ops_namespace, std::nullopt,     \
+                                                     __FILE__, __LINE__);                                                      \
+    static void register_ops(torch::Library &m)
 
 // An op that a user calls, and a kernel: schema and dispatch. Autograd through a kernel itself raises.
 template <class F> void user_op(torch::Library &m, const std::string &name, const char *schema, F *f)

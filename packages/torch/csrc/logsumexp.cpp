@@ -107,7 +107,7 @@ Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::
     return out;
 }
 
-TORCH_LIBRARY_FRAGMENT(lk, m)
+LK_OPS(m)
 {
     user_op(m, "logsumexp", "(Tensor x, int dim, bool keepdim, float scale, ScalarType? dtype) -> Tensor", &logsumexp);
     kernel(m, "logsumexp_forward",

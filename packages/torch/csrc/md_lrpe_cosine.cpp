@@ -124,7 +124,7 @@ Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef 
 }
 
 #define OPTIONS "SymInt[] shape, SymInt prefix, SymInt[] offset, int activation"
-TORCH_LIBRARY_FRAGMENT(lk, m)
+LK_OPS(m)
 {
     user_op(m, "md_lrpe_cosine", "(Tensor x, Tensor theta, " OPTIONS ") -> Tensor", &md_lrpe_cosine);
     kernel(m, "md_lrpe_cosine_forward", "(Tensor x, Tensor theta, " OPTIONS ") -> Tensor", &md_lrpe_cosine_forward);

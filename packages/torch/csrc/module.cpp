@@ -12,6 +12,8 @@
 
 namespace lk_torch {
 
+const char ops_namespace[] = "lk";
+
 // An argument of type A: whether a Python object is plainly one, and its value.
 template <class A> struct Argument;
 template <> struct Argument<Tensor> {
@@ -89,8 +91,9 @@ template <class R, class... A, R (*F)(A...)> struct Function<F> {
 
     template <size_t... I> static PyObject *call(PyObject *const *args, Py_ssize_t count, std::index_sequence<I...>)
     {
-        static const auto op =
-            c10::Dispatcher::singleton().findSchemaOrThrow((std::string("lk::") + name).c_str(), "").typed<R(A...)>();
+        static const auto op = c10::Dispatcher::singleton()
+                                   .findSchemaOrThrow((std::string(ops_namespace) + "::" + name).c_str(), "")
+                                   .typed<R(A...)>();
         if (count != sizeof...(A) || at::impl::torch_function_mode_enabled() ||
             !(Argument<std::decay_t<A>>::fits(args[I]) && ...)) {
             const auto check = [&](size_t i, const char *kind) {
@@ -100,7 +103,7 @@ template <class R, class... A, R (*F)(A...)> struct Function<F> {
             if (count == sizeof...(A)) (check(I, wrong_kind<std::decay_t<A>>(args[I])), ...);
             static PyObject *slow = nullptr;
             if (!slow) {
-                const py::object ops = py::module_::import("torch").attr("ops").attr("lk");
+                const py::object ops = py::module_::import("torch").attr("ops").attr(ops_namespace);
                 slow = py::object(ops.attr(name).attr("default")).release().ptr();
             }
             return PyObject_Vectorcall(slow, args, count, nullptr);
@@ -137,6 +140,7 @@ PyMODINIT_FUNC PyInit__C()
     static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
     PyObject *m = PyModule_Create(&module);
     if (m) PyModule_AddStringConstant(m, "BACKEND", LK_DEVICE_TYPE == at::kCPU ? "cpu" : "cuda");
+    if (m) PyModule_AddStringConstant(m, "NAMESPACE", ops_namespace);
     if (m) PyModule_AddIntConstant(m, "LK_VERSION", lk_version());
     return m;
 }

@@ -174,7 +174,7 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
     return norm(x, residual, cols, weight, bias, eps, weight_offset);
 }
 
-TORCH_LIBRARY_FRAGMENT(lk, m)
+LK_OPS(m)
 {
     user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, Tensor? bias, float? eps, float weight_offset) -> Tensor",
             &rms_norm);

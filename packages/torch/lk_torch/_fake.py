@@ -6,11 +6,13 @@ import math
 
 import torch
 
+from . import _C
+
 F32 = torch.float32
 
 
 def fake(function):
-    torch.library.register_fake(f"lk::{function.__name__}", function)
+    torch.library.register_fake(f"{_C.NAMESPACE}::{function.__name__}", function)
 
 
 def rows(target):

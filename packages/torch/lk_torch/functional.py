@@ -15,7 +15,7 @@ from . import _C
 # Set: a target outside of the classes raises, in eager mode. Each loss then waits for the device.
 CHECK_TARGETS = os.environ.get("LK_CHECK_TARGETS") == "1"
 
-_ops = torch.ops.lk
+_ops = getattr(torch.ops, _C.NAMESPACE)  # lk; a kernel of packages/hub has another
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
