@@ -80,6 +80,10 @@ torch: | backend ## use: builds the PyTorch binding in its folder and tests it; 
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_patch.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
+# After torch, where both are asked for: they build in one folder.
+hub: | backend $(filter torch,$(MAKECMDGOALS)) ## use: builds the kernel for Hugging Face's `kernels`, in build/hub, and tests it
+	$(call quiet,$(PYTHON) packages/hub/build.py $(BACKEND))
+	@$(PYTHON) packages/hub/test.py $(BACKEND) $(ARGS)
 jax: | backend ## use: builds the JAX binding in its folder and tests it; PYTHON= has jax 0.10 or later
 	$(call quiet,$(PYTHON) packages/jax/build.py $(BACKEND))
 	@$(PYTHON) packages/jax/test.py $(ARGS)
@@ -103,4 +107,4 @@ $(out)/lib/arches: always # rewritten, so that all is compiled again, when they 
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@
-.PHONY: lib install install-headers uninstall dist wheel torch jax
+.PHONY: lib install install-headers uninstall dist wheel torch hub jax

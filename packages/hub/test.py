@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: MIT
+"""The kernel in build/hub, as Hugging Face's `kernels` loads it: its ops by name, its layers in tiny random models of
+transformers' own configs, the head in TRL's interface.
+
+    python packages/hub/test.py [cpu | gpu] [group ...]     # after build.py; V=1 prints each check
+
+A result is held against the same in a wider type. lk may be off by twice what PyTorch is in the same type, and by some units of
+that type."""
+import copy
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"], os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "error", "1"
+
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HERE = Path(__file__).resolve().parent
+HUB = HERE.parent.parent / "build" / "hub"
+F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+# Sums of some dozen numbers in float32. In bfloat16 each result is rounded to 2^-8.
+FLOOR = {F32: 2.0**-19, BF16: 2.0**-8}
+VOCAB = 131
+D, kernel = "cpu", None
+totals = [0, 0]
+
+
+def verdict(name, right, why=""):
+    totals[not right] += 1
+    if not right or os.environ.get("V") == "1":
+        print(f"  {'ok  ' if right else 'FAIL'}  {name}  {why}", flush=True)
+
+
+def attempt(name, f, *args):
+    try:
+        f(*args)
+    except Exception as error:
+        traceback.print_exc()
+        verdict(name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+
+def compare(name, ours, theirs, wide, floor):
+    """Results and gradients by name, of lk, of PyTorch, of PyTorch in a wider type."""
+    verdict(f"{name}: the results", list(ours) == list(wide), f"{list(ours)}, not {list(wide)}")
+    for key, c in wide.items():
+        off = lambda t: float((t.detach().double() - c.double()).norm() / c.double().norm().clamp(min=1e-30))
+        error, limit = off(ours[key]), 2 * off(theirs[key]) + (floor if key.startswith("d ") else FLOOR[F32])
+        verdict(f"{name}: {key}", error <= limit, f"relative error {error:.3g}, at most {limit:.3g}")
+
+
+class Called(TorchDispatchMode):
+    """Which ops of lk's run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.spaces = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "lk" in func.namespace:
+            self.spaces.add(func.namespace)
+        return func(*args, **(kwargs or {}))
+
+
+# ---- Loading ----------------------------------------------------------------------------------------------------------------
+
+
+def loading():
+    import kernels
+    folder = Path(kernel.__file__).parent
+    about = kernels.Metadata.read_from_file(folder / "metadata.json")
+    verdict("the module's name", kernel.__name__ == about.id, kernel.__name__)
+    verdict("its folder", folder.parent == HUB, str(folder))
+    verdict("its version", about.version >= 1 and str(about.name) == "lk")
+    verdict("its backend", str(about.backend.backend_type).lower() == D, str(about.backend))
+    verdict("a second time", kernels.get_local_kernel(folder) is kernel)
+    verdict("lk_torch is not needed", "lk_torch" not in sys.modules and "rms_norm" not in dir(torch.ops.lk))
+    ops = getattr(torch.ops, about.id)
+    x, weight = torch.randn(3, 40, device=D), torch.randn(40, device=D)
+    y = ops.rms_norm(x, 40, weight, None, 1e-6, 0.0)
+    verdict("an op by its name", torch.equal(y, kernel.rms_norm(x, (40,), weight, 1e-6)))
+    logits, target = torch.randn(5, 33, device=D), torch.arange(5, device=D)
+    verdict("a loss", (kernel.cross_entropy(logits, target) - F.cross_entropy(logits, target)).abs() < 1e-5)
+    sys.path.insert(0, str(HERE.parent / "torch"))
+    try:
+        import lk_torch
+    except ImportError as error:
+        return print(f"skip  hub, beside lk_torch: {error}")
+    for who, space in ((kernel, about.id), (lk_torch.functional, "lk")):
+        leaf = x.clone().requires_grad_()
+        with Called() as seen:
+            out = who.add_rms_norm(leaf, x, (40,), weight, 1e-6)
+            (out[0] * x + out[1]).sum().backward()
+            who.linear_cross_entropy(leaf, x, target[:3]).backward()
+        verdict(f"beside lk_torch: whose ops, {space}", seen.spaces == {space}, str(seen.spaces))
+        verdict(f"beside lk_torch: the bits, {space}", torch.equal(who.rms_norm(x, (40,), weight, 1e-6), y))
+
+
+# ---- Models -----------------------------------------------------------------------------------------------------------------
+
+
+def build(name, dtype):
+    """A tiny model whose norms' weights are not those that they begin with."""
+    import transformers
+    config = getattr(transformers, name + "Config")(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(1)
+    model = getattr(transformers, name + "ForCausalLM")(config)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.2) if p.dim() > 1 else p.data.add_(torch.randn(p.shape) * 0.2)
+    return model.to(D, dtype).train()
+
+
+def results(model):
+    """Its loss, and the gradients of it."""
+    model.zero_grad(set_to_none=True)
+    ids = torch.randint(3, VOCAB, (2, 11), generator=torch.Generator().manual_seed(2)).to(D)
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return {"loss": loss, **{"d " + n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
+
+
+def replaced(model, layer):
+    return sum(getattr(m.forward, "__func__", None) is layer.forward and "forward" in vars(m) for m in model.modules())
+
+
+def layer(name):
+    import kernels
+    return kernels.LocalLayerRepository(Path(kernel.__file__).parent, layer_name=name)
+
+
+def models():
+    """By `kernels` alone, in each mode. Last, since it gives transformers' norms names of its own."""
+    import kernels
+    from transformers.models.gemma import modeling_gemma
+    from transformers.models.llama import modeling_llama
+    for name, cls in (("Llama", modeling_llama.LlamaRMSNorm), ("Gemma", modeling_gemma.GemmaRMSNorm)):
+        kernels.replace_kernel_forward_from_hub(cls, "Lk" + name)
+        which = "LkRMSNorm" if name == "Llama" else "LkGemmaRMSNorm"
+        for dtype in (F32, BF16):
+            theirs = build(name, dtype)
+            ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).to(F64 if dtype == F32 else F32)
+            with kernels.use_kernel_mapping({"Lk" + name: {D: layer(which)}}):
+                for mode in (kernels.Mode.INFERENCE, kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE, kernels.Mode.TRAINING):
+                    kernels.kernelize(ours, mode=mode, device=D)  # it leaves other layers
+                    count = replaced(ours, getattr(kernel.layers, which))
+                    verdict(f"{name} {dtype}, {mode}: norms", count == 5, f"{count} of 5")
+            with Called() as seen:
+                found = results(ours)
+            verdict(f"{name} {dtype}: whose ops", seen.spaces == {kernel.__name__}, str(seen.spaces))
+            compare(f"{name} {dtype}", found, results(theirs), results(wide), FLOOR[dtype])
+
+
+def use_kernels():
+    """By transformers' own switch. KernelConfig takes no CPU; a mapping that is registered does."""
+    import kernels
+    import transformers
+    from transformers.utils import import_utils
+    if not import_utils.is_kernels_available():
+        wanted = [getattr(import_utils, f"KERNELS_{m}_VERSION", "?") for m in ("MIN", "MAX")]
+        return print(f"skip  hub, use_kernels: transformers {transformers.__version__} wants kernels from {wanted[0]} to below "
+                     f"{wanted[1]}; {kernels.__version__} is installed")
+    for dtype in (F32, BF16):
+        theirs = build("Llama", dtype)
+        ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).to(F64 if dtype == F32 else F32)
+        if D == "cpu":
+            kernels.register_kernel_mapping({"RMSNorm": {D: layer("LkRMSNorm")}})
+            ours.use_kernels = True
+        else:
+            where = f"{Path(kernel.__file__).parent}:LkRMSNorm"
+            config = transformers.KernelConfig({"RMSNorm": where}, use_local_kernel=True)
+            ours.set_use_kernels(True, config)
+        count = replaced(ours, kernel.layers.LkRMSNorm)
+        verdict(f"use_kernels {dtype}: norms", count == 5, f"{count} of 5")
+        compare(f"use_kernels {dtype}", results(ours), results(theirs), results(wide), FLOOR[dtype])
+        if D == "cpu":
+            ours.eval()
+            count = replaced(ours, kernel.layers.LkRMSNorm)
+            verdict(f"use_kernels {dtype}: norms in eval()", count == 5, f"{count} of 5")
+
+
+# ---- Layers and functions ---------------------------------------------------------------------------------------------------
+
+
+def norms():
+    """torch.nn.RMSNorm, torch.compile, and the norm of a sum."""
+    import kernels
+
+    class Norm(torch.nn.RMSNorm):
+        def forward(self, x):
+            return super().forward(x)
+    kernels.replace_kernel_forward_from_hub(Norm, "LkNorm")
+    plain = Norm(48, eps=1e-5, device=D)
+    torch.nn.init.normal_(plain.weight)
+    ours = copy.deepcopy(plain)
+    with kernels.use_kernel_mapping({"LkNorm": {D: layer("LkRMSNorm")}}):
+        kernels.kernelize(ours, mode=kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE, device=D, use_fallback=False)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    x, residual, up = (torch.randn(6, 48, device=D) for _ in range(3))
+
+    def of(norm, dtype=F32):
+        leaf, weight = x.to(dtype).requires_grad_(), norm.weight.to(dtype)
+        y = norm(leaf) if dtype == F32 else F.rms_norm(leaf, (48,), weight, 1e-5)
+        grads = torch.autograd.grad(y, [leaf, norm.weight], up.to(dtype))
+        return {"y": y, "d x": grads[0], "d weight": grads[1]}
+    compare("torch.nn.RMSNorm", of(ours), of(plain), of(plain, F64), FLOOR[F32])
+    same = zip(of(ours).values(), of(compiled).values())
+    verdict("torch.nn.RMSNorm: compiled, the same bits", all(torch.equal(a, b) for a, b in same))
+
+    def added(f, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, residual, plain.weight.detach())]
+        y, total = f(*leaves)
+        grads = torch.autograd.grad([y, total], leaves, [up.to(dtype), 2 * up.to(dtype)])
+        return {"y": y, "sum": total, **dict(zip(("d x", "d residual", "d weight"), grads))}
+    formula = lambda x, r, w: (F.rms_norm(x + r, (48,), w, 1e-5), x + r)
+    compare("add_rms_norm", added(lambda x, r, w: kernel.add_rms_norm(x, r, (48,), w, 1e-5), F32), added(formula, F32),
+            added(formula, F64), FLOOR[F32])
+
+
+# ---- TRL --------------------------------------------------------------------------------------------------------------------
+
+NAMES = ("logprobs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+
+
+def formula(hidden, weight, bias, targets, temperature, cap, scale):
+    z = F.linear(hidden, weight, bias) * scale
+    z = (z if cap is None else cap * torch.tanh(z / cap)).to(F32 if z.dtype == BF16 else z.dtype) / temperature
+    logp = z.log_softmax(-1)
+    p = logp.exp()
+    return (logp.gather(-1, targets[:, None])[:, 0], -(p * logp).sum(-1), p.square().sum(-1).log(), z.mean(-1),
+            z.argmax(-1) == targets)
+
+
+def head_cases():
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(shape, generator=generator).to(D)
+    tokens, hidden, classes = 9, 24, 67
+    targets = torch.randint(classes, (tokens,), generator=generator).to(D)
+    for dtype in (F32, BF16):
+        h, w, b = draw(tokens, hidden).to(dtype), draw(classes, hidden).mul(0.3).to(dtype), draw(classes).mul(0.3).to(dtype)
+        targets[:3] = F.linear(h, w)[:3].argmax(-1)
+        for bias in (None, b):
+            for temperature, cap, scale in ((1.0, None, 1.0), (0.7, None, 0.5), (1.3, 2.0, 1.0), (0.7, 3.0, 1.5)):
+                yield dtype, (h, w, bias, targets), temperature, cap, scale
+
+
+def head():
+    up = [torch.linspace(-1, 2, 9, device=D), torch.linspace(0.5, -0.3, 9, device=D)]
+
+    def of(f, tensors, dtype):
+        h, w, b, targets = tensors
+        leaves = [None if t is None else t.to(dtype).detach().requires_grad_() for t in (h, w, b)]
+        out = f(*leaves, targets)
+        wanted = [t for t in leaves if t is not None]
+        grads = torch.autograd.grad(out[:2], wanted, [u.to(out[0].dtype) for u in up])
+        return {**dict(zip(NAMES, out)), **dict(zip(("d hidden", "d weight", "d bias"), grads))}
+    for dtype, tensors, temperature, cap, scale in head_cases():
+        label = f"head {dtype}, bias {tensors[2] is not None}, temperature {temperature}, softcap {cap}, scale {scale}"
+        lk = lambda *t: kernel.ChunkedLogProbFunction.apply(*t, temperature, 32, cap, scale)
+        torchs = lambda *t: formula(*t, temperature, cap, scale)
+        ours, theirs, wide = of(lk, tensors, dtype), of(torchs, tensors, dtype), of(torchs, tensors, F64)
+        verdict(f"{label}: is_top1", torch.equal(ours.pop("is_top1"), wide.pop("is_top1")) and theirs.pop("is_top1").any())
+        verdict(f"{label}: types", all(v.dtype == (dtype if k[:2] == "d " else F32) for k, v in ours.items()))
+        compare(label, ours, theirs, wide, FLOOR[dtype])
+    apply = kernel.ChunkedLogProbFunction.apply
+    for outputs in ((), ("entropy",), ("log_probs", "mean_logits"), ("is_top1",), ("log_sum_sq_probs",)):
+        out = apply(*tensors, temperature, 32, cap, scale, outputs)
+        verdict(f"outputs {outputs}", [n for n, v in zip(NAMES, out) if v is not None] ==
+                ["logprobs", *(n for n in NAMES if n in outputs)])
+        verdict(f"outputs {outputs}: logprobs", torch.allclose(out[0], ours["logprobs"], rtol=FLOOR[F32], atol=0))
+    none = [t[:0] if i in (0, 3) else t for i, t in enumerate(tensors)]
+    verdict("no tokens", apply(*none, 1.0, 32)[0].shape == (0,))
+    mixed = apply(tensors[0], tensors[1].float(), tensors[2].float(), tensors[3], temperature, 32, cap, scale)
+    verdict("weights of another type", torch.equal(mixed[0], ours["logprobs"]))
+    with torch.autocast(D, dtype=BF16):
+        cast = apply(*(t.float() for t in tensors[:3]), tensors[3], temperature, 32, cap, scale)
+    verdict("autocast", torch.equal(cast[0], ours["logprobs"]))
+
+
+def logits():
+    for dtype in (F32, BF16):
+        generator = torch.Generator().manual_seed(4)
+        z = torch.randn(2, 5, 77, generator=generator).mul(3).to(D, dtype)
+        index = torch.randint(77, (2, 5), generator=generator).to(D)
+        mask = (torch.arange(10, device=D).view(2, 5) % 3 != 1).long()
+        for row_mask in (None, mask):
+            def formula(z, dtype):
+                logp = (z.to(dtype) / 0.7).log_softmax(-1)
+                both = logp.gather(-1, index[..., None])[..., 0], -(logp.exp() * logp).sum(-1)
+                return both if row_mask is None else tuple(t.masked_fill(row_mask == 0, 0) for t in both)
+
+            def of(f, z):
+                leaf = z.detach().requires_grad_()
+                out = f(leaf)
+                up = torch.linspace(-1, 2, 10, device=D, dtype=out[0].dtype).view(2, 5)
+                return {"logprobs": out[0], "entropy": out[1], "d logits": torch.autograd.grad(out, leaf, [up, up * up])[0]}
+            ours = of(lambda z: kernel.selective_log_softmax_and_entropy(z, index, 0.7, row_mask), z)
+            compare(f"logits {dtype}, mask {row_mask is not None}", ours, of(lambda z: formula(z, F32), z),
+                    of(lambda z: formula(z, F64), z.double()), FLOOR[dtype])
+
+
+def trl():
+    """TRL's own functions: the same arguments, and on the CPU, where they need no Triton, the same results."""
+    folder = Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "kernels"
+
+    def module(name):  # without the rest of TRL, and what that needs
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+        out = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(out)
+        return out
+    same = lambda a, b: [(p.name, p.default) for p in a] == [(p.name, p.default) for p in b]
+    chunked = module("chunked_logprob")
+    _, *theirs = inspect.signature(chunked.ChunkedLogProbFunction.forward).parameters.values()
+    ours = inspect.signature(kernel.ChunkedLogProbFunction.apply).parameters.values()
+    verdict("arguments of ChunkedLogProbFunction", same(ours, theirs), f"{list(ours)}, not {theirs}")
+    if importlib.util.find_spec("triton"):
+        theirs = inspect.signature(module("logprob_entropy").selective_log_softmax_and_entropy).parameters.values()
+        ours = inspect.signature(kernel.selective_log_softmax_and_entropy).parameters.values()
+        verdict("arguments of selective_log_softmax_and_entropy", same(ours, theirs), f"{list(ours)}, not {list(theirs)}")
+    for dtype, tensors, temperature, cap, scale in head_cases():
+        arguments = (*tensors, temperature, 32, cap, scale)
+        ours, theirs = kernel.ChunkedLogProbFunction.apply(*arguments), chunked.ChunkedLogProbFunction.apply(*arguments)
+        doubles = [t.double() if t is not None and t.is_floating_point() else t for t in tensors]
+        wide = formula(*doubles, temperature, cap, scale)
+        named = [dict(zip(NAMES[:4], out)) for out in (ours, theirs, wide)]
+        compare(f"TRL's {dtype}, bias {tensors[2] is not None}, softcap {cap}", *named, FLOOR[dtype])
+
+
+def main():
+    global D, kernel
+    words = sys.argv[1:]
+    backend = words.pop(0) if words[:1] in (["cpu"], ["gpu"]) else "gpu"
+    D = "cpu" if backend == "cpu" else "cuda"
+    if importlib.util.find_spec("kernels") is None:
+        print("skip  hub: kernels is not installed: pip install kernels transformers")
+        return print("0 passed, 0 failed")
+    if D == "cuda" and not torch.cuda.is_available():
+        print("skip  hub: there is no GPU, so the kernel is built and not run")
+        return print("0 passed, 0 failed")
+    import kernels
+    began = time.time()
+    try:
+        kernel = kernels.get_local_kernel(HUB, backend=D)
+    except FileNotFoundError as error:
+        sys.exit(f"{error}\nlk: packages/hub/build.py {backend} builds it")
+    print(f"lk for kernels {kernels.__version__} ({backend}) in PyTorch {torch.__version__}: {Path(kernel.__file__).parent.name}"
+          f", loaded in {time.time() - began:.1f} s", flush=True)
+    groups = dict(loading=loading, norms=norms, use_kernels=use_kernels, head=head, logits=logits, trl=trl, models=models)
+    for name in words or groups:
+        needs = dict(models="transformers", use_kernels="transformers", trl="trl").get(name)
+        if needs and importlib.util.find_spec(needs) is None:
+            print(f"skip  hub, {name}: {needs} is not installed: pip install {needs}")
+            continue
+        before, began = sum(totals), time.time()
+        attempt(name, groups[name])
+        if sum(totals) > before:
+            print(f"{name:16}{sum(totals) - before:6d} checks{time.time() - began:7.1f} s", flush=True)
+    print(f"{totals[0]} passed, {totals[1]} failed")
+    sys.exit(totals[1] > 0)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    logging.getLogger("kernels").setLevel(logging.ERROR)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+    main()
