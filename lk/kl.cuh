@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: MIT
+/* kl.cuh - Kullback-Leibler divergence of two tensors of logits, a teacher's and a student's: the loss of distillation, and its
+ * gradient for the student.
+ *
+ *   z = scale logits,  with a softcap c: z = c tanh(scale logits / c)          y: the teacher's, with its own scale and softcap
+ *   p = softmax(z),  q = softmax(y),  m = beta q + (1 - beta) p,  d = log q - log p
+ *
+ *                     loss / w, w = row_weight                                gradient of z / (upstream w)
+ *   FORWARD           KL(q || p) = sum q log(q / p)                           p - q
+ *   REVERSE           KL(p || q) = sum p log(p / q)                           p (log(p / q) - KL(p || q))
+ *   JENSEN_SHANNON    beta KL(q || m) + (1 - beta) KL(p || m)                 (1 - beta) p (log(p / m) - KL(p || m))
+ *
+ *   entropy = - sum p log p, the student's;   lse = log sum exp(z),  teacher_lse = log sum exp(y)
+ *   dlogits[r,j] = the gradient of z, times the softcap's slope and scale
+ *
+ * Use        In one .cu file:                          Anywhere, C included:
+ *                #include "lk/kl.cuh"                      #include "lk/kl.cuh"
+ *                LK_DEFINE_KL(bf16)                        LK_DECLARE_KL(bf16)
+ *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_kl_args args = {};
+ *                args.logits = logits, args.teacher = teacher, args.rows = rows, args.vocab = vocab;
+ *                args.loss = loss, args.dlogits = dlogits;
+ *                lk_status status = lk_kl_forward_backward_bf16(&args, stream);
+ *            forward computes loss, lse, teacher_lse and entropy; backward dlogits, from the logits alone: it needs nothing of
+ *            forward; forward_backward all of them. They read each tensor once while a row fits the chip, see Fastest.
+ * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: ..._workspace_bytes_<T> sets *bytes
+ *            to 0.
+ * Options    A struct with logits, teacher, the sizes and one output is FORWARD with all options off. A row with row_weight 0,
+ *            padding say, is not read: its loss is 0, and so are its other results and dlogits.
+ *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps these over t; people then multiply the loss
+ *            by t^2, that is upstream.
+ *            A logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its gradient is finite.
+ *            Where q is 0 and p is not, REVERSE is +inf, and the row's gradient NaN. JENSEN_SHANNON is finite. A row of
+ *            -inf alone, or with +inf or NaN, in either tensor: loss and gradient are NaN.
+ * Exact      A term q log(q / p) is added as q (e^-d - 1 + d), which is never negative, so the sums have no cancellation: the
+ *            loss is never negative, and has relative accuracy where p and q nearly agree. (The two forms have the same sum,
+ *            since p and q add up to 1.)
+ * Repeatable The same bits every time on the same device, for the same sizes, strides and alignment: fixed order, no atomics.
+ * Source     Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; Agarwal et al., "On-Policy Distillation of
+ *            Language Models", 2023, whose generalised Jensen-Shannon divergence this is.
+ * Read on    lk/kl.md: how exact results are, and what is read and written.
+ *
+ * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring both
+ * rows into shared memory. The team sums the exponentials of both, then the terms of the divergence, then writes the gradient. For
+ * example, a row of 131072 columns in bf16 on an H100: 8 blocks, 8 vectors of each tensor per thread.
+ */
+#ifndef LK_KL_CUH
+#define LK_KL_CUH
+
+#include "lk_base.cuh"
+
+enum { LK_KL_FORWARD = 0, LK_KL_REVERSE = 1, LK_KL_JENSEN_SHANNON = 2 };
+
+/* What has a row. Every path takes every option and shape, except as under LK_ERR_PATH. */
+enum {
+    LK_KL_AUTO = 0,
+    LK_KL_WARP = 1,   /* 1 to 32 lanes of a warp */
+    LK_KL_BLOCK = 2,  /* a block */
+    LK_KL_CLUSTER = 3 /* sm_90 and later: a cluster of 2 to 8 blocks */
+};
+
+/* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. A call ignores the fields
+ * that are marked for other calls. */
+typedef struct {
+    const void *logits;      /*      in    T [rows, vocab], the student's */
+    const void *teacher;     /*      in    T [rows, vocab], the teacher's */
+    const float *row_weight; /*      in    f32 [rows], a factor of each row's loss and gradient; NULL: 1 */
+    const float *upstream;   /* B FB in    f32 [1], or [rows] with upstream_per_row, the gradient of loss; NULL: 1 */
+    float *loss;             /* F FB out   f32 [rows]; NULL to skip */
+    float *lse;              /* F FB out   f32 [rows]; NULL to skip */
+    float *teacher_lse;      /* F FB out   f32 [rows]; NULL to skip */
+    float *entropy;          /* F FB out   f32 [rows]; NULL to skip */
+    void *dlogits;           /* B FB out   T [rows, vocab]; may be logits */
+    int64_t rows;            /* at least 0 */
+    int64_t vocab;           /* 1 to 2^30 */
+    int64_t logits_stride;   /* elements between rows; 0 means packed, vocab */
+    int64_t teacher_stride;  /* likewise */
+    int64_t dlogits_stride;  /* B FB likewise; 0 where dlogits is logits: logits' */
+    float logit_scale;       /* 2^-100 to 2^100; 0 means 1 */
+    float teacher_scale;     /* likewise */
+    float softcap;           /* 2^-100 to 2^100; 0: off */
+    float teacher_softcap;   /* likewise */
+    float beta;              /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
+    int divergence;          /* LK_KL_*; 0: FORWARD */
+    int upstream_per_row;    /* B FB not 0: upstream is [rows] */
+    int path;                /* LK_KL_*; 0 chooses */
+} lk_kl_args;
+
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
+ *   LK_ERR_NULL       logits or teacher is NULL and has elements; dlogits is, in backward and forward_backward; all outputs are
+ *   LK_ERR_SHAPE      rows or vocab out of range; a stride that is not 0 and below vocab; a tensor of more than 2^62 elements
+ *                     with its gaps
+ *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence or path is none of its enum
+ *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
+ * Fastest: rows of all tensors start on 16 bytes, or at the same place behind a multiple of 16. Where teacher or dlogits do not
+ * lie as logits do, they are read or written element by element. Rows of more than 128 KiB of each tensor for every block of a
+ * cluster of 8 are in part read again for each of the three steps. */
+
+#define LK_KL_DECLARE(T)                                                                                                       \
+    LK_PROTOTYPES(kl, forward, T)                                                                                              \
+    LK_PROTOTYPES(kl, backward, T)                                                                                             \
+    LK_PROTOTYPES(kl, forward_backward, T)
+#define LK_DECLARE_KL(T) LK_OF_TYPE(LK_KL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include "lk_check.cuh"
+#include "lk_loss.cuh"
+
+/* ---- The mathematics ----------------------------------------------------------------------------------------------------- */
+
+/* The sums of both tensors' exponentials. */
+typedef struct {
+    lk_lse student, teacher;
+} lk_kl_state;
+
+/* What a row's probabilities follow from: log p = scale (x - max) - log_sum, x a logit, or under a softcap z with scale 1. */
+typedef struct {
+    float scale, max, log_sum;
+} lk_kl_softmax;
+
+LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float scale)
+{
+    return {scale, lk_lse_reference(s.max), s.sum > 0.0f && lk_is_finite(s.sum) ? lk_lse_log({0.0f, s.sum}) : NAN};
+}
+LK_DEVICE float lk_kl_log_p(const lk_kl_softmax &s, float x)
+{
+    return fmaf(s.scale, x - s.max, -s.log_sum);
+}
+
+/* w (e^-a - 1 + a), which is never negative; other is w e^-a, which is more exact where a is not small. */
+LK_DEVICE float lk_kl_term(float w, float other, float a)
+{
+    float h = fmaf(a, -0x1.a01a02p-13f, 0x1.6c16c2p-10f); /* 1/7!, 1/6!, ... 1/2! */
+    h = fmaf(a, h, -0x1.111112p-7f);
+    h = fmaf(a, h, 0x1.555556p-5f);
+    h = fmaf(a, h, -0x1.555556p-3f);
+    h = fmaf(a, h, 0.5f);
+    return w == 0.0f ? other : fabsf(a) < 0.25f ? w * a * a * h : fmaf(w, a, other - w);
+}
+
+/* A column: log p, p, and for the gradient `slope`, which is log(p / q) or log(p / m). */
+typedef struct {
+    float log_p, p, q, slope;
+    float terms[2]; /* of the divergence, and of KL(p || m) */
+} lk_kl_column;
+
+template <int DIVERGENCE> LK_DEVICE lk_kl_column lk_kl_column_of(float log_p, float log_q, float beta)
+{
+    lk_kl_column c = {log_p, lk_exp(log_p), lk_exp(log_q), 0.0f, {0.0f, 0.0f}};
+    const float d = log_q - log_p;
+    if (DIVERGENCE == LK_KL_FORWARD) c.terms[0] = lk_kl_term(c.q, c.p, d);
+    if (DIVERGENCE == LK_KL_REVERSE) c.slope = -d, c.terms[0] = lk_kl_term(c.p, c.q, -d);
+    if (DIVERGENCE == LK_KL_JENSEN_SHANNON) { /* log(q / m) and log(p / m), from the larger one */
+        const float r = expm1f(-fabsf(d)), larger = -log1pf((d < 0.0f ? beta : 1.0f - beta) * r), smaller = larger - fabsf(d);
+        const float m = fmaf(beta, c.q, (1.0f - beta) * c.p);
+        c.slope = d < 0.0f ? larger : smaller;
+        c.terms[1] = lk_kl_term(c.p, m, c.slope);
+        c.terms[0] = beta * lk_kl_term(c.q, m, d < 0.0f ? smaller : larger) + (1.0f - beta) * c.terms[1];
+        if (c.p == 0.0f && c.q == 0.0f) c.terms[0] = c.terms[1] = 0.0f; /* d may be NaN */
+    }
+    return c;
+}
+
+/* ---- The kernel ---------------------------------------------------------------------------------------------------------- */
+
+#define LK_KL_THREADS 256
+#define LK_KL_SLOTS 8 /* of a thread, each a vector of both tensors, until a row has a cluster of 8 blocks: three blocks on an SM */
+#define LK_KL_BLOCKS (LK_ARCH >= 1000 ? 2 : 3) /* per SM: as many as registers allow without spills */
+
+typedef struct {
+    lk_kl_args a; /* with all defaults filled in; without outputs that the call does not have */
+    lk_team team;
+    int slots;
+} lk_kl_call;
+
+/* A thread's part of a row. The first in_slots of its vectors lie in shared memory. */
+template <class T> struct lk_kl_thread {
+    lk_row<T> row; /* of logits */
+    const T *teacher;
+    lk_vec<T> *slot, *teacher_slot; /* of the first; the next are blockDim.x apart */
+    int in_slots;
+    bool wide; /* the teacher's vectors lie on 16 bytes too */
+};
+
+/* N logits of both tensors: x and y, capped. slope: the softcap's. */
+template <int N> struct lk_kl_values {
+    float x[N], y[N], slope[N];
+};
+template <int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const lk_kl_args &a)
+{
+    float unused[N];
+    if (a.softcap > 0.0f) lk_ce_cap(v->x, v->slope, a.logit_scale, a.softcap);
+    if (a.teacher_softcap > 0.0f) lk_ce_cap(v->y, unused, a.teacher_scale, a.teacher_softcap);
+}
+
+template <class T> LK_DEVICE lk_vec<T> lk_kl_load_teacher(const lk_kl_thread<T> &t, int u)
+{
+    const T *from = t.teacher + lk_row_col(t.row, u);
+    if (t.wide) return lk_load_vec(from);
+    T each[LK_VEC<T>];
+    lk_vec<T> v;
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) each[j] = from[j];
+    memcpy(&v, each, sizeof v);
+    return v;
+}
+
+/* Starts the copies of vectors begin to end - 1, as a group. */
+template <class T> LK_DEVICE void lk_kl_copy(const lk_kl_thread<T> &t, int begin, int end)
+{
+    LK_NO_UNROLL for (int u = begin; u < end; u++) {
+        const int at = u * LK_KL_THREADS;
+        lk_cp_async_16(t.slot, at * 16, t.row.data + lk_row_col(t.row, u));
+        if (t.wide) lk_cp_async_16(t.teacher_slot, at * 16, t.teacher + lk_row_col(t.row, u));
+        else t.teacher_slot[at] = lk_kl_load_teacher(t, u);
+    }
+    lk_cp_async_commit_group();
+}
+
+/* Vector u of a thread, and the single element of a column. */
+template <class T> LK_DEVICE lk_kl_values<LK_VEC<T>> lk_kl_get(const lk_kl_thread<T> &t, int u, const lk_kl_args &a)
+{
+    lk_kl_values<LK_VEC<T>> v;
+    const bool held = u < t.in_slots;
+    lk_unpack(v.x, held ? t.slot[u * LK_KL_THREADS] : lk_load_vec(t.row.data + lk_row_col(t.row, u)));
+    lk_unpack(v.y, held ? t.teacher_slot[u * LK_KL_THREADS] : lk_kl_load_teacher(t, u));
+    lk_kl_cap(&v, a);
+    return v;
+}
+template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_thread<T> &t, int64_t col, const lk_kl_args &a)
+{
+    lk_kl_values<1> v = {{lk_to_float(t.row.data[col])}, {lk_to_float(t.teacher[col])}, {1.0f}};
+    lk_kl_cap(&v, a);
+    return v;
+}
+
+template <int N> LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, const lk_kl_values<N> &v, float scale, float teacher_scale)
+{
+    return {lk_lse_add(s.student, v.x, scale), lk_lse_add(s.teacher, v.y, teacher_scale)};
+}
+
+/* Adds the columns' terms to the sums: of the divergence, of KL(p || m), of the entropy. */
+template <int DIVERGENCE, int N>
+LK_DEVICE void lk_kl_add_terms(float (&sum)[3], const lk_kl_values<N> &v, const lk_kl_softmax &p, const lk_kl_softmax &q,
+                               float beta)
+{
+    float part[3] = {};
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        const lk_kl_column c = lk_kl_column_of<DIVERGENCE>(lk_kl_log_p(p, v.x[j]), lk_kl_log_p(q, v.y[j]), beta);
+        part[0] += c.terms[0], part[1] += c.terms[1];
+        part[2] -= c.p == 0.0f ? 0.0f : c.p * c.log_p;
+    }
+    LK_UNROLL for (int i = 0; i < 3; i++) sum[i] += part[i];
+}
+
+/* Turns x into gradients. factor: upstream, row_weight and scale. mean: what the sum of p slope is. */
+template <int DIVERGENCE, int N>
+LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, float factor, float mean,
+                                   const lk_kl_args &a)
+{
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        const lk_kl_column c = lk_kl_column_of<DIVERGENCE>(lk_kl_log_p(p, v->x[j]), lk_kl_log_p(q, v->y[j]), a.beta);
+        float g = c.p - c.q;
+        if (DIVERGENCE != LK_KL_FORWARD) g = c.p == 0.0f ? 0.0f : c.p * (c.slope - mean);
+        v->x[j] = factor * g;
+        if (a.softcap > 0.0f) v->x[j] *= v->slope[j];
+    }
+}
+
+/* A team owns a row. */
+template <class T, int DIVERGENCE>
+LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const __grid_constant__ lk_kl_call call)
+{
+    constexpr int N = LK_VEC<T>;
+    LK_DYN_SMEM(lk_vec<T>, slots);
+    typedef lk_inbox<lk_kl_state, LK_KL_THREADS> inbox_type;
+    LK_SHARED(inbox_type, inbox, [1]);
+    const lk_kl_args &a = call.a;
+    lk_kl_thread<T> t;
+    t.row = lk_row_of<LK_TEAM_ANY, LK_KL_THREADS>(call.team, (const T *)a.logits, a.logits_stride, a.rows, a.vocab);
+    const int64_t row = t.row.number;
+    const int team = 1 << t.row.size_log2;
+    lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    const float weight = t.row.there && a.row_weight ? a.row_weight[row] : 1.0f;
+    const bool read = t.row.there && weight != 0.0f; /* the same in all threads of the team */
+    const int count = read ? t.row.count : 0, edge = read ? t.row.split.edge : 0;
+    t.teacher = (const T *)a.teacher + row * a.teacher_stride;
+    t.slot = &slots + threadIdx.x, t.teacher_slot = t.slot + call.slots * LK_KL_THREADS;
+    t.in_slots = count < call.slots ? count : call.slots;
+    t.wide = (uintptr_t)(t.teacher + t.row.split.head) % 16 == 0;
+    const int half = (t.in_slots + 1) / 2;
+    lk_kl_copy(t, 0, half);
+    lk_kl_copy(t, half, t.in_slots);
+
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale;
+    lk_kl_state s = {lk_lse_empty(), lk_lse_empty()};
+    lk_cp_async_wait_group<1>();
+    LK_NO_UNROLL for (int u = 0; u < count; u++) {
+        if (u == half) lk_cp_async_wait_group<0>();
+        s = lk_kl_add(s, lk_kl_get(t, u, a), scale, teacher_scale);
+    }
+    lk_cp_async_wait_group<0>();
+    LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
+        s = lk_kl_add(s, lk_kl_get_one(t, lk_edge_col<T>(t.row.split, i), a), scale, teacher_scale);
+    s = {lk_lse_warp(s.student, t.row.lanes, scale), lk_lse_warp(s.teacher, t.row.lanes, teacher_scale)};
+    if (team > 32) {
+        lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
+        s = {lk_lse_empty(), lk_lse_empty()};
+        for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32) {
+            const lk_kl_state other = lk_inbox_state(inbox, i);
+            s = {lk_lse_merge(s.student, other.student, scale), lk_lse_merge(s.teacher, other.teacher, teacher_scale)};
+        }
+        s = {lk_lse_warp(s.student, 32, scale), lk_lse_warp(s.teacher, 32, teacher_scale)};
+    }
+    const lk_kl_softmax p = lk_kl_softmax_of(s.student, scale), q = lk_kl_softmax_of(s.teacher, teacher_scale);
+
+    float sum[3] = {};
+    if (a.loss || a.entropy || (DIVERGENCE != LK_KL_FORWARD && a.dlogits)) {
+        LK_NO_UNROLL for (int u = 0; u < count; u++) lk_kl_add_terms<DIVERGENCE>(sum, lk_kl_get(t, u, a), p, q, a.beta);
+        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
+            lk_kl_add_terms<DIVERGENCE>(sum, lk_kl_get_one(t, lk_edge_col<T>(t.row.split, i), a), p, q, a.beta);
+        if (team > 32) lk_sum_cluster(sum, 0);
+        LK_UNROLL for (int i = 0; i < 3 && team <= 32; i++) sum[i] = lk_sum_warp(sum[i], t.row.lanes);
+    }
+    if (t.row.there && t.row.rank == 0) {
+        if (a.loss) a.loss[row] = read ? weight * sum[0] : 0.0f;
+        if (a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
+        if (a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * s.teacher.max, s.teacher.sum}) : 0.0f;
+        if (a.entropy) a.entropy[row] = sum[2];
+    }
+    if (!a.dlogits || !t.row.there) return;
+
+    const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
+    const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
+    const float factor = upstream * weight * a.logit_scale * mixed, mean = DIVERGENCE == LK_KL_REVERSE ? sum[0] : sum[1];
+    T *const out = (T *)a.dlogits + row * a.dlogits_stride;
+    const bool wide = (uintptr_t)(out + t.row.split.head) % 16 == 0;
+    LK_NO_UNROLL for (int u = 0; u < t.row.count; u++) {
+        lk_kl_values<N> v = {};
+        if (read) {
+            v = lk_kl_get(t, u, a);
+            lk_kl_differentiate<DIVERGENCE>(&v, p, q, factor, mean, a);
+        }
+        lk_vec<T> packed;
+        lk_pack(&packed, v.x);
+        T *const to = out + lk_row_col(t.row, u);
+        if (wide) lk_store_vec_wb(to, packed);
+        LK_UNROLL for (int j = 0; j < N && !wide; j++) lk_put(to + j, v.x[j]);
+    }
+    LK_NO_UNROLL for (int i = t.row.rank; i < t.row.split.edge; i += team) {
+        const int64_t col = lk_edge_col<T>(t.row.split, i);
+        lk_kl_values<1> v = {};
+        if (read) {
+            v = lk_kl_get_one(t, col, a);
+            lk_kl_differentiate<DIVERGENCE>(&v, p, q, factor, mean, a);
+        }
+        lk_put(out + col, v.x[0]);
+    }
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
+
+/* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. arch: lk_device's, or
+ * LK_QUERY. */
+template <class T>
+LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forward, bool backward, int arch, lk_kl_args *a)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *a = *args;
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (a->teacher_scale == 0.0f) a->teacher_scale = 1.0f;
+    if (a->beta == 0.0f) a->beta = 0.5f;
+    if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
+    if (!backward) a->dlogits = NULL, a->upstream = NULL;
+    const bool query = arch == LK_QUERY;
+    const int64_t rows = a->rows, vocab = a->vocab;
+    const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT | LK_REQUIRED : LK_UNUSED;
+    lk_tensor list[] = {
+        {"logits", a->logits, sizeof(T), LK_REQUIRED, vocab, {{rows, &a->logits_stride, "logits_stride"}}},
+        {"teacher", a->teacher, sizeof(T), LK_REQUIRED, vocab, {{rows, &a->teacher_stride, "teacher_stride"}}},
+        {"row_weight", a->row_weight, 4, LK_IN, rows},
+        {"upstream", a->upstream, 4, backward ? LK_IN : LK_UNUSED, rows && !a->upstream_per_row ? 1 : rows},
+        {"loss", a->loss, 4, out, rows},
+        {"lse", a->lse, 4, out, rows},
+        {"teacher_lse", a->teacher_lse, 4, out, rows},
+        {"entropy", a->entropy, 4, out, rows},
+        {"dlogits", a->dlogits, sizeof(T), gradient, vocab, {{rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
+    };
+    const int count = lk_used_tensors(list, LK_COUNT(list));
+    lk_checks checks = {op, LK_OK};
+    if (!query) lk_check_null(&checks, list, count);
+    lk_check_size(&checks, "rows", rows, 0, INT64_MAX);
+    lk_check_size(&checks, "vocab", vocab, 1, (int64_t)1 << 30);
+    lk_check_shapes(&checks, list, count, query);
+    const struct {
+        const char *name;
+        float value;
+        bool off; /* 0 is allowed */
+    } numbers[] = {{"logit_scale", a->logit_scale, false}, {"teacher_scale", a->teacher_scale, false},
+                   {"softcap", a->softcap, true}, {"teacher_softcap", a->teacher_softcap, true}};
+    for (int i = 0; i < 4; i++)
+        lk_check_number(&checks, numbers[i].name, numbers[i].value,
+                        (numbers[i].value >= 0x1p-100f && numbers[i].value <= 0x1p100f) || (numbers[i].off && numbers[i].value == 0),
+                        "2^-100 to 2^100, or 0");
+    lk_check_number(&checks, "beta", a->beta, a->beta > 0.0f && a->beta < 1.0f, "above 0 and below 1, or 0 for 1/2");
+    lk_check_enum(&checks, "divergence", a->divergence, LK_KL_JENSEN_SHANNON, "LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON");
+    lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
+    if (a->path >= LK_KL_BLOCK && rows > LK_TEAM_ROWS)
+        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)rows);
+    if (a->path == LK_KL_CLUSTER && arch < 90)
+        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
+    if (query) return checks.status;
+    lk_check_alignment(&checks, list, count);
+    lk_check_warn(&checks, rows == 0, "rows is 0; nothing is computed");
+    lk_check_allocations(&checks, list, count);
+    return checks.status;
+}
+
+/* ---- The calls, and their workspace: none -------------------------------------------------------------------------------- */
+
+/* Divides the rows among teams: threads of LK_KL_SLOTS vectors each up to a block, then up to a cluster of 8 blocks, or of more
+ * where rows are few; then more slots, as many as there is room for. */
+LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t vecs)
+{
+    const int64_t rows = call->a.rows, preferred = lk_ceil_div(vecs, LK_KL_SLOTS);
+    int64_t least = 1, most = LK_KL_THREADS;
+    int path = call->a.path;
+    if (path == LK_KL_AUTO && (preferred <= 32 || rows > LK_TEAM_ROWS)) path = LK_KL_WARP;
+    if (path == LK_KL_AUTO && device->arch >= 90 && (preferred > LK_KL_THREADS || rows < 2 * device->sms)) path = LK_KL_CLUSTER;
+    if (path == LK_KL_WARP) most = 32;
+    else if (path == LK_KL_CLUSTER) {
+        least = lk_team_cluster(device, rows) * LK_KL_THREADS, most = 8 * LK_KL_THREADS;
+    } else least = LK_KL_THREADS;
+    call->team = lk_team_of(rows, preferred > least ? preferred : least, most, LK_KL_THREADS);
+    const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call->team.size_log2);
+    const int64_t room = (device->smem > 150 ? 128 : 64) * 1024 / (2 * 16 * LK_KL_THREADS);
+    call->slots = (int)(slots < room ? slots : room);
+}
+
+template <class T, bool forward, bool backward>
+LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, cudaStream_t stream)
+{
+    lk_kl_call call = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_kl_check<T>(op, args, forward, backward, error ? 90 : device.arch, &call.a);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || call.a.rows == 0) return status;
+    lk_kl_lay_out(&device, &call, lk_ceil_div(call.a.vocab, LK_VEC<T>));
+    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, LK_KL_FORWARD>, lk_kl_kernel<T, LK_KL_REVERSE>,
+                                           lk_kl_kernel<T, LK_KL_JENSEN_SHANNON>};
+    const size_t shared = (size_t)call.slots * 2 * 16 * LK_KL_THREADS;
+    return lk_launch_pdl(op, &device, kernels[call.a.divergence], call.team.grid, call.team.cluster, LK_KL_THREADS, shared, stream,
+                         call);
+}
+template <class T> LK_HOST lk_status lk_kl_forward(const char *op, const lk_kl_args *args, cudaStream_t stream)
+{
+    return lk_kl_run<T, true, false>(op, args, stream);
+}
+template <class T> LK_HOST lk_status lk_kl_backward(const char *op, const lk_kl_args *args, cudaStream_t stream)
+{
+    return lk_kl_run<T, false, true>(op, args, stream);
+}
+template <class T> LK_HOST lk_status lk_kl_forward_backward(const char *op, const lk_kl_args *args, cudaStream_t stream)
+{
+    return lk_kl_run<T, true, true>(op, args, stream);
+}
+
+template <class T> LK_HOST lk_status lk_kl_forward_workspace(const char *op, const lk_kl_args *args, size_t *bytes)
+{
+    lk_kl_args a = {};
+    return lk_no_workspace(lk_kl_check<T>(op, args, true, false, LK_QUERY, &a), bytes);
+}
+template <class T> LK_HOST lk_status lk_kl_backward_workspace(const char *op, const lk_kl_args *args, size_t *bytes)
+{
+    lk_kl_args a = {};
+    return lk_no_workspace(lk_kl_check<T>(op, args, false, true, LK_QUERY, &a), bytes);
+}
+template <class T> LK_HOST lk_status lk_kl_forward_backward_workspace(const char *op, const lk_kl_args *args, size_t *bytes)
+{
+    lk_kl_args a = {};
+    return lk_no_workspace(lk_kl_check<T>(op, args, true, true, LK_QUERY, &a), bytes);
+}
+
+#define LK_KL_DEFINE(T)                                                                                                          \
+    LK_KL_DECLARE(T)                                                                                                           \
+    LK_EMIT(kl, forward, T)                                                                                                    \
+    LK_EMIT(kl, backward, T)                                                                                                   \
+    LK_EMIT(kl, forward_backward, T)
+#define LK_DEFINE_KL(T) LK_OF_TYPE(LK_KL_DEFINE, T)
+
+#else
+#define LK_DEFINE_KL(T) LK_NEEDS_NVCC("LK_DEFINE_KL")
+#endif /* CUDA or the simulator */
+#endif

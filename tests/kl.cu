@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: MIT
+/* tests/kl.cu - lk/kl.cuh against its header's formula in double, on the GPU or on the simulator.
+ *
+ * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs (zones
+ * around every buffer, gaps between strided rows, the inputs) must not change.
+ *
+ * The bounds follow from the header's: log p and log q of a column within lp and lq, see error_of_log; what that does to a term,
+ * by the term's derivatives; and a few roundings of each term and of the sums.
+ */
+#include "lk/kl.cuh"
+
+#include "tests/test.h"
+
+TEST_DEFINE(KL)
+
+typedef lk_status (*call)(const lk_kl_args *, cudaStream_t);
+typedef lk_status (*query)(const lk_kl_args *, size_t *);
+enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
+static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
+static const call call_of[][TEST_TYPES] = {TEST_OF_TYPES(lk_kl_forward), TEST_OF_TYPES(lk_kl_backward),
+                                           TEST_OF_TYPES(lk_kl_forward_backward)};
+static const query query_of[][TEST_TYPES] = {TEST_OF_TYPES(lk_kl_forward_workspace_bytes),
+                                             TEST_OF_TYPES(lk_kl_backward_workspace_bytes),
+                                             TEST_OF_TYPES(lk_kl_forward_backward_workspace_bytes)};
+static const char *const path_name[] = {"auto", "warp", "block", "cluster"};
+static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
+enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
+
+/* What some rows have. NEAR: the teacher's logits are the student's, but for 1e-3 and less. EQUAL: the same. FAR: 50 apart, so that
+ * probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both. ALONE: all of a row is -inf. */
+enum { NOTHING, NEAR, EQUAL, FAR, MASKED_STUDENT, MASKED_TEACHER, MASKED_BOTH, ALONE, PLUS_INF, NOT_A_NUMBER, SPECIALS };
+static const char *const special_name[] = {"nothing",       "near", "equal", "far", "-inf in the student", "-inf in the teacher",
+                                           "-inf in both", "a row of -inf", "+inf", "nan"};
+enum { LOSS, LSE, TEACHER_LSE, ENTROPY, OUTPUTS };
+static const char *const output_name[] = {"loss", "lse", "teacher_lse", "entropy"};
+enum { UPSTREAM_NULL, UPSTREAM_ONE, UPSTREAM_PER_ROW };
+
+/* One call. Strides are as in the args, 0 for packed; `.._at` is how many elements a pointer is past 256-byte alignment. */
+typedef struct {
+    int type, direction, path, divergence;
+    int64_t rows, vocab, stride, teacher_stride, gradient_stride;
+    int at, teacher_at, gradient_at;
+    float scale, teacher_scale, softcap, teacher_softcap, beta;
+    bool in_place, weighted, without[OUTPUTS];
+    int upstream, special;
+    double offset;
+    uint64_t seed;
+} problem;
+
+static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
+    p.upstream = UPSTREAM_PER_ROW;
+    p.seed = (uint64_t)(rows * 1000003 + vocab * 10 + type);
+    p.divergence = (int)(p.seed / 10 % DIVERGENCES);
+    return p;
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[600];
+    snprintf(text, sizeof text,
+             "%s %s %s %s, %lld x %lld, strides %lld %lld %lld, at %d %d %d, scales %g %g, softcaps %g %g, beta %g%s%s, upstream %d, "
+             "%s, offset %g, seed %llu",
+             direction_name[p->direction], test_type_name[p->type], path_name[p->path], divergence_name[p->divergence],
+             (long long)p->rows, (long long)p->vocab, (long long)p->stride, (long long)p->teacher_stride,
+             (long long)p->gradient_stride, p->at, p->teacher_at, p->gradient_at, (double)p->scale, (double)p->teacher_scale,
+             (double)p->softcap, (double)p->teacher_softcap, (double)p->beta, p->in_place ? ", in place" : "",
+             p->weighted ? ", weighted" : "", p->upstream, special_name[p->special], p->offset, (unsigned long long)p->seed);
+    return text;
+}
+
+/* ---- Inputs -------------------------------------------------------------------------------------------------------------- */
+
+static test_buffer logits, teacher, gradient, row_weight, upstream, outputs[OUTPUTS];
+static unsigned char *kept[OUTPUTS + 1];
+static size_t kept_bytes[OUTPUTS + 1];
+static lk_kl_args args;
+
+static int64_t row_stride(const problem *p, int64_t given) { return given ? given : p->vocab; }
+static float weight_of(const problem *p, int64_t row)
+{
+    static const float list[] = {1.0f, 0.0f, 2.5f, -0.5f, 0.25f};
+    return p->weighted ? list[(uint64_t)(row + (int64_t)p->seed) % 5] : 1.0f;
+}
+static float upstream_of(const problem *p, int64_t row)
+{
+    uint64_t random = p->seed + 77 + (p->upstream == UPSTREAM_PER_ROW ? (uint64_t)row : 0);
+    return p->upstream == UPSTREAM_NULL || p->direction == FORWARD ? 1.0f : (float)(2 * test_uniform(&random));
+}
+
+static void fill(const problem *p)
+{
+    uint64_t random = test_hash(p->seed);
+    void *const x = test_buffer_host(&logits), *const y = test_buffer_host(&teacher);
+    for (int64_t r = 0; r < p->rows; r++) {
+        const bool special = p->special && (r % 2 == 1 || p->rows == 1);
+        for (int64_t c = 0; c < p->vocab; c++) {
+            double v = p->offset + 3 * test_uniform(&random), w = p->offset + 3 * test_uniform(&random);
+            const bool hit = special && (test_hash(p->seed + (uint64_t)c) % 7 == 0 || c == p->vocab - 1);
+            if (special && p->special == NEAR) w = v + 1e-3 * test_uniform(&random);
+            if (special && p->special == EQUAL) w = v;
+            if (hit && p->special == FAR) (c % 2 ? v : w) += 50, (c % 3 ? w : v) -= 60;
+            if (hit && (p->special == MASKED_STUDENT || p->special == MASKED_BOTH)) v = -INFINITY;
+            if (hit && (p->special == MASKED_TEACHER || p->special == MASKED_BOTH)) w = -INFINITY;
+            if (special && p->special == ALONE) (p->seed % 2 ? v : w) = -INFINITY;
+            if (hit && p->special >= PLUS_INF) (p->seed % 2 ? v : w) = p->special == PLUS_INF ? INFINITY : NAN;
+            test_put(p->type, x, r * row_stride(p, p->stride) + c, (float)v);
+            test_put(p->type, y, r * row_stride(p, p->teacher_stride) + c, (float)w);
+        }
+    }
+    for (int64_t r = 0; r < p->rows; r++) {
+        ((float *)test_buffer_host(&row_weight))[r] = weight_of(p, r);
+        if (r == 0 || p->upstream == UPSTREAM_PER_ROW) ((float *)test_buffer_host(&upstream))[r] = upstream_of(p, r);
+    }
+}
+
+static void prepare_run(const problem *p, int run)
+{
+    const int bytes = test_type_bytes[p->type], poison = run ? 0x7f : 0xff;
+    const int64_t rows = p->rows;
+    const struct {
+        test_buffer *buffer;
+        int64_t elements;
+        int bytes, at, poison;
+    } list[] = {{&logits, rows * row_stride(p, p->stride), bytes, p->at, poison},
+                {&teacher, rows * row_stride(p, p->teacher_stride), bytes, p->teacher_at, poison},
+                {&gradient, rows * row_stride(p, p->gradient_stride), bytes, p->gradient_at, run ? 0xff : 0x5a},
+                {&row_weight, rows, 4, 0, poison},
+                {&upstream, p->upstream == UPSTREAM_PER_ROW ? rows : 1, 4, 0, poison}};
+    for (int i = 0; i < LENGTH_OF(list); i++)
+        test_buffer_size(list[i].buffer, (size_t)(list[i].elements * list[i].bytes), (size_t)(list[i].at * list[i].bytes),
+                         list[i].poison);
+    for (int i = 0; i < OUTPUTS; i++) test_buffer_size(&outputs[i], (size_t)rows * 4, 0, run ? 0xff : 0x5a);
+    fill(p);
+    for (int i = 0; i < LENGTH_OF(list); i++) test_buffer_upload(list[i].buffer);
+    for (int i = 0; i < OUTPUTS; i++) test_buffer_upload(&outputs[i]);
+
+    args = {};
+    args.logits = test_buffer_device(&logits), args.teacher = test_buffer_device(&teacher);
+    args.row_weight = p->weighted ? (const float *)test_buffer_device(&row_weight) : NULL;
+    args.upstream = p->upstream ? (const float *)test_buffer_device(&upstream) : NULL;
+    args.upstream_per_row = p->upstream == UPSTREAM_PER_ROW;
+    float **const out[OUTPUTS] = {&args.loss, &args.lse, &args.teacher_lse, &args.entropy};
+    for (int i = 0; i < OUTPUTS; i++) *out[i] = p->without[i] ? NULL : (float *)test_buffer_device(&outputs[i]);
+    args.dlogits = p->in_place ? test_buffer_device(&logits) : test_buffer_device(&gradient);
+    args.rows = rows, args.vocab = p->vocab, args.logits_stride = p->stride, args.teacher_stride = p->teacher_stride;
+    args.dlogits_stride = p->in_place ? 0 : p->gradient_stride;
+    args.logit_scale = p->scale, args.teacher_scale = p->teacher_scale;
+    args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap;
+    args.beta = p->beta, args.divergence = p->divergence, args.path = p->path;
+}
+static void prepare(const problem *p) { prepare_run(p, 0); }
+static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
+
+static void collect(void)
+{
+    test_buffer *const all[] = {&logits, &teacher, &gradient, &row_weight, &upstream};
+    for (int i = 0; i < LENGTH_OF(all); i++) test_buffer_download(all[i]);
+    for (int i = 0; i < OUTPUTS; i++) test_buffer_download(&outputs[i]);
+}
+
+static bool has(const problem *p, int output) { return p->direction != BACKWARD && !p->without[output]; }
+
+/* Bits, and that nothing else was written. */
+static void settle(const problem *p, bool keep, const char *what)
+{
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (has(p, i)) test_settle(&outputs[i], &kept[i], &kept_bytes[i], keep, p->rows, 1, 1, 4, output_name[i], what, describe(p));
+        test_buffer_untouched(&outputs[i], output_name[i], describe(p));
+    }
+    test_buffer *const out = p->in_place ? &logits : &gradient;
+    if (p->direction != FORWARD)
+        test_settle(out, &kept[OUTPUTS], &kept_bytes[OUTPUTS], keep, p->rows, p->vocab,
+                    row_stride(p, p->in_place ? p->stride : p->gradient_stride), test_type_bytes[p->type], "dlogits", what,
+                    describe(p));
+    test_buffer_untouched(&logits, "logits", describe(p));
+    test_buffer_untouched(&teacher, "teacher", describe(p));
+    test_buffer_untouched(&gradient, "dlogits", describe(p));
+}
+static void compare(const problem *, const char *what);
+
+/* ---- The reference ------------------------------------------------------------------------------------------------------- */
+
+/* A tensor's row in double: log p, p, the softcap's slope, and the bound of log p's error. */
+typedef struct {
+    double *z, *log_p, *p, *slope, *error, lse;
+    size_t bytes[5];
+} reference;
+static reference student_row, teacher_row;
+
+static void refer(reference *r, const problem *p, const void *x, int64_t at, float given_scale, float softcap)
+{
+    double **const all[] = {&r->z, &r->log_p, &r->p, &r->slope, &r->error};
+    for (int i = 0; i < 5; i++) *all[i] = (double *)test_room(*all[i], &r->bytes[i], (size_t)p->vocab * sizeof(double));
+    const double scale = given_scale == 0 ? 1 : (double)given_scale, cap = (double)softcap;
+    double most = -INFINITY, sum = 0, size = 0;
+    bool bad = false; /* no probabilities */
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double v = (double)test_get(p->type, x, at + c), t = cap > 0 ? tanh(scale * v / cap) : 0;
+        r->z[c] = cap > 0 ? cap * t : scale * v, r->slope[c] = cap > 0 ? 1 / (cosh(scale * v / cap) * cosh(scale * v / cap)) : 1;
+        bad = bad || isnan(r->z[c]) || r->z[c] == INFINITY;
+        most = fmax(most, r->z[c]);
+        if (isfinite(r->z[c])) size = fmax(size, fabs(r->z[c]));
+    }
+    for (int64_t c = 0; c < p->vocab; c++) sum += exp(r->z[c] - most);
+    r->lse = bad ? NAN : most + log(sum);
+    for (int64_t c = 0; c < p->vocab; c++) {
+        r->log_p[c] = bad || most == -INFINITY ? NAN : r->z[c] - r->lse, r->p[c] = exp(r->log_p[c]);
+        /* x - max, times scale, minus the sum's log: each rounded; the sum's own error, and with a softcap that of z. */
+        const double below = isfinite(r->z[c]) ? most - r->z[c] : 0;
+        r->error[c] = 0x1p-23 * (6 + 2 * below + 2 * log(sum) + (cap > 0 ? 8 * size : 0));
+    }
+    if (most == -INFINITY && !bad) r->lse = -INFINITY;
+    bool nan = false;
+    for (int64_t c = 0; c < p->vocab; c++) nan = nan || isnan(r->z[c]);
+    if (most == INFINITY && !nan) r->lse = INFINITY;
+}
+
+/* What a row's results should be, and how far off they may be. */
+typedef struct {
+    double loss, loss_slack, entropy, entropy_slack, mean, mean_slack; /* mean: of the gradient's formula */
+} row_results;
+
+/* w log(w / other) + other - w, never negative; its bound: rounding, and errors of log w and log other. */
+static double term(double w, double other, double a, double error, double error_other, double *slack)
+{
+    const double e = 0x1p-23;
+    if (isnan(w) || isnan(other)) return NAN;
+    if (w < 0x1p-149) return *slack += other * (error_other + 4 * e) + 0x1p-120, other; /* a float may be 0 already */
+    if (a == INFINITY) return INFINITY;
+    const double value = fabs(a) < 1e-3 ? w * a * a * (0.5 - a / 6 + a * a / 24) : w * (a + expm1(-a));
+    *slack += fabs(w * a) * error + fabs(other - w) * error_other + 8 * e * value + 0x1p-120;
+    if (fabs(a) > 0.2) *slack += 4 * e * (w * (1 + fabs(a)) + other) + e * (other * fabs(log(other)) + w * fabs(log(w)));
+    if (w < 0x1p-120) *slack += w * (1 + fabs(a));
+    return value;
+}
+
+static row_results results_of(const problem *p)
+{
+    row_results r = {};
+    const double beta = p->beta == 0 ? 0.5 : (double)p->beta;
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double lp = student_row.log_p[c], lq = teacher_row.log_p[c], P = student_row.p[c], Q = teacher_row.p[c];
+        const double ep = student_row.error[c], eq = teacher_row.error[c], m = beta * Q + (1 - beta) * P;
+        if (p->divergence == LK_KL_FORWARD) r.loss += term(Q, P, lq - lp, eq, ep, &r.loss_slack);
+        if (p->divergence == LK_KL_REVERSE) r.loss += term(P, Q, lp - lq, ep, eq, &r.loss_slack);
+        if (p->divergence == LK_KL_JENSEN_SHANNON) {
+            double slack = 0;
+            const double of_p = term(P, m, P == 0 ? 0 : log(P / m), ep + eq, ep + eq, &slack);
+            r.mean += of_p, r.mean_slack += slack;
+            r.loss += (1 - beta) * of_p, r.loss_slack += (1 - beta) * slack, slack = 0;
+            r.loss += beta * term(Q, m, Q == 0 ? 0 : log(Q / m), ep + eq, ep + eq, &slack), r.loss_slack += beta * slack;
+        }
+        if (P != 0) r.entropy -= P * lp, r.entropy_slack += P * (1 + fabs(lp)) * (ep + 0x1p-22);
+    }
+    r.loss_slack += 16 * 0x1p-23 * r.loss, r.mean_slack += 16 * 0x1p-23 * r.mean, r.entropy_slack += 16 * 0x1p-23 * r.entropy;
+    if (p->divergence == LK_KL_REVERSE) r.mean = r.loss, r.mean_slack = r.loss_slack;
+    return r;
+}
+
+static void verify_number(const problem *p, int64_t row, int output, double want, double slack)
+{
+    if (!has(p, output)) return;
+    const float got = ((const float *)test_buffer_back(&outputs[output]))[row];
+    if (!test_near(TEST_F32, got, want, isfinite(want) ? slack : 0))
+        test_detail("%s[%lld] is %.9g, want %.9g +- %.3g; %s", output_name[output], (long long)row, (double)got, want, slack,
+                    describe(p));
+}
+
+static void verify(const problem *p)
+{
+    const double beta = p->beta == 0 ? 0.5 : (double)p->beta, scale = p->scale == 0 ? 1 : (double)p->scale;
+    const test_buffer *const out = p->in_place ? &logits : &gradient;
+    const int64_t out_stride = row_stride(p, p->in_place ? p->stride : p->gradient_stride);
+    for (int64_t row = 0; row < p->rows; row++) {
+        refer(&student_row, p, test_buffer_host(&logits), row * row_stride(p, p->stride), p->scale, p->softcap);
+        refer(&teacher_row, p, test_buffer_host(&teacher), row * row_stride(p, p->teacher_stride), p->teacher_scale,
+              p->teacher_softcap);
+        const double w = (double)weight_of(p, row), size = fabs(p->offset) + 80;
+        const row_results r = results_of(p);
+        if (has(p, LOSS) && w >= 0 && !test_that(!(((const float *)test_buffer_back(&outputs[LOSS]))[row] < 0)))
+            test_detail("loss[%lld] is negative; %s", (long long)row, describe(p));
+        verify_number(p, row, LOSS, w == 0 ? 0 : w * r.loss, fabs(w) * r.loss_slack);
+        verify_number(p, row, LSE, w == 0 ? 0 : student_row.lse, 8 * 0x1p-23 * size);
+        verify_number(p, row, TEACHER_LSE, w == 0 ? 0 : teacher_row.lse, 8 * 0x1p-23 * size);
+        verify_number(p, row, ENTROPY, w == 0 ? 0 : isnan(student_row.log_p[0]) ? NAN : r.entropy, r.entropy_slack);
+        for (int64_t c = 0; c < p->vocab && p->direction != FORWARD; c++) {
+            const double P = student_row.p[c], Q = teacher_row.p[c], ep = student_row.error[c], eq = teacher_row.error[c];
+            const double m = beta * Q + (1 - beta) * P, d = student_row.log_p[c] - teacher_row.log_p[c], e = 0x1p-22;
+            const double factor = (double)upstream_of(p, row) * w * scale * student_row.slope[c];
+            double want = P - Q, slack = P * (ep + e * (1 + fabs(student_row.log_p[c]))) + Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
+            if (P == 0) slack = Q == 0 ? 0 : Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
+            if (Q == 0 && P != 0) slack = P * (ep + e * (1 + fabs(student_row.log_p[c])));
+            if (p->divergence != LK_KL_FORWARD && P == 0) want = slack = 0;
+            else if (p->divergence != LK_KL_FORWARD) {
+                const double along = p->divergence == LK_KL_REVERSE ? d : log(P / m), mixed = p->divergence == LK_KL_REVERSE ? 1 : 1 - beta;
+                want = mixed * P * (along - r.mean);
+                slack = mixed * (P * fabs(along - r.mean) * (ep + e * (2 + fabs(student_row.log_p[c]))) +
+                                 P * (ep + eq + e * fabs(along) + r.mean_slack));
+            }
+            want = w == 0 ? 0 : factor * want;
+            slack = w == 0 ? 0 : fabs(factor) * (slack + 0x1p-120) + 16 * e * fabs(want) + 0x1p-140;
+            if (p->softcap > 0) slack += fabs(want / fmax(student_row.slope[c], 1e-30)) * 8 * e;
+            const float got = test_get(p->type, test_buffer_back(out), row * out_stride + c);
+            if (!test_near(p->type, got, want, isfinite(want) ? slack : 0))
+                test_detail("dlogits[%lld, %lld] is %.9g, want %.9g +- %.3g (log p %.9g, log q %.9g); %s", (long long)row,
+                            (long long)c, (double)got, want, slack, student_row.log_p[c], teacher_row.log_p[c], describe(p));
+        }
+    }
+}
+
+static void compare(const problem *p, const char *what) { collect(), settle(p, false, what); }
+static const test_op<problem> again = {describe, prepare, launch, compare};
+
+static void check(const problem *p)
+{
+    for (int run = 0; run < 2; run++) {
+        prepare_run(p, run);
+        const bool ran = test_launched(launch(p), describe(p));
+        collect();
+        if (!ran) return;
+        if (run == 0) verify(p);
+        settle(p, run == 0, "a second run");
+    }
+}
+
+/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+
+/* A length of each kind: fewer columns than a vector, than lanes, odd ones, a block's, and more than slots of a warp or a block. */
+static void lengths(int type, int direction, int path)
+{
+    const int64_t list[] = {1, 2, 7, 8, 33, 64, 257, 1000, 2051, 8 * 32 * 16 / test_type_bytes[type] + 5, 20011};
+    for (int i = 0; i < LENGTH_OF(list); i++)
+        for (int k = 0; k < (test.small ? 1 : DIVERGENCES); k++) {
+            problem p = plain(type, direction, path, list[i] > 5000 ? 2 : i % 3 + 2, list[i]);
+            p.divergence = (i + type + direction + k) % DIVERGENCES;
+            if (test.small && list[i] > 5000 && (type + direction + path) % 3) continue;
+            check(&p);
+        }
+}
+
+/* Where rows start, and where they lie to each other. */
+static void places(int type, int direction, int path)
+{
+    const int vec = 16 / test_type_bytes[type];
+    for (int i = 0; i < test_pick(12, 6); i++) {
+        problem p = plain(type, direction, path, 3, i % 2 ? 77 : 640);
+        p.divergence = i % DIVERGENCES, p.upstream = i % 3, p.weighted = i % 4 == 1;
+        p.at = i % vec, p.teacher_at = i % 3 ? p.at : 1, p.gradient_at = i % 2 ? p.at : 3 % vec;
+        p.stride = p.vocab + i % 5, p.teacher_stride = i % 3 == 1 ? p.stride : p.vocab + 2, p.gradient_stride = i % 4 ? 0 : p.vocab + 7;
+        p.in_place = direction != FORWARD && i % 3 == 2;
+        check(&p);
+    }
+}
+
+static void options(int type, int direction, int path)
+{
+    for (int i = 0; i < 24; i++) {
+        if (test.small && (i + type + direction + path) % 4) continue;
+        problem p = plain(type, direction, path, 5, i % 2 ? 300 : 2051);
+        p.divergence = i % DIVERGENCES, p.seed += (uint64_t)i;
+        if (i & 1) p.scale = 0.5f, p.teacher_scale = 1.5f;
+        if (i & 2) p.softcap = 4;
+        if (i & 4) p.teacher_softcap = i & 8 ? 30 : 2;
+        if (i & 8) p.weighted = true;
+        p.beta = i & 16 ? 0.9f : i & 8 ? 0.1f : 0;
+        p.upstream = i % 3;
+        for (int k = 0; k < OUTPUTS; k++) p.without[k] = direction != BACKWARD && i % 5 == 1 + k && i > 4;
+        if (i == 20 && direction == FORWARD) p.without[LOSS] = p.without[ENTROPY] = true;
+        p.offset = i % 7 == 3 ? 300 : 0;
+        check(&p);
+    }
+}
+
+static void specials(int type, int direction, int path)
+{
+    for (int special = NOTHING + 1; special < SPECIALS; special++)
+        for (int k = 0; k < DIVERGENCES; k++) {
+            if (test.small && (special + k + type + direction + path) % 3) continue;
+            problem p = plain(type, direction, path, 2, k == 1 ? 1300 : 40);
+            p.special = special, p.divergence = k, p.seed += (uint64_t)(special + k);
+            p.softcap = special == NEAR && type == TEST_F32 && k == 2 ? 20 : 0, p.teacher_softcap = p.softcap;
+            check(&p);
+        }
+}
+
+/* As many rows as several blocks have, some of them without a row for each team. */
+static void many_rows(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, test_pick(1003, 61), path == LK_KL_CLUSTER ? 9 : 20);
+    p.weighted = true;
+    check(&p);
+}
+
+static void graphs(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 5, test_pick(700, 140));
+    p.divergence = LK_KL_REVERSE;
+    check(&p); /* leaves its bits in kept */
+    test_graph(again, &p);
+}
+
+static void all_themes(void)
+{
+    static const test_theme themes[] = {{"lengths", lengths}, {"places", places},       {"options", options},
+                                        {"special values", specials}, {"many rows", many_rows}, {"graphs", graphs}};
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        for (int path = 0; path < PATHS; path++)
+            if (path != LK_KL_CLUSTER || test_clusters())
+                test_themes(themes, LENGTH_OF(themes), direction, path, direction_name[direction], path_name[path]);
+}
+
+/* Where p and q nearly agree the loss keeps its digits: the naive sum q log(q / p) of floats is off by 1e-7 there, all of it. */
+static void digits(void)
+{
+    for (int divergence = 0; divergence < DIVERGENCES; divergence++) {
+        problem p = plain(TEST_F32, FORWARD, LK_KL_AUTO, 1, 5000);
+        p.special = NEAR, p.divergence = divergence;
+        check(&p);
+        refer(&student_row, &p, test_buffer_host(&logits), 0, 0, 0), refer(&teacher_row, &p, test_buffer_host(&teacher), 0, 0, 0);
+        const double want = results_of(&p).loss, got = (double)*(const float *)kept[LOSS];
+        if (!test_within(fabs(got - want) / want, 4e-3)) test_detail("%.9g, want %.9g; %s", got, want, describe(&p));
+    }
+}
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    lk_status want, asked; /* of the call and of the query, which looks at no pointer */
+    const char *field;     /* what lk_last_error must name */
+    void (*spoil)(lk_kl_args *a);
+    bool forward, backward; /* the calls that refuse it; others take it */
+} bad_call;
+
+static void expect_error(int type, int direction, const bad_call *bad)
+{
+    problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
+    prepare(&p);
+    if (bad->spoil) bad->spoil(&args);
+    const bool refused = direction == FORWARD ? bad->forward : direction == BACKWARD ? bad->backward : bad->forward || bad->backward;
+    size_t asked = TEST_NOT_ASKED;
+    const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
+    test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_kl", direction_name[direction], type);
+    test_expect_query(answer, refused ? bad->asked : LK_OK, asked, bad->field);
+    if (!test_that(answer || asked == 0)) test_detail("%s: %zu bytes of workspace", bad->field, asked);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int i = 0; i < OUTPUTS; i++) test_expect_unwritten(status, &outputs[i], output_name[i], bad->field);
+    test_expect_unwritten(status, &gradient, "dlogits", bad->field);
+}
+
+#define SPOIL(what) [](lk_kl_args *a) { what; }
+static void errors(int type, int direction)
+{
+    static const bad_call list[] = {
+        {LK_OK, LK_OK, "nothing", NULL, true, true},
+        {LK_ERR_NULL, LK_OK, "logits", SPOIL(a->logits = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "teacher", SPOIL(a->teacher = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "dlogits", SPOIL(a->dlogits = NULL), false, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "rows", SPOIL(a->rows = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = ((int64_t)1 << 30) + 1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "logits_stride", SPOIL(a->logits_stride = 39), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_stride", SPOIL(a->teacher_stride = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "dlogits_stride", SPOIL(a->dlogits_stride = 39), false, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "2^62", SPOIL(a->logits_stride = (int64_t)1 << 62), true, true},
+        {LK_ERR_SHAPE, LK_OK, "dlogits", SPOIL(a->dlogits = (void *)a->teacher), false, true},
+        {LK_ERR_SHAPE, LK_OK, "loss", SPOIL(a->loss = a->entropy), true, false},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = INFINITY), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_scale", SPOIL(a->teacher_scale = NAN), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->softcap = -2), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = 1e-35f), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = NAN), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->path = -1), true, true},
+        {LK_ERR_PATH, LK_ERR_PATH, "rows", SPOIL((a->path = LK_KL_BLOCK, a->rows = ((int64_t)1 << 27) + 1, a->logits_stride = a->teacher_stride = a->dlogits_stride = 41, a->upstream_per_row = 0, a->loss = a->lse = NULL, a->entropy = NULL)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 1)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "teacher", SPOIL(MOVED(a->teacher, 1)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "lse", SPOIL(MOVED(a->lse, 2)), true, false},
+        {LK_ERR_ALIGNMENT, LK_OK, "upstream", SPOIL(MOVED(a->upstream, 2)), false, true},
+        {LK_ERR_NULL, LK_OK, "logits", SPOIL((a->logits = NULL, a->vocab = 40, MOVED(a->teacher, 1))), true, true},
+    };
+    for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
+    problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
+    prepare(&p);
+    if (direction == FORWARD) args.loss = args.lse = args.teacher_lse = args.entropy = NULL;
+    if (direction == FORWARD)
+        test_expect(launch(&p), LK_ERR_NULL, "every output", "lk_kl", direction_name[direction], type);
+    args = {}, args.vocab = 5;
+    if (!test_that(launch(&p) == LK_OK)) test_detail("no rows: %s", lk_last_error());
+    if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
+}
+
+/* ---- Random draws -------------------------------------------------------------------------------------------------------- */
+
+static problem draw(uint64_t seed)
+{
+    uint64_t state = test_hash(seed), *const r = &state;
+    int path = (int)test_below(r, PATHS);
+    if (path == LK_KL_CLUSTER && !test_clusters()) path = LK_KL_AUTO;
+    problem p = plain((int)test_below(r, TEST_TYPES), (int)test_below(r, DIRECTIONS), path, 1 + test_below(r, 9),
+                      1 + (test_chance(r, 4) ? test_below(r, 3000) : test_below(r, 70)));
+    const int vec = 16 / test_type_bytes[p.type];
+    p.seed = seed, p.divergence = (int)test_below(r, DIVERGENCES);
+    if (test_chance(r, 2)) p.stride = p.vocab + test_below(r, 9);
+    if (test_chance(r, 2)) p.teacher_stride = test_chance(r, 2) && p.stride ? p.stride : p.vocab + test_below(r, 9);
+    if (test_chance(r, 2)) p.gradient_stride = p.vocab + test_below(r, 9);
+    if (test_chance(r, 2)) p.at = (int)test_below(r, vec);
+    p.teacher_at = test_chance(r, 2) ? p.at : (int)test_below(r, vec), p.gradient_at = test_chance(r, 2) ? p.at : (int)test_below(r, vec);
+    p.in_place = p.direction != FORWARD && test_chance(r, 3), p.weighted = test_chance(r, 3), p.upstream = (int)test_below(r, 3);
+    if (test_chance(r, 3)) p.scale = (float)(0.2 + fabs(test_uniform(r))), p.teacher_scale = (float)(0.2 + fabs(test_uniform(r)));
+    if (test_chance(r, 4)) p.softcap = 5;
+    if (test_chance(r, 4)) p.teacher_softcap = 8;
+    if (test_chance(r, 2)) p.beta = (float)(0.05 + 0.9 * fabs(test_uniform(r)));
+    if (test_chance(r, 3)) p.special = (int)test_below(r, SPECIALS);
+    return p;
+}
+
+static void fuzz(void)
+{
+    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(300, 40);
+    if (!test_begin("fuzz")) return;
+    for (long i = 0; i < n; i++) {
+        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
+        check(&p);
+    }
+    test_finish();
+}
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
+    all_themes();
+    if (test_begin("digits f32")) digits(), test_finish();
+    fuzz();
+    return test_end();
+}
