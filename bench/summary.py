@@ -28,6 +28,8 @@ H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
 OPS = {
     "cross_entropy": ("a classifier's loss from its logits: PyTorch's `F.cross_entropy`, with options of language models such as "
                       "z-loss and softcap", "{rows} x {vocab}"),
+    "kl": ("Kullback-Leibler divergence of a teacher's and a student's logits, the loss of distillation: forward, reverse, "
+           "Jensen-Shannon", "{rows} x {vocab}"),
     "linear_cross_entropy": ("a language model's last layer (LM head) and its cross entropy, fused: never stores all logits",
                              "{tokens} tokens, hidden {hidden}, vocabulary {vocab}"),
     "logsumexp": ("the log of a sum of exponentials, over any one dimension of a tensor", "{rows} x {cols}"),

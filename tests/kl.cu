@@ -421,7 +421,7 @@ static void digits(void)
         check(&p);
         refer(&student_row, &p, test_buffer_host(&logits), 0, 0, 0), refer(&teacher_row, &p, test_buffer_host(&teacher), 0, 0, 0);
         const double want = results_of(&p).loss, got = (double)*(const float *)kept[LOSS];
-        if (!test_within(fabs(got - want) / want, 4e-3)) test_detail("%.9g, want %.9g; %s", got, want, describe(&p));
+        if (!test_within(fabs(got - want) / want, 1e-4)) test_detail("%.9g, want %.9g; %s", got, want, describe(&p));
     }
 }
 

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(HERE))
 import lk_library
 
 CPU = lk_library.backend_asked() == "cpu"
-FILES = ["module", "cross_entropy", "linear_cross_entropy", "logsumexp", "md_lrpe_cosine", "rms_norm"]
+FILES = ["module", "cross_entropy", "kl", "linear_cross_entropy", "logsumexp", "md_lrpe_cosine", "rms_norm"]
 
 
 class Build(cpp_extension.BuildExtension):

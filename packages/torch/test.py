@@ -267,6 +267,81 @@ def logsumexp():
                  [leaf(normal(*shape), BF16)], logsumexp_bounds(dim, 1.0, False))
 
 
+# ---- kl ---------------------------------------------------------------------------------------------------------------------
+
+
+def kl_exact(teacher, divergence, beta, scales, caps, weight, reduction):
+    """The formula in the type of its argument, and for the bounds p, q, log p and log q."""
+    def log_softmax(x, scale, cap):
+        return (cap * torch.tanh(x * scale / cap) if cap else x * scale).log_softmax(-1)
+
+    def divide(x, parts=False):
+        lp, lq = log_softmax(x, scales[0], caps[0]), log_softmax(teacher.double(), scales[1], caps[1])
+        lm = torch.logaddexp(lq + math.log(beta), lp + math.log1p(-beta))
+
+        def of(a, b):
+            return (a.exp() * torch.where(a == -INF, 0.0, a - b)).sum(-1)
+        loss = {"forward": lambda: of(lq, lp), "reverse": lambda: of(lp, lq),
+                "jensen_shannon": lambda: beta * of(lq, lm) + (1 - beta) * of(lp, lm)}[divergence]()
+        if parts:
+            return lp, lq, loss
+        loss = loss if weight is None else loss * weight.double()
+        if reduction == "mean":
+            return loss.mean() if weight is None else loss.sum() / weight.double().sum()
+        return loss.sum() if reduction == "sum" else loss
+    return divide
+
+
+def kl_bounds(exact, weight):
+    def bounds(doubles, outs, ups, gradients):
+        with torch.no_grad():
+            lp, lq, loss = exact(doubles[0], True)
+            p, q = lp.exp(), lq.exp()
+            error = 2 * U * (8 + 4 * (lp.amax(-1, True) - lp.amin(-1, True)) + 4 * (lq.amax(-1, True) - lq.amin(-1, True))
+                             + 4 * math.log(lp.shape[-1] + 1))
+            off = (error * (p + q) * (1 + (lp - lq).abs())).sum(-1) + 32 * U * loss
+            factor = ups[0] if ups[0] is not None else torch.zeros(())
+            rows = factor if factor.dim() else factor * outs[0].new_ones(loss.shape)
+            if weight is not None:
+                off, rows = off * weight.double().abs(), rows * weight.double().abs()
+            wide = rows.abs().unsqueeze(-1) * (p + q) * (error * 2 * (1 + (lp - lq).abs()) + off.unsqueeze(-1))
+        return [off if outs[0].dim() else off.sum()], [wide + 8 * U * gradients[0].abs() if gradients else None]
+    return bounds
+
+
+def kl():
+    shapes = [(6, 64), (3, 5, 33), (2, 3001), (1, 1), (7,)]
+    for t, shape, divergence in itertools.product(TYPES, shapes, ("forward", "reverse", "jensen_shannon")):
+        beta, layout, reduction = rng.choice((0.5, 0.1)), rng.choice(LAYOUTS), rng.choice(("none", "mean", "sum"))
+        scales, caps = rng.choice(((1.0, 1.0), (0.5, 2.0))), rng.choice(((0.0, 0.0), (5.0, 3.0)))
+        weight = rng.choice((None, torch.rand(shape[:-1], generator=generator).to(D)))
+        teacher = leaf(normal(*shape, sigma=2.0), t, rng.choice(LAYOUTS), False)
+        exact = kl_exact(teacher, divergence, beta, scales, caps, weight, reduction)
+        hold(f"{NAMES[t]} {shape} {divergence} {beta} {scales} {caps} {reduction} {layout} weighted={weight is not None}",
+             lambda x: LF.kl(x, teacher, divergence=divergence, beta=beta, row_weight=weight, reduction=reduction,
+                             logit_scale=scales[0], teacher_scale=scales[1], softcap=caps[0], teacher_softcap=caps[1]),
+             exact, [leaf(normal(*shape, sigma=2.0), t, layout)], kl_bounds(exact, weight), dtypes=[F32])
+    x, y = leaf(normal(4, 50)), leaf(normal(4, 50), grad=False)
+    compare("beside F.kl_div", ("loss", LF.kl(x, y, reduction="sum"),
+                                F.kl_div(x.log_softmax(-1), y.log_softmax(-1), reduction="sum", log_target=True), 1e-5),
+            ("temperature", LF.kl(x, y, temperature=2.0, softcap=3.0, reduction="sum"),
+             F.kl_div((3 * torch.tanh(x / 3) / 2).log_softmax(-1), (y / 2).log_softmax(-1), reduction="sum", log_target=True), 1e-5))
+    near = x.detach() + 1e-4 * leaf(normal(4, 50), grad=False)
+    exact = kl_exact(near, "forward", 0.5, (1.0, 1.0), (0.0, 0.0), None, "none")(x.detach().double())
+    compare("digits where the two nearly agree", ("loss", LF.kl(x, near, reduction="none"), exact, 1e-2 * exact))
+    compiled = torch.compile(lambda x: LF.kl(x, y).sum(), backend="aot_eager", fullgraph=True)
+    compare("torch.compile", ("loss", compiled(x), LF.kl(x, y), 1e-6))
+    raises("teacher with a gradient", lambda: LF.kl(x, x), "teacher", kind=ValueError)
+    raises("another shape", lambda: LF.kl(x, y[:3]), "teacher", kind=ValueError)
+    raises("another type", lambda: LF.kl(x, y.to(BF16)), "teacher", kind=TypeError)
+    raises("beta 1", lambda: LF.kl(x, y, divergence="jensen_shannon", beta=1.0), "beta", kind=ValueError)
+    raises("no such divergence", lambda: LF.kl(x, y, divergence="jsd"), "divergence", kind=ValueError)
+    raises("row_weight of another shape", lambda: LF.kl(x, y, row_weight=y[0]), "row_weight", kind=ValueError)
+    raises("temperature 0", lambda: LF.kl(x, y, temperature=0.0), "temperature", kind=ValueError)
+    raises("a second derivative", lambda: torch.autograd.grad(
+        torch.autograd.grad(LF.kl(x, y), x, create_graph=True)[0].sum(), x), "second")
+
+
 # ---- Norms ------------------------------------------------------------------------------------------------------------------
 
 
@@ -2270,7 +2345,7 @@ def devices():
     close("cross_entropy on cuda:1", LF.cross_entropy(there[0], (t % 12).to("cuda:1")).to(D), LF.cross_entropy(x, t % 12))
 
 
-GROUPS = {"logsumexp": logsumexp, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
+GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
           "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "row_weight": row_weight, "learned": learned, "md_lrpe_cosine": md_lrpe_cosine,
           "tools": functools.partial(of_one_rank, tools), "signatures": signatures,

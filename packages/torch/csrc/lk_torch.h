@@ -57,6 +57,8 @@ Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Ma
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
                                    const Maybe &bias, std::optional<double> eps, double weight_offset);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
+Tensor kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64_t divergence, double beta, double logit_scale,
+          double teacher_scale, double softcap, double teacher_softcap);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
         bool zero_when_empty, const Maybe &denominator, const Maybe &row_weight

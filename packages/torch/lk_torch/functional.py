@@ -18,6 +18,7 @@ CHECK_TARGETS = os.environ.get("LK_CHECK_TARGETS") == "1"
 _ops = getattr(torch.ops, _C.NAMESPACE)  # lk; a kernel of packages/hub has another
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 
 
@@ -110,6 +111,34 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     op = _ops.logsumexp.default if is_compiling() else _C.logsumexp
     out = op(input, dim, keepdim and shape is None, scale, dtype)
     return out.view(shape) if keepdim and shape is not None else out
+
+
+def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0,
+       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0):
+    """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. input: the student's logits
+    [..., classes]; teacher: the teacher's, of the same shape and type; it gets no gradient. In float32, [...] for "none".
+
+    divergence: "forward" is KL(teacher || student), as F.kl_div(input.log_softmax(-1), teacher.softmax(-1)) sums it; "reverse" is
+    KL(student || teacher); "jensen_shannon" is beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta)
+    student, with 0 < beta < 1. Temperature divides both logits; multiply the loss by temperature**2 where gradients should not
+    shrink with it. row_weight [...]: a factor of each row's loss; rows of weight 0, padding say, are not read. A mean is over all
+    rows, or with row_weight over the sum of the weights."""
+    _tensors(input=input, teacher=teacher)
+    reduced = _value(_REDUCTIONS, "reduction", reduction)
+    temperature = _number("temperature", temperature)
+    if not temperature > 0:
+        raise ValueError(f"lk: temperature is {temperature}; it must be above 0")
+    inverse = 1 / temperature
+    scales = [_number(name, scale) * inverse for name, scale in (("logit_scale", logit_scale), ("teacher_scale", teacher_scale))]
+    caps = [_number(name, cap) * inverse for name, cap in (("softcap", softcap), ("teacher_softcap", teacher_softcap))]
+    beta = _number("beta", beta)
+    if not 0 < beta < 1:
+        raise ValueError(f"lk: beta is {beta}; it must be above 0 and below 1")
+    op = _ops.kl.default if is_compiling() else _C.kl
+    loss = op(input, teacher, row_weight, _value(_DIVERGENCES, "divergence", divergence), beta, *scales, *caps)
+    if reduced == 1:
+        return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
+    return loss.sum() if reduced else loss
 
 
 def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_offset, groups):
