@@ -100,7 +100,7 @@ Tensor kl(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
     return loss;
 }
 
-TORCH_LIBRARY_FRAGMENT(lk, m)
+LK_OPS(m)
 {
     const std::string options = "Tensor teacher, Tensor? row_weight, int divergence, float beta, float logit_scale, "
                                 "float teacher_scale, float softcap, float teacher_softcap) -> Tensor";
