@@ -151,13 +151,12 @@ template <int DIVERGENCE> LK_DEVICE lk_kl_column lk_kl_column_of(float log_p, fl
     const float d = log_q - log_p;
     if (DIVERGENCE == LK_KL_FORWARD) c.terms[0] = lk_kl_term(c.q, c.p, d);
     if (DIVERGENCE == LK_KL_REVERSE) c.slope = -d, c.terms[0] = lk_kl_term(c.p, c.q, -d);
-    if (DIVERGENCE == LK_KL_JENSEN_SHANNON) { /* log(q / m) and log(p / m), from the larger one */
+    if (DIVERGENCE == LK_KL_JENSEN_SHANNON) { /* log(q / m) and log(p / m), from the larger one; NaN, and not used, where p and q are 0 */
         const float r = expm1f(-fabsf(d)), larger = -log1pf((d < 0.0f ? beta : 1.0f - beta) * r), smaller = larger - fabsf(d);
         const float m = fmaf(beta, c.q, (1.0f - beta) * c.p);
         c.slope = d < 0.0f ? larger : smaller;
         c.terms[1] = lk_kl_term(c.p, m, c.slope);
         c.terms[0] = beta * lk_kl_term(c.q, m, d < 0.0f ? smaller : larger) + (1.0f - beta) * c.terms[1];
-        if (c.p == 0.0f && c.q == 0.0f) c.terms[0] = c.terms[1] = 0.0f; /* d may be NaN */
     }
     return c;
 }
