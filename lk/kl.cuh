@@ -151,7 +151,7 @@ template <int DIVERGENCE> LK_DEVICE lk_kl_column lk_kl_column_of(float log_p, fl
     const float d = log_q - log_p;
     if (DIVERGENCE == LK_KL_FORWARD) c.terms[0] = lk_kl_term(c.q, c.p, d);
     if (DIVERGENCE == LK_KL_REVERSE) c.slope = -d, c.terms[0] = lk_kl_term(c.p, c.q, -d);
-    if (DIVERGENCE == LK_KL_JENSEN_SHANNON) { /* log(q / m) and log(p / m), from the larger one; NaN, and not used, where p and q are 0 */
+    if (DIVERGENCE == LK_KL_JENSEN_SHANNON) { /* log(q / m) and log(p / m), from the larger one. Not used where p and q are 0 */
         const float r = expm1f(-fabsf(d)), larger = -log1pf((d < 0.0f ? beta : 1.0f - beta) * r), smaller = larger - fabsf(d);
         const float m = fmaf(beta, c.q, (1.0f - beta) * c.p);
         c.slope = d < 0.0f ? larger : smaller;
@@ -399,10 +399,11 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
         bool off; /* 0 is allowed */
     } numbers[] = {{"logit_scale", a->logit_scale, false}, {"teacher_scale", a->teacher_scale, false},
                    {"softcap", a->softcap, true}, {"teacher_softcap", a->teacher_softcap, true}};
-    for (int i = 0; i < 4; i++)
-        lk_check_number(&checks, numbers[i].name, numbers[i].value,
-                        (numbers[i].value >= 0x1p-100f && numbers[i].value <= 0x1p100f) || (numbers[i].off && numbers[i].value == 0),
-                        "2^-100 to 2^100, or 0");
+    for (int i = 0; i < 4; i++) {
+        const float value = numbers[i].value;
+        lk_check_number(&checks, numbers[i].name, value,
+                        (value >= 0x1p-100f && value <= 0x1p100f) || (numbers[i].off && value == 0), "2^-100 to 2^100, or 0");
+    }
     lk_check_number(&checks, "beta", a->beta, a->beta > 0.0f && a->beta < 1.0f, "above 0 and below 1, or 0 for 1/2");
     lk_check_enum(&checks, "divergence", a->divergence, LK_KL_JENSEN_SHANNON, "LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON");
     lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
@@ -483,7 +484,7 @@ template <class T> LK_HOST lk_status lk_kl_forward_backward_workspace(const char
     return lk_no_workspace(lk_kl_check<T>(op, args, true, true, LK_QUERY, &a), bytes);
 }
 
-#define LK_KL_DEFINE(T)                                                                                                          \
+#define LK_KL_DEFINE(T)                                                                                                        \
     LK_KL_DECLARE(T)                                                                                                           \
     LK_EMIT(kl, forward, T)                                                                                                    \
     LK_EMIT(kl, backward, T)                                                                                                   \

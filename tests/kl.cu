@@ -4,7 +4,7 @@
  * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs (zones
  * around every buffer, gaps between strided rows, the inputs) must not change.
  *
- * The bounds follow from the header's: log p and log q of a column within lp and lq, see error_of_log; what that does to a term,
+ * The bounds follow from the header's: log p and log q of a column within lp and lq, see refer; what that does to a term,
  * by the term's derivatives; and a few roundings of each term and of the sums.
  */
 #include "lk/kl.cuh"
@@ -26,8 +26,8 @@ static const char *const path_name[] = {"auto", "warp", "block", "cluster"};
 static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
 enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
 
-/* What some rows have. NEAR: the teacher's logits are the student's, but for 1e-3 and less. EQUAL: the same. FAR: 50 apart, so that
- * probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both. ALONE: all of a row is -inf. */
+/* What some rows have. NEAR: the teacher's logits are the student's, but for 1e-3 and less. EQUAL: the same. FAR: 50 apart, so
+ * that probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both. ALONE: all of a row. */
 enum { NOTHING, NEAR, EQUAL, FAR, MASKED_STUDENT, MASKED_TEACHER, MASKED_BOTH, ALONE, PLUS_INF, NOT_A_NUMBER, SPECIALS };
 static const char *const special_name[] = {"nothing",       "near", "equal", "far", "-inf in the student", "-inf in the teacher",
                                            "-inf in both", "a row of -inf", "+inf", "nan"};
@@ -61,8 +61,8 @@ static const char *describe(const problem *p)
 {
     static char text[600];
     snprintf(text, sizeof text,
-             "%s %s %s %s, %lld x %lld, strides %lld %lld %lld, at %d %d %d, scales %g %g, softcaps %g %g, beta %g%s%s, upstream %d, "
-             "%s, offset %g, seed %llu",
+             "%s %s %s %s, %lld x %lld, strides %lld %lld %lld, at %d %d %d, scales %g %g, softcaps %g %g, beta %g%s%s, "
+             "upstream %d, %s, offset %g, seed %llu",
              direction_name[p->direction], test_type_name[p->type], path_name[p->path], divergence_name[p->divergence],
              (long long)p->rows, (long long)p->vocab, (long long)p->stride, (long long)p->teacher_stride,
              (long long)p->gradient_stride, p->at, p->teacher_at, p->gradient_at, (double)p->scale, (double)p->teacher_scale,
@@ -167,7 +167,8 @@ static bool has(const problem *p, int output) { return p->direction != BACKWARD 
 static void settle(const problem *p, bool keep, const char *what)
 {
     for (int i = 0; i < OUTPUTS; i++) {
-        if (has(p, i)) test_settle(&outputs[i], &kept[i], &kept_bytes[i], keep, p->rows, 1, 1, 4, output_name[i], what, describe(p));
+        if (has(p, i))
+            test_settle(&outputs[i], &kept[i], &kept_bytes[i], keep, p->rows, 1, 1, 4, output_name[i], what, describe(p));
         test_buffer_untouched(&outputs[i], output_name[i], describe(p));
     }
     test_buffer *const out = p->in_place ? &logits : &gradient;
@@ -290,12 +291,13 @@ static void verify(const problem *p)
             const double P = student_row.p[c], Q = teacher_row.p[c], ep = student_row.error[c], eq = teacher_row.error[c];
             const double m = beta * Q + (1 - beta) * P, d = student_row.log_p[c] - teacher_row.log_p[c], e = 0x1p-22;
             const double factor = (double)upstream_of(p, row) * w * scale * student_row.slope[c];
-            double want = P - Q, slack = P * (ep + e * (1 + fabs(student_row.log_p[c]))) + Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
-            if (P == 0) slack = Q == 0 ? 0 : Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
-            if (Q == 0 && P != 0) slack = P * (ep + e * (1 + fabs(student_row.log_p[c])));
+            const double off_p = P == 0 ? 0 : P * (ep + e * (1 + fabs(student_row.log_p[c])));
+            const double off_q = Q == 0 ? 0 : Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
+            double want = P - Q, slack = off_p + off_q;
             if (p->divergence != LK_KL_FORWARD && P == 0) want = slack = 0;
             else if (p->divergence != LK_KL_FORWARD) {
-                const double along = p->divergence == LK_KL_REVERSE ? d : log(P / m), mixed = p->divergence == LK_KL_REVERSE ? 1 : 1 - beta;
+                const bool reverse = p->divergence == LK_KL_REVERSE;
+                const double along = reverse ? d : log(P / m), mixed = reverse ? 1 : 1 - beta;
                 want = mixed * P * (along - r.mean);
                 slack = mixed * (P * fabs(along - r.mean) * (ep + e * (2 + fabs(student_row.log_p[c]))) +
                                  P * (ep + eq + e * fabs(along) + r.mean_slack));
@@ -349,7 +351,8 @@ static void places(int type, int direction, int path)
         problem p = plain(type, direction, path, 3, i % 2 ? 77 : 640);
         p.divergence = i % DIVERGENCES, p.upstream = i % 3, p.weighted = i % 4 == 1;
         p.at = i % vec, p.teacher_at = i % 3 ? p.at : 1, p.gradient_at = i % 2 ? p.at : 3 % vec;
-        p.stride = p.vocab + i % 5, p.teacher_stride = i % 3 == 1 ? p.stride : p.vocab + 2, p.gradient_stride = i % 4 ? 0 : p.vocab + 7;
+        p.stride = p.vocab + i % 5, p.teacher_stride = i % 3 == 1 ? p.stride : p.vocab + 2;
+        p.gradient_stride = i % 4 ? 0 : p.vocab + 7;
         p.in_place = direction != FORWARD && i % 3 == 2;
         check(&p);
     }
@@ -439,7 +442,7 @@ static void expect_error(int type, int direction, const bad_call *bad)
     problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
     prepare(&p);
     if (bad->spoil) bad->spoil(&args);
-    const bool refused = direction == FORWARD ? bad->forward : direction == BACKWARD ? bad->backward : bad->forward || bad->backward;
+    const bool refused = (direction != BACKWARD && bad->forward) || (direction != FORWARD && bad->backward);
     size_t asked = TEST_NOT_ASKED;
     const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
     test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_kl", direction_name[direction], type);
@@ -448,6 +451,12 @@ static void expect_error(int type, int direction, const bad_call *bad)
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     for (int i = 0; i < OUTPUTS; i++) test_expect_unwritten(status, &outputs[i], output_name[i], bad->field);
     test_expect_unwritten(status, &gradient, "dlogits", bad->field);
+}
+
+static void too_many(lk_kl_args *a) /* rows for a block each, with gaps: tensors of this size would overlap here */
+{
+    a->path = LK_KL_BLOCK, a->rows = ((int64_t)1 << 27) + 1, a->upstream_per_row = 0;
+    a->logits_stride = a->teacher_stride = a->dlogits_stride = 41, a->loss = a->lse = a->entropy = NULL;
 }
 
 #define SPOIL(what) [](lk_kl_args *a) { what; }
@@ -476,7 +485,7 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = NAN), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->path = -1), true, true},
-        {LK_ERR_PATH, LK_ERR_PATH, "rows", SPOIL((a->path = LK_KL_BLOCK, a->rows = ((int64_t)1 << 27) + 1, a->logits_stride = a->teacher_stride = a->dlogits_stride = 41, a->upstream_per_row = 0, a->loss = a->lse = NULL, a->entropy = NULL)), true, true},
+        {LK_ERR_PATH, LK_ERR_PATH, "rows", SPOIL(too_many(a)), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 1)), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "teacher", SPOIL(MOVED(a->teacher, 1)), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "lse", SPOIL(MOVED(a->lse, 2)), true, false},
