@@ -14,6 +14,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 import lk_library
 
+if torch.__version__ < (2, 11):
+    sys.exit(f"lk_torch: PyTorch here is {torch.__version__}; it must be 2.11 or later")
+
 CPU = lk_library.backend_asked() == "cpu"
 FILES = ["module", "cross_entropy", "kl", "linear_cross_entropy", "logsumexp", "md_lrpe_cosine", "rms_norm"]
 

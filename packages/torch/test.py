@@ -1293,6 +1293,10 @@ def tools():
     verdict("flops of forward alone", counter.get_total_flops() == 2 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
     compare("dims of numpy", ("one", LF.logsumexp(x, numpy.int64(1)), torch.logsumexp(x, 1), 1e-5),
             ("two", LF.logsumexp(x, (numpy.int32(0), 1)), torch.logsumexp(x, (0, 1)), 1e-5))
+    other = "import torch; torch.__version__ = '1.0.0'; import lk_torch"  # an upgrade of PyTorch, after which nothing was built
+    child = subprocess.run([sys.executable, "-c", other], stderr=subprocess.PIPE, text=True,
+                           env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
+    verdict("another version of PyTorch", "this is 1.0.0; build it again" in child.stderr, child.stderr[-300:])
     head = lk_torch.LinearCrossEntropyLoss(16, 20, group=dist.group.WORLD, device=D)
     for name, twin in (("deepcopy", copy.deepcopy(head)), ("pickle", pickle.loads(pickle.dumps(head)))):
         same = torch.equal(twin(x, t), head(x, t)) and twin.options["group"] is dist.group.WORLD
@@ -1653,6 +1657,18 @@ def autograd_of(name, f, leaves):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):  # as offloading has them
         out = f(*leaves)
     close(f"{name}: saved tensors that were moved", torch.autograd.grad(out, leaves, up(out, 1.0)), kept, 8 * unit)
+
+    if hasattr(torch.autograd.graph, "node_creation_hook"):  # from PyTorch 2.14 on
+        made = []
+        with torch.autograd.graph.node_creation_hook(made.append):
+            out = f(*leaves)
+        nodes, at = [], [out.grad_fn]
+        while at:
+            nodes += at
+            at = [node for last in at for node, _ in last.next_functions if node is not None and node not in nodes]
+        ours = [node for node in nodes if "lk_torch::" in node.name()]
+        verdict(f"{name}: hooks are told of its node", len(ours) > 0 and all(made.count(node) == 1 for node in ours),
+                f"of {[node.name() for node in ours]} they saw {[node.name() for node in made]}")
 
     def written(which):
         """Backward after its input or its output was changed in place: PyTorch's error, or the gradients of before."""

@@ -20,8 +20,8 @@ variable_list once(variable_list gradients, const char *op)
     if (!at::GradMode::is_enabled()) return gradients;
     for (Tensor &g : gradients)
         if (g.defined()) g = g.detach().set_requires_grad(true);
-    const auto node = std::make_shared<torch::autograd::DelayedError>(c10::str("lk: ", op, " has no second derivative"),
-                                                                      (int64_t)gradients.size());
+    const auto node = new_node<torch::autograd::DelayedError>(c10::str("lk: ", op, " has no second derivative"),
+                                                              (int64_t)gradients.size());
     return node->apply(std::move(gradients));
 }
 
@@ -269,8 +269,8 @@ struct CrossEntropyBackward : Node {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined() && !(stats && (up[1].defined() || up[2].defined()))) return variable_list(1);
         const Tensor x = logits.unpack(), t = target.unpack(), w = weight.unpack(), s = state.unpack();
-        const Tensor l = stats ? lse.unpack(shared_from_this()) : Tensor();
-        const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
+        const Tensor l = stats ? lse.unpack(held(this)) : Tensor();
+        const Tensor h = stats ? entropy.unpack(held(this)) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
@@ -339,6 +339,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
         }
         torch::autograd::set_history(loss, node);
         node->gradients.push_back(save(saved)), node->expect(expected), node->overwrites = inplace;
+        node_is_made(node);
     } else {
         const auto node = make_node<CrossEntropyBackward>(logits);
         {
@@ -347,6 +348,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
         }
         torch::autograd::set_history(loss, node);
         node->stats = false, node->keep(logits, target, class_weight, saved, LK_LOSS_OPTIONS);
+        node_is_made(node);
     }
     return loss;
 }
@@ -368,6 +370,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
         for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
         node->stats = true, node->lse = SavedVariable(lse, true), node->entropy = SavedVariable(entropy, true);
         node->keep(logits, target, class_weight, state, LK_LOSS_OPTIONS);
+        node_is_made(node);
     }
     return {loss, lse, z, entropy, argmax};
 }

@@ -222,12 +222,15 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
     return run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
 }
 
-// The collectives are ops of PyTorch's dispatcher: its headers of c10d are not in every build. A result is there after wait.
-static void wait(const Tensor &t)
+// A collective of PyTorch's dispatcher: the headers of c10d are not in every build. A group is a string in some versions of
+// PyTorch, and a value of any type in others. So it is called with values that carry their type. A result is there after wait.
+template <class... Args> static Tensor collective(const char *name, const Args &...args)
 {
-    LK_OP_FROM("_c10d_functional", wait_tensor, Tensor(const Tensor &));
-    wait_tensor_op.call(t);
+    torch::jit::Stack stack{args...};
+    c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&stack);
+    return std::move(stack[0]).toTensor();
 }
+static void wait(const Tensor &t) { collective("_c10d_functional::wait_tensor", t); }
 
 // loss, lse, others, and with stats entropy and argmax, which are the same bits on every rank; if saved_bytes what this rank
 // saves in as many bytes. One all-gather, of 16 or 32 bytes a token.
@@ -245,8 +248,8 @@ linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t sav
     const Tensor states = make({c.a.tokens, stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
     c.a.states = states.mutable_data_ptr();
     const Tensor saved = run_forward(c, x, saved_bytes);
-    LK_OP_FROM("_c10d_functional", all_gather_into_tensor, Tensor(const Tensor &, int64_t, std::string));
-    const Tensor all = c.a.tokens ? all_gather_into_tensor_op.call(states, (int64_t)shards.size(), group) : states;
+    const Tensor all = c.a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
+                                  : states;
     wait(all);
     c.a.all_states = all.const_data_ptr(), c.a.others = others.mutable_data_ptr<float>();
     LK_RUN(lk_linear_cross_entropy_finish_workspace_bytes, x, &c.a, &c.a.workspace_bytes);
@@ -259,9 +262,8 @@ linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t sav
 // lk hands over dx once, before dweight.
 static lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
 {
-    LK_OP_FROM("_c10d_functional", all_reduce_, Tensor &(Tensor &, std::string, std::string));
     HeadCall &c = *(HeadCall *)user;
-    all_reduce__op.call(c.dx, "sum", c.group);
+    collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
     return LK_OK;
 }
 static tuple<Tensor, Tensor, Tensor>
@@ -294,8 +296,8 @@ struct LinearCrossEntropyBackward : Node {
         LK_OP(linear_cross_entropy_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined() && !(stats && (up[1].defined() || up[2].defined()))) return variable_list(3);
-        const Tensor l = stats ? lse.unpack(shared_from_this()) : lse.unpack();
-        const Tensor h = stats ? entropy.unpack(shared_from_this()) : Tensor();
+        const Tensor l = stats ? lse.unpack(held(this)) : lse.unpack();
+        const Tensor h = stats ? entropy.unpack(held(this)) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
         const Tensor cw = class_weight.unpack(), s = saved.unpack(), o = others.unpack();
@@ -374,6 +376,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
         torch::autograd::set_history(loss, node);
         for (const Tensor &d : {dx, dweight, dbias}) node->gradients.push_back(save(d));
         node->expect(expected);
+        node_is_made(node);
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
@@ -387,6 +390,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
     torch::autograd::set_history(loss, node);
     node->stats = false, node->lse = save(lse), node->saved = save(saved);
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
+    node_is_made(node);
     return loss;
 }
 
@@ -406,6 +410,7 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
         for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
         node->stats = true, node->lse = SavedVariable(lse, true), node->entropy = SavedVariable(entropy, true);
         node->keep(x, weight, target, bias, class_weight, OPTIONS);
+        node_is_made(node);
     }
     return {loss, lse, entropy, argmax};
 }
@@ -435,6 +440,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
     node->others = save(others), node->saved = save(saved);
     node->group = group, node->shards = shards.vec(), node->rank = rank;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
+    node_is_made(node);
     return {loss, lse, entropy, argmax};
 }
 static Tensor linear_cross_entropy_parallel(PARAMETERS, RANKS, bool keep)

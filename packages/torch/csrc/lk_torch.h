@@ -105,10 +105,9 @@ inline void clear_cuda_error(lk_status status)
 #define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
 
 // The dispatcher's op lk::name, looked up once. An int or int[] that may be symbolic has another type there: LK_OP_AS.
-#define LK_OP_FROM(space, name, ...)                                                                                           \
+#define LK_OP_AS(name, ...)                                                                                                    \
     static const auto name##_op =                                                                                              \
-        c10::Dispatcher::singleton().findSchemaOrThrow((std::string(space) + "::" #name).c_str(), "").typed<__VA_ARGS__>()
-#define LK_OP_AS(name, ...) LK_OP_FROM(ops_namespace, name, __VA_ARGS__)
+        c10::Dispatcher::singleton().findSchemaOrThrow((std::string(ops_namespace) + "::" #name).c_str(), "").typed<__VA_ARGS__>()
 #define LK_OP(name) LK_OP_AS(name, decltype(name))
 
 inline bool has(const Maybe &t) { return t && t->defined(); }
@@ -264,9 +263,34 @@ inline void check_constants(const Tensor &target, const Maybe &class_weight, con
     for (const auto &[name, t] : constants)
         TORCH_CHECK_VALUE(!wants_gradient(t), "lk: ", name, " requires a gradient, and gets none; detach it");
 }
-template <class N, class... Tensors> std::shared_ptr<N> make_node(const Tensors &...inputs)
+// All that differs between the versions of PyTorch: how a node is held (from 2.13 on by an intrusive pointer), and who tells the
+// hooks of torch.autograd.graph.node_creation_hook of a node (from 2.14 on its maker). A header that is there says it, so a
+// build from between two versions is right, too.
+#if __has_include(<torch/csrc/autograd/node.h>)
+template <class N> using Held = c10::intrusive_ptr<N>;
+template <class N, class... Args> Held<N> new_node(Args &&...args)
 {
-    std::shared_ptr<N> node(new N(), torch::autograd::deleteNode);
+    return c10::make_intrusive<N>(std::forward<Args>(args)...);
+}
+inline Held<Node> held(Node *node) { return node->getptr(); }
+#else
+template <class N> using Held = std::shared_ptr<N>;
+template <class N, class... Args> Held<N> new_node(Args &&...args)
+{
+    return Held<N>(new N(std::forward<Args>(args)...), torch::autograd::deleteNode);
+}
+inline Held<Node> held(Node *node) { return node->shared_from_this(); }
+#endif
+#if __has_include(<torch/csrc/autograd/node_creation_hook.h>)
+inline void node_is_made(const Held<Node> &node) { torch::autograd::fire_node_creation_hooks(node); }
+#else
+inline void node_is_made(const Held<Node> &) {}
+#endif
+
+// An op makes its node, then sets the history of its outputs, then saves what backward needs, and last calls node_is_made.
+template <class N, class... Tensors> Held<N> make_node(const Tensors &...inputs)
+{
+    Held<N> node = new_node<N>();
     node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
     return node;
 }

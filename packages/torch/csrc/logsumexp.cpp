@@ -78,7 +78,7 @@ struct LogsumexpBackward : Node {
         LK_OP(logsumexp_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined()) return variable_list(1);
-        const Tensor input = x.unpack(), result = out.unpack(shared_from_this()), s = state.unpack();
+        const Tensor input = x.unpack(), result = out.unpack(held(this)), s = state.unpack();
         const Below below;
         return once({logsumexp_backward_op.call(up[0], input, result, s, dim, scale)}, "logsumexp");
     }
@@ -104,6 +104,7 @@ Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::
     torch::autograd::set_history(out, node);
     node->x = save(x), node->out = SavedVariable(out, true), node->state = save(state);
     node->dim = dim, node->scale = scale;
+    node_is_made(node);
     return out;
 }
 

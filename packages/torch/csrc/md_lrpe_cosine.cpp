@@ -120,6 +120,7 @@ Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef 
     torch::autograd::set_history(y, node);
     node->x = save(x), node->theta = save(theta);
     node->shape = shape.vec(), node->prefix = std::move(prefix), node->offset = offset.vec(), node->activation = activation;
+    node_is_made(node);
     return y;
 }
 

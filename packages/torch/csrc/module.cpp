@@ -9,6 +9,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
 namespace lk_torch {
 
@@ -141,6 +142,7 @@ PyMODINIT_FUNC PyInit__C()
     PyObject *m = PyModule_Create(&module);
     if (m) PyModule_AddStringConstant(m, "BACKEND", LK_DEVICE_TYPE == at::kCPU ? "cpu" : "cuda");
     if (m) PyModule_AddStringConstant(m, "NAMESPACE", ops_namespace);
+    if (m) PyModule_AddStringConstant(m, "TORCH", TORCH_VERSION);
     if (m) PyModule_AddIntConstant(m, "LK_VERSION", lk_version());
     return m;
 }

@@ -121,7 +121,7 @@ struct RmsNormBackward : Node {
             if (want_x && dsum.defined()) d[0] = dsum.to(x_type);
             if (want_residual) d[3] = dsum;
         } else {
-            const Tensor saved = is_sum ? s.unpack(shared_from_this()) : s.unpack(), r = rstd.unpack(), w = weight.unpack();
+            const Tensor saved = is_sum ? s.unpack(held(this)) : s.unpack(), r = rstd.unpack(), w = weight.unpack();
             const Tensor b = bias.unpack();
             const Below below;
             Tensor dresidual;
@@ -161,6 +161,7 @@ static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const 
     if (node->is_sum) torch::autograd::set_history(sum, node);
     node->s = node->is_sum ? SavedVariable(sum, true) : save(x);
     node->rstd = save(rstd), node->weight = save(weight), node->bias = save(bias);
+    node_is_made(node);
     return {y, sum};
 }
 Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Maybe &bias, std::optional<double> eps,

@@ -6,7 +6,15 @@ import sys
 import torch  # loads the libraries that _C is linked with
 
 from . import _library  # loads the kernels
-from . import _C  # before the others: where it was not built this is an ImportError, which callers expect
+try:
+    from . import _C  # before the others: where it was not built this is an ImportError, which callers expect
+except ImportError as error:
+    if "undefined symbol" not in str(error):
+        raise
+    raise ImportError(f"lk_torch was built for another version of PyTorch than {torch.__version__}; build it again") from error
+if _C.TORCH.split(".")[:2] != torch.__version__.split(".")[:2]:  # all symbols may be there, and mean something else
+    raise ImportError(f"lk_torch was built for PyTorch {_C.TORCH}, and this is {torch.__version__}; build it again")
+
 from . import _fake, functional, nn
 from ._patch import Patched, patch, unpatch
 from .functional import CrossEntropyOutput
