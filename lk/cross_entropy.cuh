@@ -72,6 +72,8 @@
  *            these fields with a sentence that names the right one:
  *            cross_entropy_parallel.cuh         `parallel`: columns that are split over ranks (a vocabulary-parallel head)
  *            cross_entropy_probabilities.cuh    target_prob: class probabilities instead of target
+ *            A third has a struct of its own, which begins with this one:
+ *            cross_entropy_ids.cuh              several weighted ids per row instead of target, and the log-probability of each
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -268,9 +270,9 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     float weights;    /* backward: W */
 } lk_ce_counts;
 
-/* The calls, and whose they are: this header's, cross_entropy_parallel.cuh's or cross_entropy_probabilities.cuh's. */
+/* The calls, and whose they are: this header's, or those of cross_entropy_parallel.cuh, _probabilities.cuh or _ids.cuh. */
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
-enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES };
+enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES, LK_CE_IDS };
 
 /* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher computes from them. */
 typedef struct {
@@ -1851,10 +1853,16 @@ LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_e
         lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
 }
 
+/* What another header's struct adds to the checks: its tensors, and the bytes of its workspace. */
+typedef struct {
+    lk_tensor list[4];
+    size_t bytes;
+} lk_ce_more;
+
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int whose, int direction, int arch,
-                                         lk_cross_entropy_args *a)
+                                         lk_cross_entropy_args *a, const lk_ce_more *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
@@ -1883,11 +1891,13 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     lk_cross_entropy_check_slice(&checks, a);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
-    const size_t bytes = lk_ce_space_of(a, whose, direction).bytes;
+    const size_t bytes = more ? more->bytes : lk_ce_space_of(a, whose, direction).bytes;
+    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
-        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, prob ? LK_IN : LK_REQUIRED, a->rows},
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, more ? LK_UNUSED : prob ? LK_IN : LK_REQUIRED,
+         a->rows},
         {"target_prob", a->target_prob, lk_dtype_bytes<T>(a->target_prob_dtype), prob ? LK_REQUIRED : LK_UNUSED, a->vocab,
          {{a->rows, &a->target_prob_stride, "target_prob_stride"}}},
         {"class_weight", a->class_weight, 4, LK_IN, some * classes},
@@ -1910,6 +1920,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"states", a->states, 16, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state, "states"}}},
         {"all_states", a->all_states, 16, finish ? LK_REQUIRED : LK_UNUSED, states, {{a->rows, &states, "all_states"}}},
         {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
+        more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));

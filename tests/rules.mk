@@ -10,8 +10,9 @@ full_args ?= # of make test-full: --part 0/2, say
 
 # Tests of what all ops share. lk_check has -DLK_CHECK: nothing that threads see.
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check)
+parts := cross_entropy_ids # headers beside an op's that have tests and mutants of their own
 longest := linear_cross_entropy cross_entropy $(shared) # first, so that the others fill the gaps at the end
-programs = $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(ops)
+programs = $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(parts) $(ops)
 ifdef simt
 schedules ?= forward$(if $(FULL), reverse random:1 random:2)
 small := $(if $(filter plain,$(SAN)),$(if $(FULL),,--small),--small)
@@ -38,7 +39,7 @@ left_out := $(if $(FULL)$(under),,Not in it: all shapes and schedules, sm_80, tw
 plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedules) $(sm_80) $(under)):" \
 	"about $(minutes_$(SAN)) minutes on two cores that nothing else uses. $(left_out)"
 
-test-parts: $(addprefix test-,$(longest) $(filter-out $(longest),$(shared) $(ops))) $(if $(simt),test-simt) test-link
+test-parts: $(addprefix test-,$(longest) $(filter-out $(longest),$(shared) $(parts) $(ops))) $(if $(simt),test-simt) test-link
 test-%: $(out)/tests/% | backend
 	@tests/run $(beside) -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(quick) $(ARGS)
 test-link: $(out)/tests/link/program | backend
@@ -53,13 +54,13 @@ test-full: ## test: the whole suites on the simulator too, in all schedules
 test-fastmath: ## test: the tests, compiled with --use_fast_math -DNDEBUG
 	@$(MAKE) --no-print-directory test FAST="$(if $(simt),,--use_fast_math )-DNDEBUG"
 test-mutants: | backend ## test: breaks each op on purpose, on the simulator: its tests must fail
-	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) lk
+	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) $(parts) lk
 test-install: | backend ## test: CMake, pkg-config, make install, make dist, one-file headers, NVRTC
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" PYTHON="$(PYTHON)" tests/run tests/install
 test-torch: $(library) | backend ## test: the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## test: sanitize-gpu, or -asan and -tsan
-sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(shared)) | backend ## test: compute-sanitizer's four tools
+sanitize-gpu: $(addprefix $(out)/tests/,$(ops) $(parts) $(shared)) | backend ## test: compute-sanitizer's four tools
 	@for op in $^; do for tool in "memcheck --report-api-errors no" racecheck initcheck synccheck; do \
 	tests/run compute-sanitizer --error-exitcode 1 --tool $$tool $$op --small || failed=1; done; done; test -z "$$failed"
 sanitize-asan: | backend ## test: ASan and UBSan, on the simulator

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: MIT
+/* cross_entropy_ids.cuh - cross_entropy.cuh with K weighted ids per row instead of one target, and the log-probability of each:
+ * distillation from a teacher's top K, shifted targets of several tokens, choices among a few answers.
+ *
+ *   id, w      = target_ids[r,k], target_weight[r,k]; a row is r, k goes from 0 to ids_per_row - 1
+ *   logp[r,k]  = z[r,id] - lse[r]
+ *   class[r]   = -sum_k w logp[r,k],   with the option row_weight times row_weight[r]
+ *   u[k]       = f w - dlogp[r,k],     f = upstream row_weight[r]; for mean f is divided by D = valid_rows, or by denominator
+ *   dz[j]      = (sum_k u[k] + G) p[r,j] - sum_{k: id = j} u[k],     to which dentropy adds its term
+ *   An id may come several times in a row: its weights add up. The other formulas and names are at the top of cross_entropy.cuh.
+ *
+ * Use        In one .cu file:                              Anywhere, C included:
+ *                #include "lk/cross_entropy_ids.cuh"           #include "lk/cross_entropy_ids.cuh"
+ *                LK_DEFINE_CROSS_ENTROPY_IDS(bf16)             LK_DECLARE_CROSS_ENTROPY_IDS(bf16)
+ *            The struct has that of cross_entropy.cuh in its field `common`, whose target stays NULL. Every call needs a workspace:
+ *                lk_cross_entropy_ids_args args = {};
+ *                args.common.logits = logits, args.common.rows = rows, args.common.vocab = vocab;
+ *                args.target_ids = ids, args.target_weight = weights, args.ids_per_row = ids_per_row;
+ *                args.common.loss = loss, args.common.lse = lse, args.logp = logp;
+ *                lk_cross_entropy_ids_forward_workspace_bytes_bf16(&args, &args.common.workspace_bytes);
+ *                args.common.workspace = ...;                    // that many bytes, aligned to 128
+ *                lk_status status = lk_cross_entropy_ids_forward_bf16(&args, stream);
+ *                args.common.dlogits = dlogits, args.dlogp = dlogp;
+ *                lk_cross_entropy_ids_backward_workspace_bytes_bf16(&args, &args.common.workspace_bytes);
+ *                args.common.workspace = ...;
+ *                status = lk_cross_entropy_ids_backward_bf16(&args, stream);    // reads the lse of forward
+ *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 36
+ *            per row, and 128. The workspace functions read shapes, options and which outputs are wanted.
+ * Needs      cross_entropy.cuh and what that needs.
+ * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and ranks.
+ *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
+ *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
+ *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the row
+ *            are NaN, and bad_targets counts the row once.
+ *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row need not
+ *            add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the weights as
+ *            denominator. weight_sum is the number of rows that are neither ignored nor bad.
+ *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp a NULL upstream is
+ *            0, not 1: then logp is what the caller's loss is made of. z_loss has the same upstream as the loss.
+ *            The sum of exp(logp) over all ids of a row, subtracted from 1, is a bad measure of the other columns where it is near 1:
+ *            it is off by some 2^-24.
+ * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
+ *            parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind those of
+ *            cross_entropy.cuh.
+ * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
+ * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
+ *
+ * Two kernels around those of cross_entropy.cuh, each with a warp per row:
+ *   lk_cross_entropy_ids_read_kernel     looks at the ids, keeps their logits (in place they are about to be overwritten), and makes
+ *                                        the one of them with the largest logit the row's target
+ *   the rows, as with one target         loss and gradient of that target. What all ids add to the gradient of lse goes through dlse
+ *   lk_cross_entropy_ids_write_kernel    logp and the loss of all ids from the target's loss and from differences of logits; computes
+ *                                        dlogits of the other ids again and writes each once
+ * So the columns cost what they cost with one target, and a result is as exact as there: no other id has more than half of p.
+ */
+#ifndef LK_CROSS_ENTROPY_IDS_CUH
+#define LK_CROSS_ENTROPY_IDS_CUH
+
+#include "cross_entropy.cuh"
+
+/* F, B and FB as in lk_cross_entropy_args. A row of each tensor is ids_per_row numbers; strides are in elements, 0 means packed. */
+typedef struct {
+    lk_cross_entropy_args common;
+    const void *target_ids;     /* F B FB in   common.target_dtype [rows, ids_per_row] */
+    const float *target_weight; /* F B FB in   f32 [rows, ids_per_row], finite; NULL: 1 */
+    const float *dlogp;         /* B FB in     f32 [rows, ids_per_row], the gradient of logp; NULL: none */
+    float *logp;                /* F FB out    f32 [rows, ids_per_row] */
+    int64_t ids_per_row;        /* 1 to 128 */
+    int64_t target_ids_stride, target_weight_stride, dlogp_stride, logp_stride;
+} lk_cross_entropy_ids_args;
+
+#define LK_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                        \
+    LK_PROTOTYPES(cross_entropy_ids, forward, T)                                                                               \
+    LK_PROTOTYPES(cross_entropy_ids, backward, T)                                                                              \
+    LK_PROTOTYPES(cross_entropy_ids, forward_backward, T)
+#define LK_DECLARE_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- The kernels --------------------------------------------------------------------------------------------------------- */
+
+#define LK_CE_IDS_EACH 4 /* of a lane */
+#define LK_CE_IDS_MOST (32 * LK_CE_IDS_EACH)
+#define LK_CE_IDS_WARPS 4 /* of a block; a row each */
+
+/* What lies in the workspace. */
+typedef struct {
+    lk_ce_counts *counts;
+    lk_ce_row_losses row_losses; /* of the rows' targets; of all ids later, where a reduced loss is wanted */
+    int32_t *target;             /* of each row: a column, LK_CE_IDS_BAD or LK_CE_IDS_IGNORED */
+    float *logit;                /* [rows, ids_per_row]; undefined where an id is not good */
+    float *upstream, *dlse;      /* what the rows' kernel gets: factors of the target's class term and of p */
+    float *lse, *entropy;        /* forward_backward, where the caller does not want them */
+    size_t bytes;
+} lk_ce_ids_space;
+#define LK_CE_IDS_BAD (-1)
+#define LK_CE_IDS_IGNORED INT32_MIN
+
+/* What both kernels get. all.a has no outputs of a row that the rows' kernel writes. */
+typedef struct {
+    lk_cross_entropy_ids_args x; /* but for `common`, which is all.a */
+    lk_cross_entropy_call all;
+    lk_ce_ids_space space;
+    const float *lse, *lse_low, *entropy; /* of the rows */
+    int direction;
+} lk_ce_ids_call;
+
+/* A lane's ids k = lane, lane + 32, ... of a row. */
+typedef struct {
+    int id[LK_CE_IDS_EACH]; /* -1: skipped, bad or none */
+    float weight[LK_CE_IDS_EACH];
+    bool any, bad; /* of all lanes: some id is good; some id is bad */
+} lk_ce_ids;
+
+/* Called by: all lanes of a warp; there: false without such a row. */
+LK_DEVICE lk_ce_ids lk_ce_ids_load(const lk_ce_ids_call &call, int64_t row, bool there)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    lk_ce_ids s = {};
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const int k = (int)threadIdx.x % 32 + 32 * i;
+        s.id[i] = -1;
+        if (!there || k >= (int)call.x.ids_per_row) continue;
+        const int64_t at = row * call.x.target_ids_stride + k;
+        const int64_t id = a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)call.x.target_ids)[at]
+                                                             : ((const int64_t *)call.x.target_ids)[at];
+        const lk_ce_label label = lk_ce_label_among(a, id, a.vocab);
+        s.weight[i] = call.x.target_weight ? call.x.target_weight[row * call.x.target_weight_stride + k] : 1.0f;
+        s.id[i] = label.y, s.any |= label.y >= 0, s.bad |= label.bad && s.weight[i] != 0.0f;
+    }
+    s.any = __any_sync(0xffffffffu, s.any), s.bad = __any_sync(0xffffffffu, s.bad);
+    return s;
+}
+
+/* The upstreams of a row that is neither ignored nor bad. */
+LK_DEVICE lk_ce_upstream lk_ce_ids_load_upstream(const lk_ce_ids_call &call, int64_t row)
+{
+    lk_ce_upstream up = lk_ce_load_upstream<false, false>(call.all, row, 0);
+    if (!call.all.a.upstream && call.x.dlogp) up.f = up.h = 0.0f;
+    if (call.direction == LK_CE_BACKWARD) up.lse = call.lse[row];
+    if (call.direction == LK_CE_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
+    return up;
+}
+
+/* u of a lane's id number i, which is good. */
+LK_DEVICE float lk_ce_ids_factor(const lk_ce_ids_call &call, int64_t row, const lk_ce_ids &s, int i, float f)
+{
+    const float u = s.weight[i] != 0.0f ? f * s.weight[i] : 0.0f;
+    return call.x.dlogp ? u - call.x.dlogp[row * call.x.dlogp_stride + (int)threadIdx.x % 32 + 32 * i] : u;
+}
+
+/* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is that of the z-loss, so it is not the target's. */
+LK_DEVICE bool lk_ce_ids_keeps_z(const lk_ce_ids_call &call)
+{
+    return call.direction == LK_CE_BOTH && call.all.a.z_loss > 0.0f;
+}
+
+/* A warp owns a row. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
+    lk_cross_entropy_ids_read_kernel(const __grid_constant__ lk_ce_ids_call call)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    const bool there = row < a.rows;
+    const lk_ce_ids s = lk_ce_ids_load(call, row, there);
+    const bool good = s.any && !s.bad;
+    int64_t top = INT64_MIN;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        if (s.id[i] < 0) continue;
+        const float logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
+        call.space.logit[row * call.x.ids_per_row + lane + 32 * i] = logit;
+        const int64_t its = lk_ce_row_top(lk_ce_row_empty(), logit, s.id[i]).top;
+        top = its > top ? its : top;
+    }
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
+        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
+        top = other > top ? other : top;
+    }
+    const int y = 0x7fffffff - (int)(uint32_t)top;
+    if (there && lane == 0) call.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? y : LK_CE_IDS_IGNORED;
+    if (call.direction == LK_CE_FORWARD) return;
+
+    lk_ce_upstream up = {};
+    float own = 0.0f, rest = 0.0f; /* u of the target, and of the other ids */
+    if (good) up = lk_ce_ids_load_upstream(call, row);
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const float u = good && s.id[i] >= 0 ? lk_ce_ids_factor(call, row, s, i, up.f) : 0.0f;
+        if (s.id[i] == y) own += u;
+        else rest += u;
+    }
+    own = lk_sum_warp(own), rest = lk_sum_warp(rest) + up.dlse;
+    if (!there || lane != 0) return;
+    if (call.direction == LK_CE_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
+    const bool keeps_z = lk_ce_ids_keeps_z(call);
+    call.space.upstream[row] = keeps_z ? up.h : own;
+    call.space.dlse[row] = keeps_z ? rest + (own - up.h) : rest;
+}
+
+/* The gradient of a column from its p, but for the factors and sums over ids. */
+typedef struct {
+    int id;
+    float u;
+} lk_ce_ids_term;
+
+/* The gradients of a row's ids, by its warp. z, slope, minus_logp: of a lane's ids; the last not in backward. */
+template <class T>
+LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_term *terms, int64_t row, const lk_ce_ids &s,
+                                         const float (&z)[LK_CE_IDS_EACH], const float (&slope)[LK_CE_IDS_EACH],
+                                         const float (&minus_logp)[LK_CE_IDS_EACH], float first_z, float first_loss)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    const int lane = (int)threadIdx.x % 32, y = call.space.target[row];
+    const bool backward = call.direction == LK_CE_BACKWARD, keeps_z = lk_ce_ids_keeps_z(call);
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, given = call.space.upstream[row];
+    const lk_ce_upstream up = lk_ce_ids_load_upstream(call, row);
+    const float entropy = a.dentropy ? call.entropy[row] : 0.0f;
+    float p_factor = given + call.space.dlse[row], p_scale = 1.0f, sum[LK_CE_IDS_EACH] = {};
+    bool writes[LK_CE_IDS_EACH];
+    if (keeps_z) p_factor = fmaf(2.0f * a.z_loss * call.lse[row], given, p_factor);
+    lk_ce_gradient g = {};
+    if (backward) p_scale = lk_ce_base_of_lse(&g, up, scale, a.dentropy != NULL, entropy);
+    else g.entropy_factor = up.entropy_factor, g.center = first_z, g.shift = entropy - first_loss;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        writes[i] = s.id[i] >= 0;
+        terms[lane + 32 * i] = {s.id[i], writes[i] ? lk_ce_ids_factor(call, row, s, i, up.f) : 0.0f};
+    }
+    __syncwarp(); /* the terms are written before they are read */
+    for (int k = 0; k < (int)call.x.ids_per_row; k++) { /* an id's first place writes its column, with the sum over all its places */
+        const lk_ce_ids_term term = terms[k];
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+            if (term.id != s.id[i]) continue;
+            sum[i] += term.u, writes[i] = writes[i] && k >= lane + 32 * i;
+        }
+    }
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        if (!writes[i] || (s.id[i] == y && (!keeps_z || sum[i] == given))) continue; /* the target's is right already */
+        const float e = backward ? lk_ex2(fmaf(g.rate, z[i], -g.base)) : lk_exp(-minus_logp[i]);
+        float x[1] = {a.logit_scale * fmaf(p_factor, p_scale * e, -sum[i])};
+        if (a.dentropy) x[0] += lk_ce_entropy_term(g, e, z[i], scale);
+        x[0] *= slope[i];
+        lk_ce_store<T>(a, lk_ce_at<T>(a, row, s.id[i]), x, false);
+    }
+}
+
+/* A warp owns a row. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
+    lk_cross_entropy_ids_write_kernel(const __grid_constant__ lk_ce_ids_call call)
+{
+    LK_SHARED(lk_ce_ids_term, terms, [LK_CE_IDS_WARPS * LK_CE_IDS_MOST]);
+    const lk_cross_entropy_args &a = call.all.a;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + warp;
+    const bool backward = call.direction == LK_CE_BACKWARD;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    if (row >= a.rows) return;
+    const lk_ce_ids s = lk_ce_ids_load(call, row, true);
+    const bool good = s.any && !s.bad;
+    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH], minus_logp[LK_CE_IDS_EACH], first_z = -INFINITY, part = 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        z[i] = -INFINITY, slope[i] = 1.0f;
+        if (s.id[i] >= 0) z[i] = call.space.logit[row * call.x.ids_per_row + lane + 32 * i];
+        if (a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope[i]);
+        if (s.id[i] >= 0) first_z = fmaxf(first_z, z[i]);
+    }
+    first_z = lk_max_warp(first_z); /* the target's */
+    const float first_loss = backward ? 0.0f : call.space.row_losses.loss[row];
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) { /* no sums of large numbers: no other id has a smaller -logp */
+        minus_logp[i] = z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i]);
+        if (s.id[i] < 0) minus_logp[i] = s.bad ? NAN : 0.0f;
+        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
+        if (!backward && call.x.logp && lane + 32 * i < (int)call.x.ids_per_row)
+            call.x.logp[row * call.x.logp_stride + lane + 32 * i] = -minus_logp[i];
+    }
+    const bool proper = backward ? good && lk_is_finite(call.lse[row]) : first_loss == first_loss;
+    if (a.dlogits && good && proper) /* other rows are 0 or NaN throughout */
+        lk_ce_ids_write_gradients<T>(call, terms + warp * LK_CE_IDS_MOST, row, s, z, slope, minus_logp, first_z, first_loss);
+    if (backward) return;
+    part = lk_sum_warp(part);
+    __syncwarp(); /* all lanes have read the target's loss, which is overwritten */
+    lk_ce_result r = {proper && good ? part : 0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    if (!proper) r.class_loss = NAN;
+    if (a.z_loss > 0.0f) r.z_loss = call.space.row_losses.z[row];
+    if (lane == 0) lk_ce_put_result<false>(call.all, row, {-1, s.any || s.bad, s.bad}, 1.0f, r);
+}
+
+/* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
+
+LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, int direction)
+{
+    const lk_cross_entropy_args &a = x->common;
+    const bool back = direction == LK_CE_BACKWARD, gradient = direction != LK_CE_FORWARD;
+    const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
+    const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
+    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_ce_ids_space s = {};
+    lk_take(&s.counts, &arena, true, 1);
+    lk_take(&s.row_losses.loss, &arena, !back, rows);
+    lk_take(&s.row_losses.z, &arena, !back && a.z_loss > 0.0f, rows);
+    lk_take(&s.row_losses.weight, &arena, !back && lk_cross_entropy_reduced(&a) && a.weight_sum, rows);
+    lk_take(&s.target, &arena, true, rows);
+    lk_take(&s.logit, &arena, true, rows * x->ids_per_row);
+    lk_take(&s.upstream, &arena, gradient, rows);
+    lk_take(&s.dlse, &arena, gradient, rows);
+    lk_take(&s.lse, &arena, gradient && !back, rows);
+    lk_take(&s.entropy, &arena, gradient && !back, rows);
+    s.bytes = arena.used;
+    return s;
+}
+
+/* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entropy_ids_args *args, int direction, int arch,
+                                             lk_cross_entropy_ids_args *x)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    const lk_cross_entropy_args &a = args->common;
+    const bool forward = direction == LK_CE_FORWARD, back = direction == LK_CE_BACKWARD;
+    const char *const refused = a.target                      ? "target"
+                                : a.target_prob               ? "target_prob"
+                                : a.class_weight              ? "class_weight"
+                                : a.label_smoothing != 0.0f   ? "label_smoothing"
+                                : a.parallel.vocab_total != 0 ? "parallel.vocab_total"
+                                                              : NULL;
+    lk_checks checks = {op, LK_OK};
+    if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
+    lk_check_size(&checks, "ids_per_row", x->ids_per_row, 1, LK_CE_IDS_MOST);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    if (forward) x->dlogp = NULL;
+    if (back) x->logp = NULL;
+    const lk_ce_more more = {
+        {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
+          {{a.rows, &x->target_ids_stride, "target_ids_stride"}}},
+         {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row, {{a.rows, &x->target_weight_stride, "target_weight_stride"}}},
+         {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.rows, &x->dlogp_stride, "dlogp_stride"}}},
+         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.rows, &x->logp_stride, "logp_stride"}}}},
+        lk_ce_ids_space_of(x, direction).bytes};
+    return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* What the rows' kernels get in place of the caller's arguments: a target per row and what all ids add. The terms of the losses
+ * are written into the workspace, without row_weight. */
+LK_HOST lk_cross_entropy_call lk_ce_ids_rows(const lk_ce_ids_call &call)
+{
+    lk_cross_entropy_call rows = call.all;
+    lk_cross_entropy_args &a = rows.a;
+    const bool reduced = lk_cross_entropy_reduced(&a), both = call.direction == LK_CE_BOTH;
+    rows.row_losses = call.space.row_losses, rows.loss_weight = NULL;
+    a.target = call.space.target, a.target_dtype = LK_TARGET_INT32;
+    a.use_ignore_index = 1, a.ignore_index = LK_CE_IDS_IGNORED;
+    a.row_weight = a.denominator = NULL, a.reduction = LK_REDUCTION_NONE;
+    a.loss = call.space.row_losses.loss, a.z_loss_out = NULL;
+    if (reduced) a.valid_rows = NULL, a.weight_sum = NULL; /* the sum kernel writes them */
+    if (call.direction == LK_CE_BACKWARD) a.z_loss = 0.0f;
+    if (call.direction != LK_CE_FORWARD) a.upstream = call.space.upstream, a.upstream_per_row = 1, a.dlse = call.space.dlse;
+    if (both && a.z_loss > 0.0f && !a.lse) a.lse = call.space.lse;
+    if (both && a.dentropy && !a.entropy) a.entropy = call.space.entropy;
+    return rows;
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, int direction, cudaStream_t stream)
+{
+    lk_ce_ids_call call = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : device.arch, &call.x);
+    if (!status) status = lk_asked_device(op, error);
+    if (status) return status;
+    call.all = lk_cross_entropy_call_of<T>(call.x.common);
+    call.space = lk_ce_ids_space_of(&call.x, direction), call.direction = direction;
+    lk_cross_entropy_args &a = call.all.a;
+    lk_cross_entropy_call rows = lk_ce_ids_rows(call);
+    const bool back = direction == LK_CE_BACKWARD, reduced = !back && lk_cross_entropy_reduced(&a), some = a.rows > 0;
+    /* Only ids that may be skipped leave a row out of the count, which the gradients of a mean need first. */
+    const bool counts = direction == LK_CE_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && some &&
+                        (a.use_ignore_index || call.x.target_weight);
+    call.all.over = a.denominator;
+    if (back) call.all.valid_rows = a.valid_rows;
+    call.lse = rows.a.lse, call.lse_low = rows.a.lse_low, call.entropy = rows.a.entropy;
+    a.lse = a.lse_low = NULL, a.entropy = NULL, a.argmax = NULL;
+    if (reduced) call.all.row_losses = call.space.row_losses;
+    const int64_t blocks = lk_ceil_div(a.rows, LK_CE_IDS_WARPS);
+    const int threads = 32 * LK_CE_IDS_WARPS;
+    void (*const read)(lk_ce_ids_call) = lk_cross_entropy_ids_read_kernel<T>;
+    if (some) status = lk_launch_pdl(op, &device, read, blocks, 1, threads, 0, stream, call);
+    if (!status && counts) {
+        rows.counts = call.space.counts, call.all.valid_rows = &call.space.counts->valid_rows;
+        status = lk_cross_entropy_count(op, &device, rows, stream);
+        if (!status) status = lk_launch_pdl(op, &device, read, blocks, 1, threads, 0, stream, call); /* with the count */
+    }
+    if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_CE_BOTH, stream);
+    if (!status && back && some) status = lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, &device, rows, stream);
+    if (!status && some)
+        status = lk_launch_pdl(op, &device, lk_cross_entropy_ids_write_kernel<T>, blocks, 1, threads, 0, stream, call);
+    return !status && reduced ? lk_cross_entropy_sum(op, &device, call.all, stream) : status;
+}
+
+/* The functions that LK_EMIT calls. */
+#define LK_CE_IDS_ENTRY(name, direction)                                                                                       \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_cross_entropy_ids_##name(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)  \
+    {                                                                                                                          \
+        return lk_cross_entropy_run_ids<T>(op, args, direction, stream);                                                       \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n) \
+    {                                                                                                                          \
+        lk_cross_entropy_ids_args x = {};                                                                                      \
+        const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x);                             \
+        if (!status && n) *n = lk_ce_ids_space_of(&x, direction).bytes;                                                        \
+        return status;                                                                                                         \
+    }
+LK_CE_IDS_ENTRY(forward, LK_CE_FORWARD)
+LK_CE_IDS_ENTRY(backward, LK_CE_BACKWARD)
+LK_CE_IDS_ENTRY(forward_backward, LK_CE_BOTH)
+
+#define LK_CROSS_ENTROPY_IDS_DEFINE(T)                                                                                         \
+    LK_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                            \
+    LK_EMIT(cross_entropy_ids, forward, T)                                                                                     \
+    LK_EMIT(cross_entropy_ids, backward, T)                                                                                    \
+    LK_EMIT(cross_entropy_ids, forward_backward, T)
+#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_DEFINE, T)
+
+#else
+#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS")
+#endif /* CUDA or the simulator */
+#endif
