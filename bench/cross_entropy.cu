@@ -2,10 +2,15 @@
 /* bench/cross_entropy.cu - lk_cross_entropy against its ceiling and the formula as simple kernels; how to run it: bench.h. */
 #include "bench/bench.h"
 #include "lk/cross_entropy.cuh"
+#include "lk/cross_entropy_ids.cuh"
 #include "lk/cross_entropy_parallel.cuh"
 #include "lk/cross_entropy_probabilities.cuh"
 
-#define FUNCTIONS(T) LK_DEFINE_CROSS_ENTROPY(T) LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T)
+#define FUNCTIONS(T)                                                                                                           \
+    LK_DEFINE_CROSS_ENTROPY(T)                                                                                                 \
+    LK_DEFINE_CROSS_ENTROPY_IDS(T)                                                                                             \
+    LK_DEFINE_CROSS_ENTROPY_PARALLEL(T)                                                                                        \
+    LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T)
 FUNCTIONS(bf16)
 FUNCTIONS(f16)
 FUNCTIONS(f32)
@@ -25,7 +30,8 @@ typedef struct {
 } shape;
 
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
- * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective. */
+ * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
+ * "ids=64": so many weighted ids per row instead of a target. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -113,6 +119,18 @@ static const shape shapes[] = {
     {"rows=4096 vocab=4096 reduction=none ranks=1", "backward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "backward", "bf16", 4096, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none ranks=1", "backward", "bf16", 4096, 65536, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=1", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=8", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=64", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=1", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=8", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=64", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=1", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=8", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=64", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=1", "forward then backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=8", "forward then backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=64", "forward then backward", "bf16", 4096, 131072, 0, 0, 0, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
@@ -127,7 +145,7 @@ static const shape host_shapes[] = {
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
 /* The least traffic: forward reads the logits and the class probabilities, the others read them and write dlogits. Targets, lse
- * and losses, 16 bytes a row, are not counted. */
+ * and losses, 16 bytes a row, are not counted; nor is what each id takes, up to 192 bytes. */
 #define LOGITS_BYTES(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
 #define TRAFFIC_READ(s) (LOGITS_BYTES(s) + (size_t)((s)->rows * (s)->vocab * (s)->prob))
 #define TRAFFIC_WRITE(s) (gives_gradient(s) ? LOGITS_BYTES(s) : 0)
@@ -147,6 +165,18 @@ static bool is_split(const shape *s)
     return strstr(s->name, " ranks=") != NULL;
 }
 
+static int64_t ids_of(const shape *s)
+{
+    const char *const ids = strstr(s->name, " ids=");
+    return ids ? atoi(ids + 5) : 0;
+}
+
+/* The targets of all rows. */
+static size_t targets_of(const shape *s)
+{
+    return (size_t)(s->rows * (ids_of(s) ? ids_of(s) : 1));
+}
+
 static bool is_fused(const shape *s)
 {
     return strcmp(s->direction, "forward_backward") == 0;
@@ -159,17 +189,18 @@ static size_t element_bytes(const shape *s)
 
 /* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows, lse and,
  * where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their
- * mean: no gap, since every word of it must be written. With ranks, others comes last in both. */
+ * mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their weights in `in`. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
     float *others;                          /* NULL without ranks */
+    float *weight;                          /* of ids */
     size_t in_bytes, out_bytes;
 } smalls;
 
 static smalls smalls_of(const shape *s, const bench_buffers *set)
 {
-    const size_t rows = (size_t)s->rows, target = sizeof(int64_t), lse = target + rows * sizeof(int64_t);
+    const size_t rows = (size_t)s->rows, target = sizeof(int64_t), lse = target + targets_of(s) * sizeof(int64_t);
     const size_t low = gives_loss(s) ? lse : lse + rows * sizeof(float), upstream = s->low ? low + rows * sizeof(float) : low;
     const size_t counts = s->mean ? sizeof(int64_t) : 0;
     smalls t = {};
@@ -181,6 +212,7 @@ static smalls smalls_of(const shape *s, const bench_buffers *set)
     t.upstream = (float *)(set->in + upstream);
     t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
     t.out_bytes = gives_loss(s) ? counts + (rows + (s->mean ? 1 : rows)) * sizeof(float) : 0;
+    if (ids_of(s)) t.weight = (float *)(set->in + t.in_bytes), t.in_bytes += targets_of(s) * sizeof(float);
     if (!is_split(s)) return t;
     size_t *const last = gives_loss(s) ? &t.out_bytes : &t.in_bytes;
     t.others = (float *)((gives_loss(s) ? set->out : set->in) + *last), *last += rows * sizeof(float);
@@ -313,6 +345,19 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     return args;
 }
 
+static lk_cross_entropy_ids_args ids_args_of(const bench_case *c, const bench_buffers *set, int path)
+{
+    const shape *s = (const shape *)c->context;
+    const smalls t = smalls_of(s, set);
+    lk_cross_entropy_ids_args args = {};
+    args.common = args_of(c, set, path), args.common.target = NULL;
+    args.target_ids = t.target, args.target_weight = t.weight, args.ids_per_row = ids_of(s);
+    return args;
+}
+
+/* The weight of id number i of all; those of a row add up to about 1. */
+static float id_weight(const shape *s, size_t i) { return (float)(i % 5) / (float)(2 * ids_of(s)); }
+
 /* Class probabilities: between 0 and 2 / vocab. */
 typedef struct {
     void *prob;
@@ -335,17 +380,20 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
 {
     const shape *s = (const shape *)c->context;
     const smalls t = smalls_of(s, set);
-    const size_t rows = (size_t)s->rows;
+    const size_t targets = targets_of(s);
     bench_fill(s->dtype, set->read, s->rows * s->vocab, 1.5f, 2 * (uint64_t)number, stream);
-    int64_t *target = (int64_t *)malloc(rows * sizeof *target);
+    int64_t *target = (int64_t *)malloc(targets * sizeof *target);
+    float *weight = (float *)malloc(targets * sizeof *weight);
     uint64_t state = (uint64_t)number + 1;
-    for (size_t row = 0; row < rows; row++) {
+    for (size_t i = 0; i < targets; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        target[row] = row == 0 ? 0 : row == rows - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
+        target[i] = i == 0 ? 0 : i == targets - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
+        if (t.weight) weight[i] = id_weight(s, i);
     }
-    BENCH_CUDA(cudaMemcpyAsync(t.target, target, rows * sizeof *target, cudaMemcpyHostToDevice, stream));
+    BENCH_CUDA(cudaMemcpyAsync(t.target, target, targets * sizeof *target, cudaMemcpyHostToDevice, stream));
+    if (t.weight) BENCH_CUDA(cudaMemcpyAsync(t.weight, weight, targets * sizeof *weight, cudaMemcpyHostToDevice, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
-    free(target);
+    free(target), free(weight);
     if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
     const prob_fill_args prob = {set->read + LOGITS_BYTES(s), s->rows * s->vocab, 2.0f / (float)s->vocab, (uint64_t)number};
     void (*const fill_prob)(prob_fill_args) = s->prob == 2 ? prob_fill_kernel<lk_bf16> : prob_fill_kernel<lk_f32>;
@@ -365,8 +413,14 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
 {
     const shape *s = (const shape *)c->context;
     const lk_cross_entropy_args args = args_of(c, set, path);
-    if (is_fused(s)) return LK_CALL(s, forward_backward, &args, stream);
     lk_status status = LK_OK;
+    if (ids_of(s)) {
+        const lk_cross_entropy_ids_args with_ids = ids_args_of(c, set, path);
+        if (is_fused(s)) return OF_TYPE(s, lk_cross_entropy_ids_forward_backward, &with_ids, stream);
+        status = OF_TYPE(s, lk_cross_entropy_ids_forward, &with_ids, stream);
+        return status ? status : OF_TYPE(s, lk_cross_entropy_ids_backward, &with_ids, stream);
+    }
+    if (is_fused(s)) return LK_CALL(s, forward_backward, &args, stream);
     if (gives_loss(s)) status = LK_CALL(s, forward, &args, stream);
     if (!status && gives_loss(s) && is_split(s)) status = OF_TYPE(s, lk_cross_entropy_finish, &args, stream);
     if (!status && gives_gradient(s)) status = LK_CALL(s, backward, &args, stream);
@@ -399,11 +453,20 @@ template <class T> static T *fetch_row(const shape *s, const char *tensor, int64
     return host;
 }
 
-/* Row `row` of the class probabilities, likewise. */
-static double *fetch_prob(const shape *s, const bench_buffers *set, int64_t row)
+/* What the host has of the small tensors; upstream over valid_rows for mean. */
+typedef struct {
+    int64_t *target;
+    float *lse, *loss, *lse_low; /* lse_low: NULL unless it is given */
+    double upstream;
+} fetched;
+
+/* Row `row` of the class probabilities, likewise; ids are probabilities of a few classes. */
+static double *fetch_prob(const shape *s, const bench_buffers *set, const fetched *f, int64_t row)
 {
-    const size_t count = (size_t)s->vocab, bytes = count * (size_t)s->prob;
-    double *host = (double *)malloc(count * sizeof(double));
+    const size_t count = (size_t)s->vocab, bytes = count * (size_t)s->prob, ids = (size_t)ids_of(s);
+    double *host = (double *)calloc(count, sizeof(double));
+    for (size_t i = (size_t)row * ids; i < (size_t)(row + 1) * ids; i++) host[f->target[i]] += (double)id_weight(s, i);
+    if (ids) return host;
     char *raw = (char *)malloc(bytes);
     BENCH_CUDA(cudaMemcpy(raw, set->read + LOGITS_BYTES(s) + (size_t)row * bytes, bytes, cudaMemcpyDeviceToHost));
     for (size_t col = 0; col < count; col++)
@@ -411,13 +474,6 @@ static double *fetch_prob(const shape *s, const bench_buffers *set, int64_t row)
     free(raw);
     return host;
 }
-
-/* What the host has of the small tensors; upstream over valid_rows for mean. */
-typedef struct {
-    int64_t *target;
-    float *lse, *loss, *lse_low; /* lse_low: NULL unless it is given */
-    double upstream;
-} fetched;
 
 /* Holds row `row` against double. lse, which the operation wrote or was given, is within the header's limit: the gradients'
  * limits stand on it. The loss is within that and the rounding of a difference. p[j], relative to the lse that backward was
@@ -429,8 +485,9 @@ template <class T>
 static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
 {
     T *logits = fetch_row<T>(s, set->read, row), *dlogits = gives_gradient(s) ? fetch_row<T>(s, set->write, row) : NULL;
-    const int64_t y = s->prob ? -1 : f->target[row];
-    double *prob = s->prob ? fetch_prob(s, set, row) : NULL, total = 0, weighted = 0;
+    const bool has_prob = s->prob || ids_of(s);
+    const int64_t y = has_prob ? -1 : f->target[row];
+    double *prob = has_prob ? fetch_prob(s, set, f, row) : NULL, total = 0, weighted = 0;
     double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
     for (int64_t col = 0; col < s->vocab; col++) {
         const double z = (float)logits[col];
@@ -446,7 +503,7 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
         total += prob[col], weighted += prob[col] * (double)(float)logits[col];
     if (ok && gives_loss(s) && !s->mean) {
         const double loss = prob ? total * right - weighted : right - (double)(float)logits[y];
-        ok = within(f->loss[row], loss, lse_limit + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
+        ok = within(f->loss[row], loss, lse_limit * fmax(1, total) + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
     }
     for (int64_t col = 0; dlogits && col < s->vocab; col++) {
         const double z = (float)logits[col], p = exp(z - lse);
@@ -491,12 +548,13 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     const smalls t = smalls_of(s, set);
     const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
     const size_t floats = (size_t)s->rows * sizeof(float), losses = s->mean ? sizeof(float) : floats;
-    fetched f = {(int64_t *)malloc(2 * floats), (float *)malloc(floats), (float *)malloc(floats), NULL, 0};
+    const size_t targets = targets_of(s) * sizeof(int64_t);
+    fetched f = {(int64_t *)malloc(targets), (float *)malloc(floats), (float *)malloc(floats), NULL, 0};
     if (s->low) {
         f.lse_low = (float *)malloc(floats);
         BENCH_CUDA(cudaMemcpy(f.lse_low, t.lse_low, floats, cudaMemcpyDeviceToHost));
     }
-    BENCH_CUDA(cudaMemcpy(f.target, t.target, 2 * floats, cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(f.target, t.target, targets, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(f.lse, t.lse, floats, cudaMemcpyDeviceToHost));
     if (gives_gradient(s)) {
         float upstream;
@@ -517,7 +575,14 @@ static size_t workspace(const bench_case *c, int path)
     if (is_split(s)) return (size_t)s->rows * 16; /* states */
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
-    size_t bytes = 0;
+    size_t bytes = 0, other = 0;
+    if (ids_of(s)) { /* the larger of the two calls' */
+        const lk_cross_entropy_ids_args with_ids = ids_args_of(c, &set, path);
+        if (is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_forward_backward_workspace_bytes, &with_ids, &bytes);
+        if (!is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_forward_workspace_bytes, &with_ids, &bytes);
+        if (!is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_backward_workspace_bytes, &with_ids, &other);
+        return bytes > other ? bytes : other;
+    }
     const lk_cross_entropy_args args = args_of(c, &set, path);
     const lk_status status = is_fused(s) ? LK_CALL(s, forward_backward_workspace_bytes, &args, &bytes)
                                          : LK_CALL(s, forward_workspace_bytes, &args, &bytes);
@@ -534,7 +599,7 @@ static void describe(bench_case *c, const shape *s)
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = s->low || s->prob || is_split(s) ? NULL : launch_naive;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->low || s->prob || ids_of(s) || is_split(s) ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
     if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;
