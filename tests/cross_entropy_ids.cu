@@ -243,6 +243,7 @@ static void fill_ids(const problem *p)
                              small ? -p->vocab : ((int64_t)1 << 32) + p->vocab / 2};
     uint64_t r = p->seed + 2;
     for (int64_t row = 0; row < p->rows; row++) {
+        const bool weightless = p->on[WEIGHTS] && !p->on[IGNORE] && (row == 1 || test_chance(&r, 8)); /* all of a row are skipped */
         const bool nothing = p->on[IGNORE] && (p->all_ignored || row == (int64_t)(p->seed % 4) || test_chance(&r, 6));
         const int bad = p->on[BAD] && (row == (int64_t)(p->seed / 4 % 4) || test_chance(&r, 5)) ? (int)test_below(&r, p->ids) : -1;
         const int64_t few = 1 + test_below(&r, p->ids), base = test_below(&r, p->vocab);
@@ -255,7 +256,7 @@ static void fill_ids(const problem *p)
             double w = test_chance(&r, 6) ? 0 : 1.5 * test_uniform(&r);
             if (k == bad) id = wrong[test_below(&r, LENGTH_OF(wrong))], w = 0.5;
             else if (nothing || (p->on[IGNORE] && test_chance(&r, 4))) id = p->ignore_index;
-            else if (p->on[WEIGHTS] && w == 0 && test_chance(&r, 2)) id = wrong[test_below(&r, LENGTH_OF(wrong))];
+            else if (weightless || (p->on[WEIGHTS] && w == 0 && test_chance(&r, 2))) w = 0, id = wrong[test_below(&r, LENGTH_OF(wrong))];
             if (p->on[IGNORE] && id == p->ignore_index) w = NAN;
             if (small) ((int32_t *)test_buffer_host(&buffers[IDS]))[at] = (int32_t)id;
             else ((int64_t *)test_buffer_host(&buffers[IDS]))[at] = id;
@@ -680,6 +681,9 @@ static void lengths(int type, int direction, int path)
     p.on[MEAN] = true, p.rows = test_pick(300, 70), p.vocab = 16;
     check(p);
     p.on[IGNORE] = p.all_ignored = true;
+    check(p);
+    p = plain(type, direction, path, 7, 40, 2);
+    p.on[MEAN] = p.on[WEIGHTS] = true;
     check(p);
 }
 
