@@ -283,10 +283,11 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (backward) return;
     part = lk_sum_warp(part);
     __syncwarp(); /* all lanes have read the target's loss, which is overwritten */
+    if (lane != 0) return;
     lk_ce_result r = {part, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     if (!proper) r.class_loss = NAN;
     if (a.z_loss > 0.0f) r.z_loss = call.space.row_losses.z[row];
-    if (lane == 0) lk_ce_put_result<false>(call.all, row, {-1, s.any || s.bad, s.bad}, 1.0f, r);
+    lk_ce_put_result<false>(call.all, row, {-1, s.any || s.bad, s.bad}, 1.0f, r);
 }
 
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */

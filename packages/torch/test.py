@@ -931,6 +931,68 @@ def stats_case(t, shape, layout, options, weight, outputs):
     verdict(name + " argmax", torch.equal(found["argmax"], argmax) and argmax.dtype == torch.int64, f"{found['argmax']}")
 
 
+def ids_case(t, shape, n, layout, options, weighted, wants):
+    """cross_entropy_ids against PyTorch in float64. wants: upstream gradients of loss, of logp."""
+    vocab, rows, ignore = shape[-1], shape[:-1], options.get("ignore_index", -100)
+    x, ids = leaf(normal(*shape, sigma=2.0), t, layout), classes(vocab, *rows, n, dtype=rng.choice([torch.int64, torch.int32]))
+    x_rows = x.detach().double().reshape(-1, vocab).requires_grad_()
+    skipped = torch.rand(ids.shape, generator=generator).to(D) < 0.2
+    ids = ids.masked_fill(skipped, ignore)
+    ids.view(-1, n)[0] = ignore  # a row that is ignored
+    skipped = ids == ignore
+    weight = normal(*ids.shape).to(D) if weighted else None
+    out = LF.cross_entropy_ids(x, ids, weight, **options)
+    z = x_rows * options.get("logit_scale", 1.0)
+    if options.get("softcap"):
+        z = options["softcap"] * torch.tanh(z / options["softcap"])
+    lse, gone = z.logsumexp(-1), skipped.view(-1, n)
+    logp = torch.where(gone, 0.0, (z - lse[:, None]).gather(1, ids.view(-1, n).long().clamp(0, vocab - 1)))
+    w = weight.double().view(-1, n) if weighted else torch.ones_like(logp)
+    counted = ~gone.all(1)
+    loss = -(w * logp).sum(1) + torch.where(counted, options.get("z_loss", 0.0) * lse**2, 0.0)
+    reduction = options.get("reduction", "mean")
+    loss = loss if reduction == "none" else loss.sum() / (counted.sum() if reduction == "mean" else 1)
+    dloss, dlogp = upstream_of(out.loss, rng.choice(UPSTREAMS[:1])), upstream_of(out.logp, rng.choice(UPSTREAMS))
+    grads = [g for g, want in zip((dloss, dlogp), wants) if want]
+    found, = torch.autograd.grad([o for o, want in zip(out, wants) if want], x, grads)
+    exact, = torch.autograd.grad([o for o, want in zip((loss, logp), wants) if want], x_rows,
+                                 [g.double().reshape(o.shape) for g, o in ((dloss, loss), (dlogp, logp))
+                                  if (o is loss and wants[0]) or (o is logp and wants[1])])
+    size = 64 * U * (1 + z.abs().max().item()) * (1 + w.abs().sum(1).max().item() + n)
+    name = f"cross_entropy_ids {t} {list(shape)} n={n} {layout} {options} {weighted} {wants}"
+    compare(name, ("loss", out.loss, loss.view(out.loss.shape), size * (logp.shape[0] if reduction == "sum" else 1)),
+            ("logp", out.logp, logp.view(out.logp.shape), 64 * U * (1 + logp.abs().max().item())),
+            ("gradient", found, exact.view(x.shape), rounded(exact.view(x.shape), size, t)))
+
+
+def cross_entropy_ids():
+    for t, reduction, (shape, n) in itertools.product(TYPES, ("none", "mean", "sum"), (
+            ((6, 50), 5), ((2, 3, 257), 1), ((5, 1031), 64), ((4, 8), 128))):
+        for weighted, wants in ((True, (True, False)), (False, (True, True)), (True, (False, True))):
+            ids_case(t, shape, n, rng.choice(LAYOUTS[:5]), dict(reduction=reduction), weighted, wants)
+    for option in ({"z_loss": 2.0**-7}, {"softcap": 8.0}, {"logit_scale": 1.5}, {"ignore_index": 3}, {"temperature": 0.5}):
+        scaled = dict(option) if "temperature" not in option else {"logit_scale": 2.0}
+        ids_case(F32, (5, 300), 7, "packed", scaled, True, (True, True))
+    x, ids = leaf(normal(4, 9)), torch.tensor([[1, 2], [9, 0], [3, 3], [8, -1]], device=D)
+    out = LF.cross_entropy_ids(x, ids, reduction="none")
+    gradient, = torch.autograd.grad(out.loss.sum(), x)
+    bad = torch.tensor([False, True, False, True], device=D)
+    verdict("a bad id: its row alone is NaN", bool((out.loss.isnan() == bad).all() and (gradient.isnan().all(1) == bad).all()))
+    weight = torch.tensor([[1.0, 0.5], [0.0, 1.0], [1.0, -1.0], [2.0, 0.0]], device=D)
+    out = LF.cross_entropy_ids(x, ids, weight, reduction="none")
+    verdict("a weight of 0 skips its id", bool(out.loss.isfinite().all() and out.logp[1, 0] == 0 and out.logp[3, 1] == 0))
+    one = LF.cross_entropy_ids(x, ids[:, :1].clamp(0, 8), ignore_index=-7)
+    verdict("one id of weight 1: the bits of cross_entropy", bool(one.loss == LF.cross_entropy(x, ids[:, 0].clamp(0, 8))))
+    ids = ids.clamp(0, 8)
+    raises("ids of another shape", lambda: LF.cross_entropy_ids(x, ids[:2]), "target_ids", kind=ValueError)
+    raises("float ids", lambda: LF.cross_entropy_ids(x, ids.float()), "target_ids", kind=TypeError)
+    raises("weights of another shape", lambda: LF.cross_entropy_ids(x, ids, weight[:, :1]), "target_weight", kind=ValueError)
+    raises("weights with a gradient", lambda: LF.cross_entropy_ids(x, ids, leaf(weight)), "target_weight", kind=ValueError)
+    raises("no ids", lambda: LF.cross_entropy_ids(x, ids[:, :0]), "ids_per_row", kind=ValueError)
+    raises("129 ids", lambda: LF.cross_entropy_ids(x, ids[:, :1].expand(4, 129)), "ids_per_row", kind=ValueError)
+    raises("ids on no tensor", lambda: LF.cross_entropy_ids(x, [1, 2]), "target_ids", kind=TypeError)
+
+
 def cross_entropy_stats():
     for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), ((6, 50), (2, 1031), (4, 7, 5), (40,))):
         for outputs in ((0, 1, 3), rng.choice(((0,), (1,), (3,)))):
@@ -1548,6 +1610,7 @@ def functions():
     """name, function of its leaves, and the leaves: each function once, small, in f32."""
     t, th = classes(12, 6), classes(20, 6)
     r = torch.linspace(-1, 2, 6, device=D)
+    several, positive = classes(12, 6, 3), torch.rand(6, 3, generator=generator).to(D) + 0.25
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
             ("rms_norm, weight_offset", lambda x, w: LF.rms_norm(x, (12,), w, weight_offset=1),
@@ -1575,6 +1638,9 @@ def functions():
              lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none", row_weight=r), [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
+            ("cross_entropy_ids mean", lambda x: LF.cross_entropy_ids(x, several, positive).loss, [leaf(normal(6, 12))]),
+            ("cross_entropy_ids none, logp", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, several, reduction="none")),
+             [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
             ("linear_cross_entropy_stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none")),
              [leaf(normal(6, 12)), leaf(normal(20, 12))]),
@@ -2361,7 +2427,7 @@ def devices():
 
 
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
-          "upstreams": upstreams, "launches": launches,
+          "cross_entropy_ids": cross_entropy_ids, "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "row_weight": row_weight, "learned": learned, "md_lrpe_cosine": md_lrpe_cosine,
           "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,

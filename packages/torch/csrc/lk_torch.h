@@ -71,6 +71,8 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
                      const Maybe &grad_scale, bool inplace);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
                                                                   const Maybe &class_weight, LK_LOSS_PARAMETERS);
+tuple<Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
+                                        LK_LOSS_PARAMETERS);
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                             int64_t max_counted, bool batch_invariant, bool keep, const Maybe &grad_scale);

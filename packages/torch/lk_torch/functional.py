@@ -31,6 +31,12 @@ class CrossEntropyOutput(NamedTuple):
     argmax: torch.Tensor
 
 
+class CrossEntropyIdsOutput(NamedTuple):
+    """Of cross_entropy_ids. Both have gradients."""
+    loss: torch.Tensor
+    logp: torch.Tensor
+
+
 class LinearCrossEntropyOutput(NamedTuple):
     """Of linear_cross_entropy_stats, likewise."""
     loss: torch.Tensor
@@ -341,6 +347,39 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
     return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
                                      z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, temperature))
+
+
+def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *, z_loss=0.0, softcap=0.0,
+                      logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0):
+    """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput. lk/cross_entropy_ids.cuh has the
+    formulas.
+
+    input [..., classes], target_ids [..., n] of class numbers, n from 1 to 128, target_weight [..., n], None for 1. logp is
+    log_softmax(input).gather(-1, target_ids) in float32, and 0 where an id is ignore_index. loss is -(target_weight * logp).sum(-1)
+    for each row; a mean divides by the number of rows that have an id, or by denominator. Ids may repeat. A weight of 0 skips
+    its id, which may be any number then. Weights and ids get no gradient: where the weights have one, or are no constants,
+    build the loss of logp.
+
+    Distillation from a teacher's largest n probabilities q: `cross_entropy_ids(logits, ids, q).loss`, or with the student's own
+    probabilities as weights, `q = logp.exp(); (q * (logp - teacher_logp)).sum(-1)`.
+
+    The other arguments are those of cross_entropy."""
+    _tensors(input=input, target_ids=target_ids)
+    if type(input) is not Tensor and _sharded(input):
+        raise TypeError("lk: input is a DTensor, which cross_entropy_ids does not take; pass its local tensor")
+    _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
+    if type(ignore_index) is not int:
+        ignore_index = _integer("ignore_index", ignore_index)
+    if factor is not None and input.dtype in _TYPES and input.dim():
+        input = input.float() * _per_row(factor, input.shape[:-1])
+    if CHECK_TARGETS and not is_compiling() and input.dim():
+        used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
+        _check_targets(used, ignore_index, input.shape[-1])
+    op = _ops.cross_entropy_ids.default if is_compiling() else _C.cross_entropy_ids
+    if denominator is not None:
+        denominator = _denominator(denominator, input)
+    return CrossEntropyIdsOutput(*op(input, target_ids, target_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0,
+                                     z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight))
 
 
 def _mib(workspace_mib):

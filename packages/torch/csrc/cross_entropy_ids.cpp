@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+// cross_entropy_ids: lk/cross_entropy_ids.cuh.
+#include "lk_torch.h"
+
+#include "lk/cross_entropy_ids.cuh"
+LK_DECLARE_ALL(CROSS_ENTROPY_IDS)
+
+namespace lk_torch {
+
+// The arguments that all calls have, and what keeps their memory. label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
+struct IdsCall {
+    lk_cross_entropy_ids_args a = {};
+    Stream stream;
+    Rows logits;
+    Tensor ids, weight, unused, divisor, factors;
+    IdsCall(const Tensor &x, const Tensor &target_ids, const Maybe &target_weight, LK_LOSS_PARAMETERS)
+        : stream((check_input(x, "input"), check_device(x, target_ids, "target_ids"), check_device(x, target_weight, "target_weight"),
+                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
+          logits(x, "input")
+    {
+        const int64_t last = x.dim() - 1;
+        TORCH_CHECK_VALUE(target_ids.dim() == x.dim() && target_ids.sizes().slice(0, last) == x.sizes().slice(0, last),
+                          "lk: target_ids has shape ", target_ids.sizes(), "; an input of ", x.sizes(), " needs ",
+                          x.sizes().slice(0, last), " and the number of ids");
+        TORCH_CHECK_TYPE(target_ids.scalar_type() == at::kLong || target_ids.scalar_type() == at::kInt,
+                         "lk: target_ids must be int64 or int32 numbers of classes, not ", c10::toString(target_ids.scalar_type()));
+        ids = target_ids.contiguous();
+        a.target_ids = ids.const_data_ptr(), a.ids_per_row = target_ids.size(-1);
+        a.common.target_dtype = target_ids.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
+        if (has(target_weight)) {
+            TORCH_CHECK_VALUE(target_weight->sizes() == target_ids.sizes(), "lk: target_weight has shape ", target_weight->sizes(),
+                              "; it must be ", target_ids.sizes());
+            TORCH_CHECK_TYPE(target_weight->is_floating_point(), "lk: target_weight must have a floating type, not ",
+                             c10::toString(target_weight->scalar_type()));
+            weight = target_weight->to(at::kFloat).contiguous();
+            a.target_weight = weight.const_data_ptr<float>();
+        }
+        fill_loss(a.common, x, {}, logits.cols, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
+        a.common.logits = logits.data(), a.common.logits_stride = logits.stride;
+        a.common.rows = logits.rows, a.common.vocab = logits.cols;
+    }
+};
+
+// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), then lse and lse_low.
+static int64_t state_head(int64_t reduction) { return reduction == LK_REDUCTION_MEAN ? 2 : 0; }
+static void set_state(IdsCall &c, const Tensor &state)
+{
+    lk_cross_entropy_args &a = c.a.common;
+    float *f = (float *)state.const_data_ptr();
+    const int64_t head = state_head(a.reduction);
+    if (head) a.valid_rows = (int64_t *)f;
+    a.lse = f + head, a.lse_low = f + head + a.rows;
+}
+
+static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Tensor &logits, const Tensor &target_ids,
+                                                               const Maybe &target_weight, LK_LOSS_PARAMETERS)
+{
+    IdsCall c(logits, target_ids, target_weight, LK_LOSS_OPTIONS);
+    lk_cross_entropy_args &a = c.a.common;
+    Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
+    Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
+    Tensor state = make({state_head(reduction) + 2 * a.rows}, logits, at::kFloat);
+    set_state(c, state);
+    a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
+    LK_RUN(lk_cross_entropy_ids_forward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_cross_entropy_ids_forward, logits, &c.a, c.stream);
+    return {loss, logp, state};
+}
+
+static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &logits, const Tensor &target_ids,
+                                         const Maybe &target_weight, const Tensor &state, LK_LOSS_PARAMETERS)
+{
+    IdsCall c(logits, target_ids, target_weight, LK_LOSS_OPTIONS);
+    lk_cross_entropy_args &a = c.a.common;
+    const Tensor saved = state.contiguous();
+    const Maybe up = packed(dloss), dp = packed(dlogp); // lk's NULL upstream is 0 beside dlogp
+    Tensor d = make(logits.sizes(), logits);
+    set_state(c, saved);
+    if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = !reduction;
+    if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
+    a.dlogits = d.mutable_data_ptr();
+    LK_RUN(lk_cross_entropy_ids_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_cross_entropy_ids_backward, logits, &c.a, c.stream);
+    return d;
+}
+
+struct CrossEntropyIdsBackward : Node {
+    SavedVariable logits, ids, weight, state, divisor, factors;
+    int64_t reduction, ignore_index;
+    double label_smoothing, z_loss, softcap, logit_scale;
+    bool zero_when_empty;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP(cross_entropy_ids_backward);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined() && !up[1].defined()) return variable_list(1);
+        const Tensor x = logits.unpack(), i = ids.unpack(), w = weight.unpack(), s = state.unpack();
+        const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
+        const Below below;
+        return once({cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), x, i, maybe(w), s, LK_LOSS_OPTIONS)},
+                    "cross_entropy_ids");
+    }
+    void release_variables() override
+    {
+        logits.reset_data(), ids.reset_data(), weight.reset_data(), state.reset_data();
+        divisor.reset_data(), factors.reset_data();
+    }
+};
+
+tuple<Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
+                                        LK_LOSS_PARAMETERS)
+{
+    LK_OP(cross_entropy_ids_forward);
+    check_input(logits, "input"), check_constants(target_ids, {}, denominator, row_weight);
+    TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
+                      "the loss of logp, which has one");
+    const auto node = wants_gradient(logits) ? make_node<CrossEntropyIdsBackward>(logits) : nullptr;
+    Tensor loss, logp, state;
+    {
+        const Below below;
+        std::tie(loss, logp, state) = cross_entropy_ids_forward_op.call(logits, target_ids, target_weight, LK_LOSS_OPTIONS);
+    }
+    if (!node) return {loss, logp};
+    for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    node->logits = save(logits), node->ids = save(target_ids), node->weight = save(target_weight), node->state = save(state);
+    node->divisor = save(denominator), node->factors = save(row_weight);
+    node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
+    node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
+    node_is_made(node);
+    return {loss, logp};
+}
+
+#define INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, "
+LK_OPS(m)
+{
+    user_op(m, "cross_entropy_ids", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor)", &cross_entropy_ids);
+    kernel(m, "cross_entropy_ids_forward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor)", &cross_entropy_ids_forward);
+    kernel(m, "cross_entropy_ids_backward", "(Tensor? dloss, Tensor? dlogp, " INPUTS "Tensor state, " LK_LOSS_SCHEMA ") -> Tensor",
+           &cross_entropy_ids_backward);
+}
+
+} // namespace lk_torch
