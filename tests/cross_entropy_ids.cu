@@ -9,6 +9,7 @@
  * Limits, in u = 2^-24, besides half an ulp of the output's type; d_j, P, log sum and those of lse, entropy, z-loss, sums over rows
  * and p are in tests/cross_entropy.cu. Per id:
  *   logp          log sum's, and 16 of max - z: the target's loss and a difference of logits
+ *                 where forward's reference is d below a sure id: (d + 2) 2^-23 of the sum, and 2 d of max - z
  *   class         |w| times that, and 16 of each |w logp|: a sum of 128 products has 4 + 5 additions in a row
  *   dlogits       the target's from the sum of the others' p, as there; of another id p's limit and 4 of |log p| times the size of
  *                 all that it is multiplied by, and 16 of the sizes of its own u
@@ -345,7 +346,9 @@ static outcome examine(const problem *p, int64_t row)
         if (e > 0) first -= e * d, second += e * d * d;
     }
     const double log_sum = log(sum), mean = first / sum;
-    o.log_sum = log_sum, o.log_slack = 16 * u * (2 + log_sum + mean), o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0;
+    /* forward's sum of plain rows is against a reference that may be as far below one logit as a sure one is above the others. */
+    const double far = p->direction == FORWARD && (p->special == CONFIDENT || p->special == LOPSIDED) ? 14 + log((double)p->vocab) : 0;
+    o.log_sum = log_sum, o.log_slack = 16 * u * (2 + log_sum + mean) + 4 * u * (far + 4 * (far > 0)), o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0;
     o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
     o.lse_slack = o.log_slack + 2 * u * fabs(max) + o.z_error;
     o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
