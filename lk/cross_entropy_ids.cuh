@@ -12,7 +12,8 @@
  * Use        In one .cu file:                              Anywhere, C included:
  *                #include "lk/cross_entropy_ids.cuh"           #include "lk/cross_entropy_ids.cuh"
  *                LK_DEFINE_CROSS_ENTROPY_IDS(bf16)             LK_DECLARE_CROSS_ENTROPY_IDS(bf16)
- *            The struct has that of cross_entropy.cuh in its field `common`, whose target stays NULL. Every call needs a workspace:
+ *            The struct has that of cross_entropy.cuh in its field `common`, whose target stays NULL. Every call needs a
+ *            workspace:
  *                lk_cross_entropy_ids_args args = {};
  *                args.common.logits = logits, args.common.rows = rows, args.common.vocab = vocab;
  *                args.target_ids = ids, args.target_weight = weights, args.ids_per_row = ids_per_row;
@@ -24,24 +25,24 @@
  *                lk_cross_entropy_ids_backward_workspace_bytes_bf16(&args, &args.common.workspace_bytes);
  *                args.common.workspace = ...;
  *                status = lk_cross_entropy_ids_backward_bf16(&args, stream);    // reads the lse of forward
- *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 36
+ *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 32
  *            per row, and 128. The workspace functions read shapes, options and which outputs are wanted.
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and ranks.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
- *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the row
- *            are NaN, and bad_targets counts the row once.
- *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row need not
- *            add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the weights as
- *            denominator. weight_sum is the number of rows that are neither ignored nor bad.
- *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp a NULL upstream is
- *            0, not 1: then logp is what the caller's loss is made of. z_loss has the same upstream as the loss.
- *            The sum of exp(logp) over all ids of a row, subtracted from 1, is a bad measure of the other columns where it is near 1:
- *            it is off by some 2^-24.
+ *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the
+ *            row are NaN, and bad_targets counts the row once.
+ *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row
+ *            need not add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the
+ *            weights as denominator. weight_sum is the number of rows that are neither ignored nor bad.
+ *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp a NULL
+ *            upstream is 0, not 1: then logp is what the caller's loss is made of. z_loss has the same upstream as the loss.
+ *            The sum of exp(logp) over all ids of a row, subtracted from 1, is a bad measure of the other columns where it is
+ *            near 1: it is off by some 2^-24.
  * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
- *            parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind those of
- *            cross_entropy.cuh.
+ *            parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind
+ *            those of cross_entropy.cuh.
  * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
@@ -149,7 +150,7 @@ LK_DEVICE float lk_ce_ids_factor(const lk_ce_ids_call &call, int64_t row, const 
     return call.x.dlogp ? u - call.x.dlogp[row * call.x.dlogp_stride + (int)threadIdx.x % 32 + 32 * i] : u;
 }
 
-/* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is that of the z-loss, so it is not the target's. */
+/* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is the z-loss's, so it is not the target's. */
 LK_DEVICE bool lk_ce_ids_keeps_z(const lk_ce_ids_call &call)
 {
     return call.direction == LK_CE_BOTH && call.all.a.z_loss > 0.0f;
@@ -228,7 +229,8 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
         terms[lane + 32 * i] = {s.id[i], writes[i] ? lk_ce_ids_factor(call, row, s, i, up.f) : 0.0f};
     }
     __syncwarp(); /* the terms are written before they are read */
-    for (int k = 0; k < (int)call.x.ids_per_row; k++) { /* an id's first place writes its column, with the sum over all its places */
+    /* An id's first place writes its column, with the sum over all its places. */
+    for (int k = 0; k < (int)call.x.ids_per_row; k++) {
         const lk_ce_ids_term term = terms[k];
         LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
             if (term.id != s.id[i]) continue;
@@ -275,7 +277,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (s.id[i] < 0) minus_logp[i] = s.bad ? NAN : 0.0f;
         if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
         if (!backward && call.x.logp && lane + 32 * i < (int)call.x.ids_per_row)
-            call.x.logp[row * call.x.logp_stride + lane + 32 * i] = -minus_logp[i];
+            call.x.logp[row * call.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp[i]; /* 0, not -0 */
     }
     const bool proper = backward ? good && lk_is_finite(call.lse[row]) : first_loss == first_loss;
     if (a.dlogits && good && proper) /* other rows are 0 or NaN throughout */

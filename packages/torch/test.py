@@ -1639,8 +1639,8 @@ def functions():
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
             ("cross_entropy_ids mean", lambda x: LF.cross_entropy_ids(x, several, positive).loss, [leaf(normal(6, 12))]),
-            ("cross_entropy_ids none, logp", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, several, reduction="none")),
-             [leaf(normal(6, 12))]),
+            ("cross_entropy_ids none, logp", lambda x: sum((v * by).sum() for v, by in zip(
+                LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
             ("linear_cross_entropy_stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none")),
              [leaf(normal(6, 12)), leaf(normal(20, 12))]),
