@@ -245,7 +245,7 @@ static void fill_ids(const problem *p)
     uint64_t r = p->seed + 2;
     for (int64_t row = 0; row < p->rows; row++) {
         /* All of the row are skipped, by their weights. */
-        const bool weightless = p->on[WEIGHTS] && !p->on[IGNORE] && (row == 1 || test_chance(&r, 8));
+        const bool weightless = p->on[WEIGHTS] && !p->on[IGNORE] && (row == 1 || test_chance(&r, 8)) && p->special != ID_INF;
         const bool nothing = p->on[IGNORE] && (p->all_ignored || row == (int64_t)(p->seed % 4) || test_chance(&r, 6));
         const int bad = p->on[BAD] && (row == (int64_t)(p->seed / 4 % 4) || test_chance(&r, 5)) ? (int)test_below(&r, p->ids) : -1;
         const int64_t few = 1 + test_below(&r, p->ids), base = test_below(&r, p->vocab);
@@ -260,6 +260,7 @@ static void fill_ids(const problem *p)
             else if (nothing || (p->on[IGNORE] && test_chance(&r, 4))) id = p->ignore_index;
             else if (weightless || (p->on[WEIGHTS] && w == 0 && test_chance(&r, 2))) w = 0, id = wrong[test_below(&r, LENGTH_OF(wrong))];
             if (p->on[IGNORE] && id == p->ignore_index) w = NAN;
+            if (p->special == ID_INF && k == 0 && row == 3) w = 0;
             if (small) ((int32_t *)test_buffer_host(&buffers[IDS]))[at] = (int32_t)id;
             else ((int64_t *)test_buffer_host(&buffers[IDS]))[at] = id;
             if (p->has[WEIGHT]) test_put(TEST_F32, test_buffer_host(&buffers[WEIGHT]), row * laid[WEIGHT].stride + k, (float)w);
@@ -714,6 +715,9 @@ static void specials(int type, int direction, int path)
             p.on[REPEATED] = p.ids == 40 && i;
             check(p);
         }
+    problem weighted = plain(type, direction, path, 4, 128, 3); /* in row 3 the id at -inf has weight 0 */
+    weighted.special = ID_INF, weighted.on[WEIGHTS] = true;
+    check(weighted);
     const double offsets[] = {1e4, -3e3};
     for (int i = 0; i < 2; i++) { /* lse alone loses what is beside a large number */
         problem p = plain(type, direction, path, 3, 200, 7);
