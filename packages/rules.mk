@@ -22,7 +22,7 @@ lib_is := has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx
 # It looks for cublasLt in the wheel nvidia-cublas, which lies so beside the package lk, and where nvcc found it, so that gcc
 # links a program with liblk.so alone.
 exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) \
-	-Xlinker -rpath='$$$$ORIGIN/../../nvidia/cu13/lib' -Xlinker -rpath=$(CUDA_HOME)/lib64
+	-Xlinker -rpath='$$ORIGIN/../../nvidia/cu13/lib' -Xlinker -rpath=$(CUDA_HOME)/lib64
 endif
 into = $(DESTDIR)$(PREFIX)
 headers := $(wildcard lk/*.cuh lk/*.md) lk/LICENSE # with the pages that the headers name

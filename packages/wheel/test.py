@@ -69,7 +69,7 @@ says("the same in a checkout, whose folder lk is no package", version, python, "
 if not cpu:
     found = run(python, "-c", "import lk; print(lk.library())")[0].strip()
     dynamic = run("readelf", "-d", found)[0]
-    check("it looks for cuBLASLt in nvidia-cublas' wheel", "$ORIGIN/../../nvidia/cu13/lib" in dynamic, dynamic)
+    check("it looks for cuBLASLt in nvidia-cublas' wheel", "[$ORIGIN/../../nvidia/cu13/lib:" in dynamic, dynamic)
     check("and needs no other library of CUDA's", re.findall(r"NEEDED.*\[lib(cu\w+|nv\w+)", dynamic) == ["cublasLt"], dynamic)
 said = says("python -m lk", f"lk {version}: ", python, "-m", "lk")
 check("it loads, and is said to", f"loads    yes, as {version}" in said and said.endswith("lk: all as it should be\n"), said)
