@@ -62,6 +62,6 @@ def extension():
 os.chdir(HERE)
 os.environ.setdefault("MAX_JOBS", str(os.cpu_count()))
 setup(name="lk_torch", version=lk_library.version(), packages=["lk_torch"], ext_modules=[extension()],
-      description="lk's five ops of language-model training in PyTorch", license="MIT", python_requires=">=3.10",
+      description="lk's ops of language-model training in PyTorch", license="MIT", python_requires=">=3.10",
       install_requires=lk_library.requirement("cpu" if CPU else "gpu"),
       cmdclass={"build_ext": Build.with_options(use_ninja=True)})

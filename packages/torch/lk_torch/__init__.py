@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""lk's five ops of language-model training as PyTorch functions and modules. BACKEND is "cuda", or "cpu" for the simulator."""
+"""lk's ops of language-model training as PyTorch functions and modules. BACKEND is "cuda", or "cpu" for the simulator."""
 import importlib.util
 import sys
 
