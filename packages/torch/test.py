@@ -1610,6 +1610,7 @@ def functions():
     """name, function of its leaves, and the leaves: each function once, small, in f32."""
     t, th = classes(12, 6), classes(20, 6)
     r = torch.linspace(-1, 2, 6, device=D)
+    teacher = normal(6, 12).to(D)
     several, positive = classes(12, 6, 3), torch.rand(6, 3, generator=generator).to(D) + 0.25
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
@@ -1638,6 +1639,7 @@ def functions():
              lambda x, w: LF.linear_cross_entropy(x, w, th, reduction="none", row_weight=r), [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
+            ("kl", lambda x: LF.kl(x, teacher), [leaf(normal(6, 12))]),
             ("cross_entropy_ids mean", lambda x: LF.cross_entropy_ids(x, several, positive).loss, [leaf(normal(6, 12))]),
             ("cross_entropy_ids none, logp", lambda x: sum((v * by).sum() for v, by in zip(
                 LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
