@@ -20,6 +20,7 @@
 
 #include "xla/ffi/api/ffi.h"
 
+#include "lk/kl.cuh"
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
@@ -64,6 +65,9 @@ FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(row_
        FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
        FIELD(vocab) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss)
        FIELD(use_ignore_index) FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_row) FIELD(target_dtype))
+FIELDS(kl, FIELD(logits) FIELD(teacher) FIELD(row_weight) FIELD(upstream) FIELD(loss) FIELD(dlogits) FIELD(rows) FIELD(vocab)
+       FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap) FIELD(teacher_softcap) FIELD(beta) FIELD(divergence)
+       FIELD(upstream_per_row))
 FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FIELD(class_weight) FIELD(row_weight)
        FIELD(upstream) FIELD(dlse) FIELD(dentropy) FIELD(denominator) FIELD(loss) FIELD(z_loss_out) FIELD(lse)
        FIELD(entropy) FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dx) FIELD(dweight) FIELD(dbias)
@@ -160,7 +164,7 @@ static Error run(cudaStream_t stream, int device, ffi::RemainingArgs in, ffi::Re
         const string_view name = next_word(outputs);
         ffi::Result<AnyBuffer> buffer = *out.get<AnyBuffer>(i);
         if (!set(args, name, buffer->untyped_data())) return unknown(name);
-        if constexpr (!std::is_same_v<Args, lk_logsumexp_args>)
+        if constexpr (!std::is_same_v<Args, lk_logsumexp_args> && !std::is_same_v<Args, lk_kl_args>)
             if (name == "workspace") { // XLA's buffers start at multiples of 128 bytes on a GPU and of fewer on a CPU
                 const uintptr_t from = (uintptr_t)args.workspace, a = LK_WORKSPACE_ALIGNMENT, at = (from + a - 1) / a * a;
                 args.workspace = (void *)at, args.workspace_bytes = buffer->size_bytes() - (at - from);
@@ -264,6 +268,7 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
 #define FUNCTIONS(T)                                                                                                 \
     LK_DECLARE_LOGSUMEXP(T)                                                                                          \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                      \
+    LK_DECLARE_KL(T)                                                                                                 \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
@@ -276,6 +281,8 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
     FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \
     FUNCTION(cross_entropy, backward, T, nullptr)                                                                    \
     FUNCTION(cross_entropy, forward_backward, T, nullptr)                                                            \
+    FUNCTION(kl, forward, T, nullptr)                                                                                \
+    FUNCTION(kl, backward, T, nullptr)                                                                               \
     FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
     FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
     FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \

@@ -195,6 +195,54 @@ def logsumexp():
     close("-inf and inf", lk.logsumexp(jnp.array([[-jnp.inf, 1], [jnp.inf, 1], [-jnp.inf, -jnp.inf]]), 1), [1, np.inf, -np.inf])
 
 
+def exact_kl(teacher, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0,
+             softcap=0.0, teacher_softcap=0.0, reduction="mean"):
+    def log_softmax(x, scale, cap):
+        z = cap * jnp.tanh(scale * x / cap) if cap else scale * x
+        return jax.nn.log_softmax(z / temperature, -1)
+
+    def f(logits):
+        lp, lq = log_softmax(logits, logit_scale, softcap), log_softmax(jnp.asarray(np.asarray(teacher, np.float64)), teacher_scale,
+                                                                        teacher_softcap)
+        lm = jnp.logaddexp(lq + np.log(beta), lp + np.log1p(-beta))
+        of = lambda a, b: (jnp.exp(a) * (a - b)).sum(-1)
+        loss = {"forward": lambda: of(lq, lp), "reverse": lambda: of(lp, lq),
+                "jensen_shannon": lambda: beta * of(lq, lm) + (1 - beta) * of(lp, lm)}[divergence]()
+        loss = loss if row_weight is None else loss * np.asarray(row_weight, np.float64)
+        if reduction == "mean":
+            return loss.mean() if row_weight is None else loss.sum() / np.asarray(row_weight, np.float64).sum()
+        return loss.sum() if reduction == "sum" else loss
+    return f
+
+
+def kl():
+    weights = jnp.asarray([[0.5, 0.0, 2.0], [1.0, 1.5, 0.25]])
+    for dtype in DTYPES:
+        for divergence in ("forward", "reverse", "jensen_shannon"):
+            for options in ({}, {"reduction": "none"}, {"reduction": "sum", "row_weight": weights}, {"row_weight": weights},
+                            {"temperature": 2.0, "softcap": 5.0}, {"beta": 0.1, "logit_scale": 0.5, "teacher_scale": 1.5,
+                                                                   "teacher_softcap": 4.0}):
+                x, y = normal(1, 2, 3, 50, dtype=dtype, scale=2), normal(2, 2, 3, 50, dtype=dtype, scale=2)
+                ours = functools.partial(lk.kl, teacher=y, divergence=divergence, **options)
+                up = normal(3, *ours(x).shape)
+                compare(f"{dtype} {divergence} {options}", ours, exact_kl(y, divergence, **options), [x], up, jit=dtype == "float32")
+    x, y = normal(4, 3, 40), normal(5, 3, 40)
+    near_x = x + 1e-4 * y
+    compare("where the two nearly agree", lambda x: lk.kl(x, near_x, "none"), exact_kl(near_x, reduction="none"), [x],
+            jnp.ones(3), like="bfloat16")
+    for name, f, error in (("teacher's shape", lambda: lk.kl(x, y[:2]), ValueError),
+                           ("teacher's type", lambda: lk.kl(x, y.astype(jnp.bfloat16)), TypeError),
+                           ("beta", lambda: lk.kl(x, y, beta=1.0), ValueError),
+                           ("divergence", lambda: lk.kl(x, y, divergence="jsd"), ValueError),
+                           ("temperature", lambda: lk.kl(x, y, temperature=0.0), ValueError),
+                           ("teacher's gradient", lambda: jax.grad(lambda y: lk.kl(x, y))(y), TypeError)):
+        try:
+            f()
+            check(f"{name}: refused", False)
+        except error as found:
+            check(f"{name}: a sentence", name.split("'")[0] in str(found), str(found))
+
+
 def with_aux(result):
     loss, aux = result
     return loss, aux["lse"], aux["entropy"]
@@ -657,6 +705,7 @@ def functions():
     return {
         "logsumexp": (lambda x: lk.logsumexp(x, -1), (x,), ()),
         "logsumexp axis 0": (lambda x: lk.logsumexp(x, 0), (x,), ()),
+        "kl": (lambda x: lk.kl(x, normal(8, 6, 16), "none", divergence="reverse"), (x,), ()),
         "cross_entropy none": (lambda x, t: lk.cross_entropy(x, t, reduction="none"), (x, t), ()),
         "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
         "cross_entropy lse alone": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse",))[1]["lse"], (x, t), ()),
@@ -975,7 +1024,7 @@ def child(name):
 
 def main():
     began = time.time()
-    groups = ["cross_entropy", "linear_cross_entropy", "numbers", "md_lrpe_cosine", "logsumexp", "rms_norm", "scales",
+    groups = ["cross_entropy", "linear_cross_entropy", "numbers", "md_lrpe_cosine", "logsumexp", "kl", "rms_norm", "scales",
               "launches", "transforms", "mistakes", "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""lk's operations of language-model training in JAX: logsumexp, cross_entropy, linear_cross_entropy, md_lrpe_cosine, rms_norm.
+"""lk's operations of language-model training in JAX: logsumexp, cross_entropy, kl, linear_cross_entropy, md_lrpe_cosine, rms_norm.
 
 Every function works under jit, grad, vmap, scan, checkpoint and shard_map. Arrays are float32, float16 or bfloat16. Sums are
 float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -17,9 +17,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
-__all__ = ["logsumexp", "cross_entropy", "linear_cross_entropy", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm",
-           "platform"]
+__all__ = ["logsumexp", "cross_entropy", "kl", "linear_cross_entropy", "md_lrpe_cosine", "rms_norm", "add_rms_norm",
+           "srms_norm", "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 _f32 = jnp.float32
 _of = jax.ShapeDtypeStruct
@@ -225,6 +226,71 @@ def _logsumexp(scale, dtype, outer, cols, inner, row):
         found = call(f"logsumexp_backward_{TYPES[x.dtype.name]}",
                      {"x": x, "lse": lse, "lse_low": lse_low, upstream: dlse}, {"dx": _like(x)}, fields, "outer")
         return found["dx"],
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+# ---- kl ----------------------------------------------------------------------------------------------------------------------
+
+
+def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
+       teacher_scale=1.0, softcap=None, teacher_softcap=None):
+    """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
+    teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
+
+    divergence: "forward" is KL(teacher || student), "reverse" KL(student || teacher), "jensen_shannon" beta KL(teacher || m) +
+    (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student. temperature divides both logits. row_weight: a factor of
+    each row's loss; rows of weight 0 are not read. A mean is over all rows, or with row_weight over the sum of the weights. All
+    numbers are part of the compiled program.
+    """
+    logits = _array(logits, "logits", 1)
+    teacher = _array(teacher, "teacher")
+    _demand(teacher.dtype == logits.dtype, f"teacher is {teacher.dtype.name}; it must be {logits.dtype.name}, as logits are", TypeError)
+    _demand(teacher.shape == logits.shape, f"teacher has the shape {teacher.shape}; it must have {logits.shape}")
+    rows, temperature = logits.shape[:-1], _number(temperature, "temperature")
+    _demand(temperature > 0, f"temperature is {temperature}; it must be above 0")
+    beta = _number(beta, "beta")
+    _demand(0 < beta < 1, f"beta is {beta}; it must be above 0 and below 1")
+    scales = {name: _number(value, name) / temperature for name, value in (
+        ("logit_scale", logit_scale), ("teacher_scale", teacher_scale))}
+    _demand(all(scales.values()), "a scale is 0; it must be above 0")
+    caps = {name: 0.0 if value is None else _number(value, name) / temperature for name, value in (
+        ("softcap", softcap), ("teacher_softcap", teacher_softcap))}
+    if row_weight is not None:
+        row_weight = jnp.asarray(row_weight, _f32)
+        _demand(row_weight.shape == rows, f"row_weight has the shape {row_weight.shape}; it must have {rows}")
+    fields = dict(rows=math.prod(rows), vocab=logits.shape[-1], beta=beta, divergence=_choice(divergence, DIVERGENCES, "divergence"),
+                  **scales, **caps)
+    loss = _kl(tuple(fields.items()))(*same_axes(logits, teacher, row_weight))
+    if _choice(reduction, REDUCTIONS, "reduction") == 1:
+        return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
+    return loss if reduction == "none" else loss.sum()
+
+
+@functools.lru_cache(None)
+def _kl(fields):
+    fields = dict(fields)
+
+    @jax.custom_vjp
+    def f(logits, teacher, row_weight):
+        found = call(f"kl_forward_{TYPES[logits.dtype.name]}", {"logits": logits, "teacher": teacher, "row_weight": row_weight},
+                     {"loss": _of(logits.shape[:-1], _f32)}, fields, "rows")
+        return found["loss"]
+
+    def fwd(logits, teacher, row_weight):
+        _constants(teacher=teacher, row_weight=row_weight)
+        values = _values(logits, teacher, row_weight)
+        return f(*values), values
+
+    def bwd(values, dloss):
+        logits, teacher, row_weight = values
+        if _given(dloss) is None:
+            return None, None, None
+        inputs = {"logits": logits, "teacher": teacher, "row_weight": row_weight, "upstream": dloss}
+        found = call(f"kl_backward_{TYPES[logits.dtype.name]}", inputs, {"dlogits": _like(logits)},
+                     dict(fields, upstream_per_row=1), "rows")
+        return found["dlogits"], None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
