@@ -99,7 +99,7 @@ typedef struct {
 
 /* What both kernels get. all.a has no outputs of a row that the rows' kernel writes. */
 typedef struct {
-    lk_cross_entropy_ids_args x; /* but for `common`, which is all.a */
+    lk_cross_entropy_ids_args x; /* its `common` is not used: all.a is */
     lk_cross_entropy_call all;
     lk_ce_ids_space space;
     const float *lse, *lse_low, *entropy; /* of the rows */
@@ -200,7 +200,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     call.space.dlse[row] = keeps_z ? rest + (own - up.h) : rest;
 }
 
-/* The gradient of a column from its p, but for the factors and sums over ids. */
+/* An id of a row, and its u. */
 typedef struct {
     int id;
     float u;

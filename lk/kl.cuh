@@ -25,7 +25,7 @@
  *            forward; forward_backward all of them. They read each tensor once while a row fits the chip, see Fastest.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: ..._workspace_bytes_<T> sets *bytes
  *            to 0.
- * Options    A struct with logits, teacher, the sizes and one output is FORWARD with all options off. A row with row_weight 0,
+ * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight 0,
  *            padding say, is not read: its loss is 0, and so are its other results and dlogits.
  *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps these over t; people then multiply the loss
  *            by t^2, that is upstream.
@@ -51,7 +51,7 @@
 
 enum { LK_KL_FORWARD = 0, LK_KL_REVERSE = 1, LK_KL_JENSEN_SHANNON = 2 };
 
-/* What has a row. Every path takes every option and shape, except as under LK_ERR_PATH. */
+/* The threads that compute a row. Every path takes every option and shape, except as under LK_ERR_PATH. */
 enum {
     LK_KL_AUTO = 0,
     LK_KL_WARP = 1,   /* 1 to 32 lanes of a warp */
@@ -78,7 +78,7 @@ typedef struct {
     int64_t dlogits_stride;  /* B FB likewise; 0 where dlogits is logits: logits' */
     float logit_scale;       /* 2^-100 to 2^100; 0 means 1 */
     float teacher_scale;     /* likewise */
-    float softcap;           /* 2^-100 to 2^100; 0: off */
+    float softcap;           /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
     float teacher_softcap;   /* likewise */
     float beta;              /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
     int divergence;          /* LK_KL_*; 0: FORWARD */
@@ -93,8 +93,8 @@ typedef struct {
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence or path is none of its enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
  * Fastest: rows of all tensors start on 16 bytes, or at the same place behind a multiple of 16. Where teacher or dlogits do not
- * lie as logits do, they are read or written element by element. Rows of more than 128 KiB of each tensor for every block of a
- * cluster of 8 are in part read again for each of the three steps. */
+ * lie as logits do, they are read or written element by element. Longer rows than shared memory holds, on an H100 512 KiB of each
+ * tensor, are in part read again for each of the three steps. */
 
 #define LK_KL_DECLARE(T)                                                                                                       \
     LK_PROTOTYPES(kl, forward, T)                                                                                              \
@@ -420,8 +420,8 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
 
 /* ---- The calls, and their workspace: none -------------------------------------------------------------------------------- */
 
-/* Divides the rows among teams: threads of LK_KL_SLOTS vectors each up to a block, then up to a cluster of 8 blocks, or of more
- * where rows are few; then more slots, as many as there is room for. */
+/* Divides the rows among teams. A row gets threads with LK_KL_SLOTS vectors each, up to a block; a longer one gets a cluster of up to
+ * 8 blocks; a still longer one more slots per thread, while there is room. Where rows are few, each gets a cluster at once. */
 LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t vecs)
 {
     const int64_t rows = call->a.rows, preferred = lk_ceil_div(vecs, LK_KL_SLOTS);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the builds of lk_kernels, lk_torch and lk_jax get lk's library from: `make lib`, or an installed lk-kernels."""
+"""What the builds of lk-kernels, lk_torch and lk_jax share: lk's library, from `make lib` or from an installed lk-kernels."""
 import glob
 import os
 import re
@@ -20,12 +20,19 @@ def name(backend):
     return {"gpu": f"liblk.so.{version(2)}", "cpu": "liblk_simt.so"}[backend]
 
 
-def backend_asked():
-    """LK_BACKEND: cpu or gpu, the default."""
-    backend = os.environ.get("LK_BACKEND", "gpu")
+def backend_asked(given=None):
+    """What is given, else LK_BACKEND, else gpu."""
+    backend = given or os.environ.get("LK_BACKEND", "gpu")
     if backend not in ("cpu", "gpu"):
-        sys.exit(f"lk: LK_BACKEND is {backend}; it must be cpu or gpu")
+        sys.exit(f"lk: the backend is {backend}; it must be cpu or gpu")
     return backend
+
+
+def clear(folder):
+    """Removes the library of an earlier build, which may be of the other backend, or of another version."""
+    for pattern in ("liblk.so*", "liblk_simt.so"):
+        for old in glob.glob(os.path.join(folder, pattern)):
+            os.remove(old)
 
 
 def build(backend, folder, *arguments):
@@ -33,8 +40,7 @@ def build(backend, folder, *arguments):
     jobs = os.environ.get("MAX_JOBS", os.cpu_count())
     subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", f"-j{jobs}", *arguments])
     os.makedirs(folder, exist_ok=True)
-    for old in glob.glob(os.path.join(folder, "liblk*.so*")):  # of the other backend, or of another version
-        os.remove(old)
+    clear(folder)
     shutil.copy2(f"{ROOT}/build/{'cpu-plain/liblk_simt.so' if backend == 'cpu' else 'gpu/liblk.so'}", f"{folder}/{name(backend)}")
 
 
@@ -71,8 +77,7 @@ def take(backend, folder):
         print(f"lk: make lib, backend {backend}", flush=True)
         build(backend, folder)
         return f"{folder}/{name(backend)}", ROOT
-    for old in glob.glob(os.path.join(folder, "liblk.so*")) + glob.glob(os.path.join(folder, "liblk_simt.so")):
-        os.remove(old)
+    clear(folder)
     print(f"lk: takes {kernels.library()} of lk-kernels {kernels.__version__}; nothing is compiled by nvcc", flush=True)
     return kernels.library(), kernels.include_dir()
 

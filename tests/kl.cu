@@ -26,7 +26,7 @@ static const char *const path_name[] = {"auto", "warp", "block", "cluster"};
 static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
 enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
 
-/* What some rows have. NEAR: the teacher's logits are the student's, but for 1e-3 and less. EQUAL: the same. FAR: 50 apart, so
+/* What some rows have. NEAR: the teacher's logits are the student's, within 1e-3. EQUAL: the same. FAR: 50 apart, so
  * that probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both. ALONE: all of a row. */
 enum { NOTHING, NEAR, EQUAL, FAR, MASKED_STUDENT, MASKED_TEACHER, MASKED_BOTH, ALONE, PLUS_INF, NOT_A_NUMBER, SPECIALS };
 static const char *const special_name[] = {"nothing",       "near", "equal", "far", "-inf in the student", "-inf in the teacher",

@@ -20,9 +20,7 @@ def build(backend=None):
     import jax
 
     began = time.time()
-    backend = backend or lk_library.backend_asked()
-    if backend not in ("cpu", "gpu"):
-        sys.exit(f"lk_jax: the backend is cpu or gpu, not {backend}")
+    backend = lk_library.backend_asked(backend)
     print(f"lk_jax: building for JAX {jax.__version__}, backend {backend}", flush=True)
     library, headers = lk_library.take(backend, PACKAGE)
     command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", f"-I{headers}",

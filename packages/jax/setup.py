@@ -26,5 +26,5 @@ class Binary(setuptools.Distribution):
 
 
 setuptools.setup(name="lk_jax", version=lk_library.version(), description="lk's operations of language-model training for JAX",
-                 license="MIT", packages=["lk_jax"], package_data={"lk_jax": ["*.so*"]}, install_requires=["jax>=0.10", *lk_library.requirement(lk_library.backend_asked())],
-                 python_requires=">=3.11", cmdclass={"build_py": Build}, distclass=Binary)
+                 license="MIT", packages=["lk_jax"], package_data={"lk_jax": ["*.so*"]},
+                 install_requires=["jax>=0.10", *lk_library.requirement(lk_library.backend_asked())], python_requires=">=3.11", cmdclass={"build_py": Build}, distclass=Binary)

@@ -24,14 +24,7 @@ struct Kl {
         TORCH_CHECK_TYPE(input.scalar_type() == other.scalar_type(), "lk: teacher must be ", c10::toString(input.scalar_type()),
                          " as input is, not ", c10::toString(other.scalar_type()));
         TORCH_CHECK_VALUE((float)logit_scale != 0 && (float)teacher_scale != 0, "lk: a scale is 0; it must be above 0");
-        if (has(row_weight)) {
-            const at::IntArrayRef rows = input.sizes().slice(0, input.dim() - 1);
-            TORCH_CHECK_VALUE(row_weight->sizes() == rows, "lk: row_weight has shape ", row_weight->sizes(), "; it must be ", rows);
-            TORCH_CHECK_TYPE(row_weight->is_floating_point(), "lk: row_weight must have a floating type, not ",
-                             c10::toString(row_weight->scalar_type()));
-            w = row_weight->to(at::kFloat).contiguous();
-            a.row_weight = w.const_data_ptr<float>();
-        }
+        fill_row_weight(a, input, row_weight, &w);
         a.logits = x.data(), a.teacher = teacher.data(), a.rows = x.rows, a.vocab = x.cols;
         a.logits_stride = x.stride, a.teacher_stride = teacher.stride;
         a.divergence = (int)divergence, a.beta = (float)beta;

@@ -203,6 +203,18 @@ struct Rows {
     const void *data() const { return t.const_data_ptr(); }
 };
 
+// A factor of each row's loss. r keeps the memory of a copy.
+template <class Args> void fill_row_weight(Args &a, const Tensor &x, const Maybe &row_weight, Tensor *r)
+{
+    if (!has(row_weight)) return;
+    const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
+    TORCH_CHECK_VALUE(row_weight->sizes() == rows, "lk: row_weight has shape ", row_weight->sizes(), "; it must be ", rows);
+    TORCH_CHECK_TYPE(row_weight->is_floating_point(), "lk: row_weight must have a floating type, not ",
+                     c10::toString(row_weight->scalar_type()));
+    *r = row_weight->to(at::kFloat).contiguous();
+    a.row_weight = r->const_data_ptr<float>();
+}
+
 // What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w, d and r keep the memory
 // of copies.
 template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &target, Tensor *t)
@@ -234,14 +246,7 @@ void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Ten
         *d = denominator->to(at::kFloat);
         a.denominator = d->const_data_ptr<float>();
     }
-    if (has(row_weight)) {
-        const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
-        TORCH_CHECK_VALUE(row_weight->sizes() == rows, "lk: row_weight has shape ", row_weight->sizes(), "; it must be ", rows);
-        TORCH_CHECK_TYPE(row_weight->is_floating_point(), "lk: row_weight must have a floating type, not ",
-                         c10::toString(row_weight->scalar_type()));
-        *r = row_weight->to(at::kFloat).contiguous();
-        a.row_weight = r->const_data_ptr<float>();
-    }
+    fill_row_weight(a, x, row_weight, r);
     a.reduction = (int)reduction, a.use_ignore_index = 1, a.ignore_index = ignore_index;
     a.label_smoothing = (float)label_smoothing, a.z_loss = (float)z_loss, a.softcap = (float)softcap;
     a.logit_scale = (float)logit_scale, a.zero_when_empty = zero_when_empty;

@@ -72,4 +72,5 @@ def main(arguments):
     print("lk: all as it should be")
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])
