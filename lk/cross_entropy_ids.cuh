@@ -187,7 +187,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_ce_upstream up = {};
     float own = 0.0f, rest = 0.0f; /* u of the target, and of the other ids */
     if (good) up = lk_ce_ids_load_upstream(call, row);
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+    LK_UNROLL
+    for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         const float u = good && s.id[i] >= 0 ? lk_ce_ids_factor(call, row, s, i, up.f) : 0.0f;
         if (s.id[i] == y) own += u;
         else rest += u;

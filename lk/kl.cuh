@@ -345,8 +345,11 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         lk_vec<T> packed;
         lk_pack(&packed, v.x);
         T *const to = out + lk_row_col(t.row, u);
-        if (wide) lk_store_vec_wb(to, packed);
-        LK_UNROLL for (int j = 0; j < N && !wide; j++) lk_put(to + j, v.x[j]);
+        if (wide) {
+            lk_store_vec_wb(to, packed);
+        } else {
+            LK_UNROLL for (int j = 0; j < N; j++) lk_put(to + j, v.x[j]);
+        }
     }
     LK_NO_UNROLL for (int i = t.row.rank; i < t.row.split.edge; i += team) {
         const int64_t col = lk_edge_col<T>(t.row.split, i);

@@ -577,7 +577,8 @@ template <class T> LK_DEVICE void lk_lce_load8(float (&x)[8], const T *from, int
     LK_UNROLL for (int at = 0; at < 8; at += N) {
         float some[N] = {};
         if (wide) lk_unpack(some, lk_load_vec(from + at));
-        LK_UNROLL for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
+        LK_UNROLL
+        for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
     }
 }
 template <class T> LK_DEVICE void lk_lce_store8(T *to, const float (&x)[8], int64_t left, bool wide)

@@ -292,7 +292,8 @@ template <int AHEAD> LK_DEVICE void lk_gemm_put_sums(const lk_gemm_out &o, const
                 uint32_t pair[4] = {}, extra[4] = {};
                 if (o.old) lk_gemm_pairs(pair, high[i][r]);
                 if (adds) lk_gemm_pairs(extra, more[i][r]);
-                LK_UNROLL for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
+                LK_UNROLL
+                for (int g = 0; g < 4; g++) { /* two columns: half of bytes[r * 2 + g / 2] */
                     const float *const two = d + block * 16 + g * 4 + 2 * r;
                     uint32_t &four = bytes[r * 2 + g / 2];
                     const int at = g % 2 * 16;

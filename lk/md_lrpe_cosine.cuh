@@ -893,7 +893,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         if (count > 0) lk_lrpe_load_step<true>(&next, call, dy, x, token < call.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, call, item.head, feature);
         if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
-        LK_NO_UNROLL for (int i = 0; i < steps; i++, dx += call.out_stride[3]) {
+        LK_NO_UNROLL
+        for (int i = 0; i < steps; i++, dx += call.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
             dy += call.in_stride[3], x += call.x_stride[3], token += TOKENS ? call.token_step : 0;

@@ -752,7 +752,7 @@ template <class Problem> static inline void test_graph(const test_op<Problem> &o
 
 /* ---- Tables of cases ---------------------------------------------------------------------------------------------------- */
 
-typedef struct {
+typedef struct test_theme {
     const char *name;
     void (*run)(int type, int direction, int path);
     bool (*takes)(int direction, int path) = NULL; /* NULL: it is for all of them */
