@@ -90,6 +90,7 @@ Tensor kl(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
     node->x = save(x), node->teacher = save(teacher), node->row_weight = save(row_weight);
     node->divergence = divergence, node->beta = beta, node->logit_scale = logit_scale, node->teacher_scale = teacher_scale;
     node->softcap = softcap, node->teacher_softcap = teacher_softcap;
+    node_is_made(node);
     return loss;
 }
 
