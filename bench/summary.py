@@ -32,6 +32,8 @@ OPS = {
            "Jensen-Shannon", "{rows} x {vocab}"),
     "linear_cross_entropy": ("a language model's last layer (LM head) and its cross entropy, fused: never stores all logits",
                              "{tokens} tokens, hidden {hidden}, vocabulary {vocab}"),
+    "linear_kl": ("Kullback-Leibler divergence of two LM heads, a teacher's and a student's, from their hidden states: never stores all "
+                  "logits of either", "{tokens} tokens, hidden {hidden} and {teacher}, vocabulary {vocab}"),
     "logsumexp": ("the log of a sum of exponentials, over any one dimension of a tensor", "{rows} x {cols}"),
     "md_lrpe_cosine": ("position encoding for linear attention, similar to RoPE: multiplies features by the cosine and sine of a "
                        "position's angle. Tokens lie on a grid of 1 to 8 axes: text, images, video", "{batch} x {heads} x {shape} x {dim}"),

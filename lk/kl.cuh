@@ -266,8 +266,20 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_softmax &p, c
     }
 }
 
-/* A team owns a row. */
-template <class T, int DIVERGENCE>
+/* N neighbours at a multiple of N sizeof(D) bytes. */
+template <class D, int N> LK_DEVICE void lk_kl_store(D *to, const float (&x)[N])
+{
+    if constexpr (N == LK_VEC<D>) return lk_store_n<true>(to, x);
+    D each[N];
+    uint2 packed;
+    static_assert(N == LK_VEC<D> || sizeof each == sizeof packed, "a vector, or half of one");
+    LK_UNROLL for (int j = 0; j < N; j++) lk_put(&each[j], x[j]);
+    memcpy(&packed, each, sizeof packed);
+    *(uint2 *)to = packed;
+}
+
+/* A team owns a row. D: the type of dlogits, which may be in place of logits where D is T. */
+template <class T, class D, int DIVERGENCE>
 LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const __grid_constant__ lk_kl_call call)
 {
     constexpr int N = LK_VEC<T>;
@@ -334,19 +346,17 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
     const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
     const float factor = upstream * weight * a.logit_scale * mixed, mean = DIVERGENCE == LK_KL_REVERSE ? sum[0] : sum[1];
-    T *const out = (T *)a.dlogits + row * a.dlogits_stride;
-    const bool wide = (uintptr_t)(out + t.row.split.head) % 16 == 0;
+    D *const out = (D *)a.dlogits + row * a.dlogits_stride;
+    const bool wide = (uintptr_t)(out + t.row.split.head) % (N * sizeof(D)) == 0;
     LK_NO_UNROLL for (int u = 0; u < t.row.count; u++) {
         lk_kl_values<N> v = {};
         if (read) {
             v = lk_kl_get(t, u, a);
             lk_kl_differentiate<DIVERGENCE>(&v, p, q, factor, mean, a);
         }
-        lk_vec<T> packed;
-        lk_pack(&packed, v.x);
-        T *const to = out + lk_row_col(t.row, u);
+        D *const to = out + lk_row_col(t.row, u);
         if (wide) {
-            lk_store_vec_wb(to, packed);
+            lk_kl_store(to, v.x);
         } else {
             LK_UNROLL for (int j = 0; j < N; j++) lk_put(to + j, v.x[j]);
         }
@@ -364,6 +374,30 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
+/* The options of kl and of linear_kl, with every default filled in. */
+template <class Args> LK_HOST void lk_kl_check_values(lk_checks *checks, const Args *a)
+{
+    const struct {
+        const char *name;
+        float value;
+        bool off; /* 0 is allowed */
+    } numbers[] = {{"logit_scale", a->logit_scale, false}, {"teacher_scale", a->teacher_scale, false},
+                   {"softcap", a->softcap, true}, {"teacher_softcap", a->teacher_softcap, true}};
+    for (int i = 0; i < 4; i++) {
+        const float value = numbers[i].value;
+        lk_check_number(checks, numbers[i].name, value,
+                        (value >= 0x1p-100f && value <= 0x1p100f) || (numbers[i].off && value == 0), "2^-100 to 2^100, or 0");
+    }
+    lk_check_number(checks, "beta", a->beta, a->beta > 0.0f && a->beta < 1.0f, "above 0 and below 1, or 0 for 1/2");
+    lk_check_enum(checks, "divergence", a->divergence, LK_KL_JENSEN_SHANNON, "LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON");
+}
+template <class Args> LK_HOST void lk_kl_fill_in(Args *a)
+{
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (a->teacher_scale == 0.0f) a->teacher_scale = 1.0f;
+    if (a->beta == 0.0f) a->beta = 0.5f;
+}
+
 /* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. arch: lk_device's, or
  * LK_QUERY. */
 template <class T>
@@ -371,9 +405,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    if (a->teacher_scale == 0.0f) a->teacher_scale = 1.0f;
-    if (a->beta == 0.0f) a->beta = 0.5f;
+    lk_kl_fill_in(a);
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dlogits = NULL, a->upstream = NULL;
     const bool query = arch == LK_QUERY;
@@ -396,19 +428,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
     lk_check_size(&checks, "rows", rows, 0, INT64_MAX);
     lk_check_size(&checks, "vocab", vocab, 1, (int64_t)1 << 30);
     lk_check_shapes(&checks, list, count, query);
-    const struct {
-        const char *name;
-        float value;
-        bool off; /* 0 is allowed */
-    } numbers[] = {{"logit_scale", a->logit_scale, false}, {"teacher_scale", a->teacher_scale, false},
-                   {"softcap", a->softcap, true}, {"teacher_softcap", a->teacher_softcap, true}};
-    for (int i = 0; i < 4; i++) {
-        const float value = numbers[i].value;
-        lk_check_number(&checks, numbers[i].name, value,
-                        (value >= 0x1p-100f && value <= 0x1p100f) || (numbers[i].off && value == 0), "2^-100 to 2^100, or 0");
-    }
-    lk_check_number(&checks, "beta", a->beta, a->beta > 0.0f && a->beta < 1.0f, "above 0 and below 1, or 0 for 1/2");
-    lk_check_enum(&checks, "divergence", a->divergence, LK_KL_JENSEN_SHANNON, "LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON");
+    lk_kl_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
     if (a->path >= LK_KL_BLOCK && rows > LK_TEAM_ROWS)
         lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)rows);
@@ -442,21 +462,28 @@ LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t ve
     call->slots = (int)(slots < room ? slots : room);
 }
 
+/* a: checked, without defaults. */
+template <class T, class D>
+LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk_kl_args &a, cudaStream_t stream)
+{
+    lk_kl_call call = {a, {}, 0};
+    lk_kl_lay_out(device, &call, lk_ceil_div(a.vocab, LK_VEC<T>));
+    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, D, LK_KL_FORWARD>, lk_kl_kernel<T, D, LK_KL_REVERSE>,
+                                           lk_kl_kernel<T, D, LK_KL_JENSEN_SHANNON>};
+    const size_t shared = (size_t)call.slots * 2 * 16 * LK_KL_THREADS;
+    return lk_launch_pdl(op, device, kernels[a.divergence], call.team.grid, call.team.cluster, LK_KL_THREADS, shared, stream,
+                         call);
+}
+
 template <class T, bool forward, bool backward>
 LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, cudaStream_t stream)
 {
-    lk_kl_call call = {};
+    lk_kl_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_kl_check<T>(op, args, forward, backward, error ? 90 : device.arch, &call.a);
+    lk_status status = lk_kl_check<T>(op, args, forward, backward, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
-    if (status || call.a.rows == 0) return status;
-    lk_kl_lay_out(&device, &call, lk_ceil_div(call.a.vocab, LK_VEC<T>));
-    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, LK_KL_FORWARD>, lk_kl_kernel<T, LK_KL_REVERSE>,
-                                           lk_kl_kernel<T, LK_KL_JENSEN_SHANNON>};
-    const size_t shared = (size_t)call.slots * 2 * 16 * LK_KL_THREADS;
-    return lk_launch_pdl(op, &device, kernels[call.a.divergence], call.team.grid, call.team.cluster, LK_KL_THREADS, shared, stream,
-                         call);
+    return status || a.rows == 0 ? status : lk_kl_launch<T, T>(op, &device, a, stream);
 }
 template <class T> LK_HOST lk_status lk_kl_forward(const char *op, const lk_kl_args *args, cudaStream_t stream)
 {

@@ -42,7 +42,7 @@
  *            lk_rescale_bf16 of lk_scale.cuh (lk_rescale_f32 for an f32 dweight), which does nothing where it was as expected.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
  * Needs      cross_entropy.cuh, cross_entropy_parallel.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_gemm.cuh,
- *            lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ *            lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
  *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep
@@ -103,7 +103,7 @@
  *   FUSED, each chunk     in lk_head_sm90.cuh, for forward_backward:
  *                         1. cuBLASLt: logits of 8 columns, from which references of the exponentials are guessed
  *                         2. lk_lce_fused_kernel: the states of all columns, and exponentials of those that are kept
- *                         3. lk_lce_factor_kernel: each row's lse, and v, its factor of the exponentials. lk_lce_move_kernel: v x
+ *                         3. lk_lce_factor_kernel: each row's lse, and v, its factor of the exponentials. lk_move_kernel: v x
  *                         4. the kept columns: lk_lce_products_kernel for dx; dweight by cuBLASLt, or by the same kernel where it
  *                            has 16 bits and there are several chunks
  *                         5. each panel of the others: lk_lce_fused_kernel computes dZ; then as 4
@@ -274,6 +274,7 @@ typedef struct {
 
 #include "lk_cublas.cuh"
 #include "lk_head_plan.cuh"
+#include "lk_move.cuh"
 
 #if LK_ARCH == 900 && !LK_SM90A
 #pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
@@ -387,13 +388,6 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
     return s;
 }
 
-/* e of 2^e, the first power of two above x, within the range that f16's dZ needs; 0 where there is none. */
-LK_DEVICE int lk_lce_exponent(float x)
-{
-    const int e = x > 0.0f && lk_is_finite(x) ? (__float_as_int(x) >> 23) - 126 : 0;
-    return e < -80 ? -80 : e > 80 ? 80 : e;
-}
-
 /* Every block counts all targets, which is faster than a second launch. Then it writes what its own tokens' rows need.
  *
  * A mean's divisor and a single upstream are the same for all rows. Rounded into 16-bit dZ, they would give every row the same
@@ -431,12 +425,12 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = ws.class_weight ? valid : over;
     const float most = all_alike && !a.row_weight ? 1.0f : s.upstream;
     const float common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
-    int e = sizes ? lk_lce_exponent(most) : p.power;
+    int e = sizes ? lk_cublas_exponent(most) : p.power;
     float alpha = common * __int_as_float((127 + e - p.power) << 23);
     const bool alone = !a.dlse && !a.dentropy;
     const bool in_alpha = p.call.type != LK_DTYPE_F32 && alone && lk_is_finite(alpha) && fabsf(alpha) >= 0x1p-126f;
     if (!in_alpha) {
-        if (sizes) e = lk_lce_exponent(fmaxf(most * fabsf(common), s.dlse));
+        if (sizes) e = lk_cublas_exponent(fmaxf(most * fabsf(common), s.dlse));
         alpha = __int_as_float((127 + e - p.power) << 23);
     }
     const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f; /* of scaled class weights */
@@ -524,30 +518,22 @@ LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool o
     return m;
 }
 
-LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
+LK_HOST lk_cublas_call lk_lce_cublas(const lk_lce_job *job)
 {
     lk_cublas_context *const context = (lk_cublas_context *)job->p.call.a.context;
-    const lk_cublas_call call = {job->op, job->stream, context, job->p.ws.cublas, job->plan.cublas_bytes, job->mode};
+    return {job->op, job->stream, context, job->p.ws.cublas, job->plan.cublas_bytes, job->mode};
+}
+LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
+{
+    const lk_cublas_call call = lk_lce_cublas(job);
     return lk_cublas_multiply(&call, m);
 }
 
-/* A product that has columns of the vocabulary as one of its sizes. The tail columns come first and alone: where bf16 dx is a
- * sum of two products, only theirs is then rounded once more. */
+/* A product that has columns of the vocabulary as one of its sizes. */
 LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols)
 {
-    const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
-    const int64_t bytes = lk_lce_bytes_of(job->p.call.type), bytes_out = lk_lce_bytes_of(m->key.type);
-    const int64_t tail = lk_lce_tail_cols(&job->shape, m->key.*cols), others = m->key.*cols - tail;
-    if (!tail) return lk_lce_multiply(job, m);
-    lk_cublas_product last = *m;
-    last.key.*cols = tail, m->key.*cols = others;
-    if (!cols_of_d) last.a = (const char *)m->a + others * m->key.lda * bytes;
-    if (!rows_of_d) last.b = (const char *)m->b + others * bytes;
-    if (rows_of_d || cols_of_d) last.d = (char *)m->d + others * (cols_of_d ? m->key.ldd : 1) * bytes_out;
-    else m->add = 1;
-    if (m->bias) last.bias = (const char *)m->bias + others * bytes_out;
-    const lk_status status = lk_lce_multiply(job, &last);
-    return status ? status : lk_lce_multiply(job, m);
+    const lk_cublas_call call = lk_lce_cublas(job);
+    return lk_cublas_multiply_columns(&call, m, cols, lk_lce_tail_cols(&job->shape, m->key.*cols));
 }
 
 template <class Args>
@@ -559,64 +545,10 @@ LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int
 
 /* ---- Copies of rows: compacted x, gradients that are rounded ------------------------------------------------------------- */
 
-typedef struct {
-    const void *from;
-    void *to;
-    const int32_t *from_row, *to_row; /* the number of each row; NULL: its own. -1: read as zeros; not written */
-    int64_t rows, cols, from_stride, to_stride;
-    int add;            /* not 0: added to what is there */
-    const float *scale; /* of each row; 0 gives zeros even from NaN; NULL: 1 */
-} lk_lce_move;
-
-#define LK_LCE_TILE (8 * LK_LCE_THREADS)
-
-/* Eight neighbours of a row, or the `left` first of them. wide: all eight are there, at a multiple of 16 bytes. */
-template <class T> LK_DEVICE void lk_lce_load8(float (&x)[8], const T *from, int64_t left, bool wide)
-{
-    constexpr int N = LK_VEC<T>;
-    LK_UNROLL for (int at = 0; at < 8; at += N) {
-        float some[N] = {};
-        if (wide) lk_unpack(some, lk_load_vec(from + at));
-        LK_UNROLL
-        for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
-    }
-}
-template <class T> LK_DEVICE void lk_lce_store8(T *to, const float (&x)[8], int64_t left, bool wide)
-{
-    constexpr int N = LK_VEC<T>;
-    LK_UNROLL for (int at = 0; at < 8; at += N) {
-        float some[N];
-        LK_UNROLL for (int i = 0; i < N; i++) {
-            some[i] = x[at + i];
-            if (!wide && at + i < left) lk_put(to + at + i, some[i]);
-        }
-        if (wide) lk_store_n(to + at, some);
-    }
-}
-
-/* A block owns LK_LCE_TILE columns of a row, a thread 8 neighbours of them. */
-template <class S, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_move_kernel(lk_lce_move p)
-{
-    const int64_t tiles = (p.cols + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / tiles;
-    const int64_t first = blockIdx.x % tiles * LK_LCE_TILE + threadIdx.x * 8, left = p.cols - first;
-    lk_griddepcontrol_wait();
-    const float scale = p.scale ? p.scale[row] : 1.0f;
-    const int64_t from_row = scale == 0.0f ? -1 : p.from_row ? p.from_row[row] : row, to_row = p.to_row ? p.to_row[row] : row;
-    if (to_row < 0 || left <= 0) return;
-    const S *from = (const S *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + first;
-    D *to = (D *)p.to + to_row * p.to_stride + first;
-    const bool wide = left >= 8 && ((uintptr_t)from | (uintptr_t)to) % 16 == 0;
-    float x[8] = {}, old[8] = {};
-    if (from_row >= 0) lk_lce_load8(x, from, left, wide);
-    if (p.add) lk_lce_load8(old, to, left, wide);
-    LK_UNROLL for (int i = 0; i < 8; i++) x[i] = fmaf(scale, x[i], old[i]);
-    lk_lce_store8(to, x, left, wide);
-}
-
 template <class S, class D>
-LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_lce_move &move)
+LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_move &move)
 {
-    return lk_lce_launch(job, lk_lce_move_kernel<S, D>, move.rows * lk_ceil_div(move.cols, LK_LCE_TILE), move);
+    return job->mode == LK_CUBLAS_RESOLVE ? LK_OK : lk_move_rows<S, D>(job->op, &job->device, move, job->stream);
 }
 
 /* ---- The matmuls of a chunk, and dbias ----------------------------------------------------------------------------------- */
@@ -699,7 +631,7 @@ template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const 
     if (!a.dx || !(ws.dx || call.compact)) return LK_OK;
     T *const to = (T *)a.dx + (call.compact ? 0 : chunk.first_row * a.dx_stride);
     const int32_t *const token = call.compact ? ws.token + chunk.first_row : NULL;
-    const lk_lce_move move = {ws.dx ? (const void *)ws.dx : ws.x, to, NULL, token, chunk.rows, a.hidden,
+    const lk_move move = {ws.dx ? (const void *)ws.dx : ws.x, to, NULL, token, chunk.rows, a.hidden,
                               ws.dx ? a.hidden : ws.x_stride, a.dx_stride, 0, NULL};
     return ws.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
 }
@@ -1731,23 +1663,11 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     *answer = lk_lce_answer(&planner, &plan);
     return LK_OK;
 }
-/* The limit of ..._workspace_bytes. It depends on the device alone and not on what is allocated there; so do the bits. */
-LK_HOST size_t lk_lce_default_bytes(void)
-{
-    static thread_local int known = -1;
-    static thread_local size_t bytes;
-    size_t unused = 0, total = 0;
-    int id = 0;
-    if (cudaGetDevice(&id) == cudaSuccess && id == known) return bytes;
-    if (cudaMemGetInfo(&unused, &total) != cudaSuccess) return (size_t)1 << 30;
-    known = id, bytes = total / LK_LCE_DEFAULT_SHARE;
-    return bytes;
-}
 template <class T>
 LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan;
-    const lk_status status = lk_lce_query<T>(op, args, direction, lk_lce_default_bytes(), true, &plan);
+    const lk_status status = lk_lce_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;
 }

@@ -208,5 +208,49 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);
 }
 
+/* A product whose size `cols` counts columns of a vocabulary, the last `tail` of them as a product of its own: cuBLASLt is several
+ * times slower with 16-bit factors whose rows are no multiple of 8. The tail comes first: where bf16 d is a sum of two products,
+ * only the tail's is then rounded once more. */
+LK_HOST lk_status lk_cublas_multiply_columns(const lk_cublas_call *call, lk_cublas_product *m, int64_t lk_cublas_key::*cols,
+                                             int64_t tail)
+{
+    const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
+    const int64_t bytes = lk_dtype_bytes<float>(m->key.factor_type), bytes_out = lk_dtype_bytes<float>(m->key.type);
+    const int64_t others = m->key.*cols - tail;
+    if (!tail) return lk_cublas_multiply(call, m);
+    lk_cublas_product last = *m;
+    last.key.*cols = tail, m->key.*cols = others;
+    if (!cols_of_d) last.a = (const char *)m->a + others * m->key.lda * bytes;
+    if (!rows_of_d) last.b = (const char *)m->b + others * bytes;
+    if (rows_of_d || cols_of_d) last.d = (char *)m->d + others * (cols_of_d ? m->key.ldd : 1) * bytes_out;
+    else m->add = 1;
+    if (m->bias) last.bias = (const char *)m->bias + others * bytes_out;
+    const lk_status status = lk_cublas_multiply(call, &last);
+    return status ? status : lk_cublas_multiply(call, m);
+}
+
+/* e of 2^e, the first power of two above x, within the range that 16-bit factors with a product's alpha need; 0 where there is
+ * none. */
+LK_DEVICE int lk_cublas_exponent(float x)
+{
+    const int e = x > 0.0f && lk_is_finite(x) ? (__float_as_int(x) >> 23) - 126 : 0;
+    return e < -80 ? -80 : e > 80 ? 80 : e;
+}
+
+#define LK_CUBLAS_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take a 16th of the device's memory */
+
+/* The limit of ..._workspace_bytes. It depends on the device alone and not on what is allocated there; so do the bits. */
+LK_HOST size_t lk_cublas_default_budget(void)
+{
+    static thread_local int known = -1;
+    static thread_local size_t bytes;
+    size_t unused = 0, total = 0;
+    int id = 0;
+    if (cudaGetDevice(&id) == cudaSuccess && id == known) return bytes;
+    if (cudaMemGetInfo(&unused, &total) != cudaSuccess) return (size_t)1 << 30;
+    known = id, bytes = total / LK_CUBLAS_DEFAULT_SHARE;
+    return bytes;
+}
+
 #endif /* CUDA or the simulator */
 #endif

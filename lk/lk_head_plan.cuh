@@ -156,7 +156,6 @@ typedef struct {
 } lk_lce_workspace;
 
 #define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
-#define LK_LCE_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take a 16th of the device's memory */
 #define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
 #define LK_LCE_FEWEST 512 /* tokens of a chunk: each adds to a sum of dweight, which with fewer costs as much as a fourth matmul */
 #define LK_LCE_WIDE 2048  /* columns of a panel: each adds to a sum of dx, which costs little with so many */

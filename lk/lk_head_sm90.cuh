@@ -669,8 +669,8 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     const lk_lce_args &a = p.call.a;
     const lk_lce_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x;
-    const int64_t slices = (a.hidden + LK_LCE_TILE - 1) / LK_LCE_TILE, row = blockIdx.x / slices;
-    const int64_t col = blockIdx.x % slices * LK_LCE_TILE + thread * 8;
+    const int64_t slices = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, row = blockIdx.x / slices;
+    const int64_t col = blockIdx.x % slices * LK_MOVE_TILE + thread * 8;
     const int left = (int)(a.hidden - col);
     LK_SHARED(unsigned, same, [WORDS]);
     LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
@@ -713,9 +713,9 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     if (!a.dweight || left <= 0) return;
     D *const out = (D *)a.dweight + y * a.dweight_stride + col;
     float x[8];
-    lk_lce_load8(x, out, left, wide_out);
+    lk_move_load(x, out, left, wide_out);
     LK_UNROLL for (int j = 0; j < 8; j++) x[j] = fmaf(ws.counts->alpha, total[j], x[j]);
-    lk_lce_store8(out, x, left, wide_out);
+    lk_move_store(out, x, left, wide_out);
 }
 
 /* ---- The steps of FUSED -------------------------------------------------------------------------------------------------- */
@@ -870,7 +870,7 @@ LK_HOST lk_status lk_lce_run_targets(const lk_lce_job *job)
     const lk_lce_args &a = job->p.call.a;
     if (!a.dweight && !a.dbias) return LK_OK;
     return lk_lce_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_lce_targets_kernel<float> : lk_lce_targets_kernel<lk_bf16>,
-                         job->p.call.rows * lk_ceil_div(a.hidden, LK_LCE_TILE), job->p);
+                         job->p.call.rows * lk_ceil_div(a.hidden, LK_MOVE_TILE), job->p);
 }
 
 #endif

@@ -1,0 +1,691 @@
+// SPDX-License-Identifier: MIT
+/* linear_kl.cuh - Kullback-Leibler divergence of two language-model heads, a teacher's and a student's, from their hidden states:
+ * distillation without storing the logits of either, and all gradients of the student's head.
+ *
+ *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]                  teacher[t,j] likewise, with a hidden size of its own
+ *   loss, lse, teacher_lse, entropy    those of kl.cuh for these logits; its comment has the formulas and the divergences
+ *   dZ[t,j]      the gradient of logits[t,j], by kl.cuh's formula, with upstream and row_weight
+ *   dx[t,d]      = sum_j dZ[t,j] weight[j,d]
+ *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
+ *   dbias[j]     = sum_t dZ[t,j]               likewise
+ *
+ * All columns of both heads count: this is the divergence itself and not that of the teacher's largest columns.
+ *
+ * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
+ *                #include "lk/linear_kl.cuh"                #include "lk/linear_kl.cuh"
+ *                LK_DEFINE_LINEAR_KL(bf16)                  LK_DECLARE_LINEAR_KL(bf16)
+ *            T is f32, f16 or bf16. Make a context for each device, and for each host thread that calls at the same time;
+ *            lk_linear_kl_destroy(&context) frees it at the end:
+ *                lk_linear_kl_context context;
+ *                lk_status status = lk_linear_kl_init(&context);
+ *            Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_linear_kl_args args = {};
+ *                args.context = &context, args.x = x, args.weight = weight;
+ *                args.teacher_x = teacher_x, args.teacher_weight = teacher_weight;
+ *                args.tokens = tokens, args.hidden = hidden, args.teacher_hidden = teacher_hidden, args.vocab = vocab;
+ *                args.loss = loss, args.dx = dx, args.dweight = dweight;
+ *                status = lk_linear_kl_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
+ *                args.workspace = ...;
+ *                status = lk_linear_kl_forward_backward_bf16(&args, stream);
+ *            forward computes loss, lse, teacher_lse and entropy. backward computes dx, dweight and dbias, and needs nothing of
+ *            forward: it computes the logits again. forward_backward computes all with two matmuls fewer; upstream has to be
+ *            known before. Outputs whose pointer is NULL are not computed.
+ *            The workspace function answers what the fastest plan within a sixteenth of the device's memory needs, or the
+ *            smallest plan if that needs more. For another amount of memory, ask for a plan:
+ *                lk_linear_kl_plan plan;
+ *                status = lk_linear_kl_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
+ *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
+ * Needs      kl.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ * Options    A struct with context, x, weight, teacher_x, teacher_weight, the sizes and one output computes LK_KL_FORWARD of each
+ *            token. Divergences, scales, softcaps and beta are kl.cuh's. teacher_hidden 0 means hidden.
+ *            row_weight is a factor of each token's loss and gradient. A mean over the tokens that count is row_weight = 1 over
+ *            their number for them, 0 for the others, and the sum of loss. A token with row_weight 0 has loss 0 and adds nothing;
+ *            keep its x finite, since 0 times NaN is NaN.
+ *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
+ *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
+ *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32.
+ * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, and dx, dweight and dbias once more. A dweight of 16 bits is a
+ *            sum over chunks of tokens: plan.dweight_sums says whether it lies in the workspace in float, or is rounded after each
+ *            chunk. With one chunk, or a dweight of f32, there is no such sum.
+ * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A matmul
+ *            has the algorithm that cuBLASLt's heuristic names first. All else has a fixed order; there are no float atomics.
+ * Source     Hinton et al., 2015, and Agarwal et al., 2023, as in kl.cuh; chunks of tokens: Liger-Kernel, 2024.
+ * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
+ *
+ * What runs. Tokens come in chunks, the logits of a chunk in slices:
+ *   every call, first     lk_linear_kl_prepare_kernel: the factor of each row's gradient
+ *   each slice            logits of student and teacher by cuBLASLt; kl.cuh's kernel computes losses and dZ from them
+ *   each chunk            lk_linear_kl_bias_kernel sums dbias; dweight and dx by cuBLASLt
+ *   after the chunks      lk_move_kernel rounds dweight, where its sums lie in the workspace
+ * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run.
+ */
+#ifndef LK_LINEAR_KL_CUH
+#define LK_LINEAR_KL_CUH
+
+#include "kl.cuh"
+
+/* The cuBLASLt handle and the algorithms that were chosen; no device memory. The caller owns it. One host thread at a time uses
+ * it, on the device that was current at init. It may not be moved or copied between init and destroy. */
+typedef struct {
+    uint64_t opaque[2048];
+} lk_linear_kl_context;
+
+#if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
+LK_API lk_status lk_linear_kl_init(lk_linear_kl_context *context);
+LK_API lk_status lk_linear_kl_destroy(lk_linear_kl_context *context);
+#endif
+
+/* What lk does within a workspace of some size. */
+typedef struct {
+    size_t workspace_bytes; /* what the plan uses, cublas_bytes included; no more than the budget */
+    size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
+    size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
+    int64_t chunk_tokens, chunks; /* tokens of a chunk, whose dZ exists at a time; number of chunks */
+    int64_t slice_tokens;   /* tokens of a chunk whose logits exist at a time */
+    int matmuls;            /* of 2 * tokens * hidden * vocab operations, or of teacher_hidden */
+    int dweight_sums;       /* not 0: dweight of 16 bits is summed over chunks in float, in the workspace */
+    char text[240];         /* all of this in words */
+} lk_linear_kl_plan;
+
+/* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. A call ignores the fields
+ * that are marked for other calls. */
+typedef struct {
+    lk_linear_kl_context *context; /* in and out, from init; one call at a time */
+    const void *x;              /*      in    T [tokens, hidden], the student's */
+    const void *weight;         /*      in    T [vocab, hidden] */
+    const void *bias;           /*      in    T [vocab]; NULL: none */
+    const void *teacher_x;      /*      in    T [tokens, teacher_hidden] */
+    const void *teacher_weight; /*      in    T [vocab, teacher_hidden] */
+    const void *teacher_bias;   /*      in    T [vocab]; NULL: none */
+    const float *row_weight;    /*      in    f32 [tokens], a factor of each token's loss and gradient; NULL: 1 */
+    const float *upstream;      /* B FB in    f32 [1], or [tokens] with upstream_per_token, the gradient of loss; NULL: 1 */
+    float *loss;                /* F FB out   f32 [tokens]; NULL to skip */
+    float *lse;                 /* F FB out   f32 [tokens]; NULL to skip */
+    float *teacher_lse;         /* F FB out   f32 [tokens]; NULL to skip */
+    float *entropy;             /* F FB out   f32 [tokens]; NULL to skip */
+    void *dx;                   /* B FB out   T [tokens, hidden]; NULL to skip */
+    void *dweight;              /* B FB out   dweight_dtype [vocab, hidden]; NULL to skip */
+    void *dbias;                /* B FB out   T [vocab]; NULL to skip */
+    void *workspace;            /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
+    size_t workspace_bytes;     /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
+    int64_t tokens;             /* 0 to 2^31 - 1 */
+    int64_t hidden;             /* 1 to 2^30 */
+    int64_t teacher_hidden;     /* likewise; 0 means hidden */
+    int64_t vocab;              /* 1 to 2^30 */
+    int64_t x_stride;           /* elements between rows; 0 means packed */
+    int64_t weight_stride;      /* likewise */
+    int64_t teacher_x_stride;   /* likewise */
+    int64_t teacher_weight_stride; /* likewise */
+    int64_t dx_stride;          /* B FB likewise */
+    int64_t dweight_stride;     /* B FB likewise */
+    int64_t chunk_tokens;       /* tokens of a chunk; 0: lk chooses */
+    int64_t slice_tokens;       /* tokens of a slice; 0: lk chooses */
+    float logit_scale;          /* 2^-100 to 2^100; 0 means 1 */
+    float teacher_scale;        /* likewise */
+    float softcap;              /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
+    float teacher_softcap;      /* likewise */
+    float beta;                 /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
+    int divergence;             /* LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON; 0: FORWARD */
+    int upstream_per_token;     /* B FB not 0: upstream is [tokens] */
+    int accumulate;             /* B FB not 0: dweight and dbias are added to their old contents */
+    int dweight_dtype;          /* B FB LK_DTYPE_*: T or f32; 0: T */
+    int fast_logits;            /* not 0: logits are T instead of f32 */
+    int tf32;                   /* not 0: matmuls of T = f32 may round their factors to TF32 */
+} lk_linear_kl_args;
+
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
+ *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; all outputs are. With tokens = 0 all
+ *                     except for args and plan may be NULL
+ *   LK_ERR_SHAPE      tokens, hidden, teacher_hidden or vocab out of range; a stride that is not 0 and below its row; a tensor
+ *                     that spans more than 2^62 elements; chunk_tokens or slice_tokens below 0
+ *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence is none of its enum; dweight_dtype is neither T nor f32;
+ *                     a context that init has not made, or of another device
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
+ *                     LK_WORKSPACE_ALIGNMENT bytes
+ *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched. Or it failed to launch one: outputs are
+ *                     undefined. lk_last_error says which
+ * Matmuls are fastest where x, weight, dx and dweight start at multiples of 16 bytes and the hidden sizes are multiples of 8.
+ *
+ * Each direction has three functions that take the same struct: ..._<T> is the call, ..._workspace_bytes the workspace of its
+ * default plan, ..._plan the plan within `budget` bytes. The last two need shapes and options, and no tensors: a pointer other than
+ * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). */
+#define LK_LINEAR_KL_DECLARE_DIRECTION(direction, T)                                                                           \
+    LK_PROTOTYPES(linear_kl, direction, T)                                                                                     \
+    LK_API lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget, lk_linear_kl_plan *plan);
+#define LK_LINEAR_KL_DECLARE(T)                                                                                                \
+    LK_LINEAR_KL_DECLARE_DIRECTION(forward, T)                                                                                 \
+    LK_LINEAR_KL_DECLARE_DIRECTION(backward, T)                                                                                \
+    LK_LINEAR_KL_DECLARE_DIRECTION(forward_backward, T)
+#define LK_DECLARE_LINEAR_KL(T) LK_OF_TYPE(LK_LINEAR_KL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+#include "lk_cublas.cuh"
+#include "lk_move.cuh"
+
+/* ---- A call, and its plan ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    lk_linear_kl_args a; /* with every default filled in; without the outputs of other calls */
+    bool gradient;       /* dx, dweight or dbias is wanted */
+    bool apart;          /* dZ is not in place of the student's logits, whose type is another one */
+    int type, logits_type;
+} lk_linear_kl_call;
+
+/* The arrays of the workspace. NULL: not there. */
+typedef struct {
+    float *scalars;      /* lk_cublas_product's: alpha, 0, 1; 16-bit dZ is stored over alpha */
+    float *upstream;     /* [tokens], over alpha */
+    void *bias, *teacher_bias; /* [vocab], in the logits' type and on 16 bytes, as cuBLASLt wants it */
+    void *student, *teacher;   /* logits of a slice, `stride` from row to row */
+    void *dz;            /* T [chunk, stride]; in place of student where the types are one */
+    float *dx;           /* [chunk, hidden], where dx is a sum of two matmuls */
+    float *dweight;      /* [vocab, hidden], sums over chunks */
+    float *dbias;        /* [vocab], likewise */
+    void *cublas;
+    int64_t stride;      /* a multiple of 64 elements */
+    size_t bytes;
+} lk_linear_kl_space;
+
+#define LK_LINEAR_KL_CUBLAS ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
+#define LK_LINEAR_KL_SLICE 512 /* tokens that a slice has if there is room: its matmuls read both weights */
+#define LK_LINEAR_KL_LEAST 64  /* tokens of a chunk in the smallest workspace */
+
+LK_HOST int64_t lk_linear_kl_up(int64_t n, int64_t to)
+{
+    return lk_ceil_div(n, to) * to;
+}
+LK_HOST int64_t lk_linear_kl_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* An array of rows, which may be more than there can be. */
+LK_HOST void *lk_linear_kl_take(lk_arena *arena, bool wanted, int64_t rows, int64_t row_bytes)
+{
+    return lk_take_bytes(arena, wanted, lk_linear_kl_min(lk_count(rows, row_bytes), (int64_t)1 << 61));
+}
+
+/* Columns that have matmuls of their own, see lk_cublas_multiply_columns. */
+LK_HOST int64_t lk_linear_kl_tail(const lk_linear_kl_call *call)
+{
+    return call->a.vocab > 8 && (call->type != LK_DTYPE_F32 || call->a.tf32) ? call->a.vocab % 8 : 0;
+}
+
+LK_HOST lk_linear_kl_space lk_linear_kl_lay_out(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, void *workspace)
+{
+    const lk_linear_kl_args &a = call->a;
+    const int64_t stride = lk_linear_kl_up(a.vocab, 64), bytes = lk_dtype_bytes<float>(call->type);
+    const int64_t logits_bytes = stride * lk_dtype_bytes<float>(call->logits_type), f32 = sizeof(float);
+    lk_arena arena = {((uintptr_t)workspace + 255) / 256 * 256, 0, 256};
+    lk_linear_kl_space ws = {};
+    ws.stride = stride;
+    lk_take(&ws.scalars, &arena, call->gradient, 3);
+    lk_take(&ws.upstream, &arena, call->gradient, a.tokens);
+    ws.bias = lk_take_bytes(&arena, a.bias != NULL, a.vocab * f32);
+    ws.teacher_bias = lk_take_bytes(&arena, a.teacher_bias != NULL, a.vocab * f32);
+    ws.student = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
+    ws.teacher = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
+    ws.dz = lk_linear_kl_take(&arena, call->apart, plan->chunk_tokens, stride * bytes);
+    if (call->gradient && !call->apart) ws.dz = ws.student;
+    const bool two_matmuls = a.dx && call->type != LK_DTYPE_F32 && lk_linear_kl_tail(call);
+    ws.dx = (float *)lk_linear_kl_take(&arena, two_matmuls, plan->chunk_tokens, a.hidden * f32);
+    ws.dweight = (float *)lk_linear_kl_take(&arena, plan->dweight_sums, a.vocab, a.hidden * f32);
+    lk_take(&ws.dbias, &arena, a.dbias != NULL, a.vocab);
+    ws.cublas = lk_take_bytes(&arena, plan->cublas_bytes > 0, (int64_t)plan->cublas_bytes);
+    ws.bytes = arena.used + 256 - LK_WORKSPACE_ALIGNMENT; /* the arrays start at a multiple of 256 */
+    return ws;
+}
+
+/* Whether the plan's arrays take no more than `budget` bytes. */
+LK_HOST bool lk_linear_kl_fits(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, size_t budget)
+{
+    return lk_linear_kl_lay_out(call, plan, NULL).bytes <= budget;
+}
+
+/* Raises *tokens, a field of plan, to the largest number up to `most` that fits; same: slice_tokens with it. */
+LK_HOST void lk_linear_kl_raise(const lk_linear_kl_call *call, lk_linear_kl_plan *plan, int64_t lk_linear_kl_plan::*tokens,
+                                bool same, int64_t most, size_t budget)
+{
+    int64_t low = plan->*tokens, high = most;
+    while (low < high) {
+        const int64_t middle = low + (high - low + 1) / 2;
+        lk_linear_kl_plan tried = *plan;
+        tried.*tokens = middle;
+        if (same) tried.slice_tokens = middle;
+        if (lk_linear_kl_fits(call, &tried, budget)) low = middle;
+        else high = middle - 1;
+    }
+    plan->*tokens = low;
+    if (same) plan->slice_tokens = low;
+}
+
+/* The smallest plan with these options: the one that raising begins with. */
+LK_HOST lk_linear_kl_plan lk_linear_kl_smallest(const lk_linear_kl_call *call)
+{
+    const lk_linear_kl_args &a = call->a;
+    lk_linear_kl_plan plan = {};
+    plan.chunk_tokens = lk_linear_kl_min(a.chunk_tokens ? a.chunk_tokens : LK_LINEAR_KL_LEAST, a.tokens);
+    plan.slice_tokens = lk_linear_kl_min(a.slice_tokens && call->apart ? a.slice_tokens : LK_LINEAR_KL_LEAST, plan.chunk_tokens);
+    if (!call->apart) plan.slice_tokens = plan.chunk_tokens;
+    return plan;
+}
+
+/* `most` tokens, or fewer where as many parts of `all` can then be of nearly equal lengths. */
+LK_HOST int64_t lk_linear_kl_even(int64_t all, int64_t most)
+{
+    return lk_linear_kl_min(most, lk_linear_kl_up(lk_ceil_div(all, lk_ceil_div(all, most)), 64));
+}
+
+/* The plan with as long chunks as fit, and slices as long as fit then. False: not even the smallest plan fits. */
+LK_HOST bool lk_linear_kl_search(const lk_linear_kl_call *call, int sums, size_t cublas_bytes, size_t budget,
+                                 lk_linear_kl_plan *plan)
+{
+    const lk_linear_kl_args &a = call->a;
+    *plan = lk_linear_kl_smallest(call);
+    plan->dweight_sums = sums, plan->cublas_bytes = cublas_bytes;
+    if (!lk_linear_kl_fits(call, plan, budget)) return false;
+    const bool chunks = !a.chunk_tokens, slices = call->apart && !a.slice_tokens;
+    if (chunks) { /* first slices of some length, then chunks of any */
+        const int64_t most = slices ? lk_linear_kl_min(LK_LINEAR_KL_SLICE, a.tokens) : a.tokens;
+        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, slices || !call->apart, most, budget);
+        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, !call->apart, a.tokens, budget);
+        plan->chunk_tokens = lk_linear_kl_even(a.tokens, plan->chunk_tokens);
+        plan->slice_tokens = call->apart ? lk_linear_kl_min(plan->slice_tokens, plan->chunk_tokens) : plan->chunk_tokens;
+    }
+    if (slices) lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::slice_tokens, false, plan->chunk_tokens, budget);
+    return true;
+}
+
+/* The plan within a budget; false if there is none. The first of these that fits:
+ *   one chunk, so that dweight is one matmul
+ *   chunks of a slice or more, dweight's sums in float in the workspace
+ *   chunks of any length, dweight rounded after each; then the same without a workspace for cuBLASLt */
+LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, lk_linear_kl_plan *plan)
+{
+    const lk_linear_kl_args &a = call->a;
+    const bool sums = a.dweight && a.dweight_dtype != LK_DTYPE_F32 && call->gradient;
+    lk_linear_kl_plan with = {};
+    const int64_t enough = a.chunk_tokens ? 1 : lk_linear_kl_min(LK_LINEAR_KL_SLICE, a.tokens);
+    if (!lk_linear_kl_search(call, 0, LK_LINEAR_KL_CUBLAS, budget, plan) && !lk_linear_kl_search(call, 0, 0, budget, plan))
+        return false;
+    if (sums && plan->chunk_tokens < a.tokens && lk_linear_kl_search(call, 1, plan->cublas_bytes, budget, &with) &&
+        with.chunk_tokens >= enough)
+        *plan = with;
+    const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
+    plan->workspace_bytes = lk_linear_kl_lay_out(call, plan, NULL).bytes; /* these give the plan again; even slices take less */
+    if (!a.slice_tokens) plan->slice_tokens = lk_linear_kl_even(plan->chunk_tokens, plan->slice_tokens);
+    plan->minimum_bytes = lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
+    plan->chunks = lk_ceil_div(a.tokens, plan->chunk_tokens);
+    plan->matmuls = 2 + (a.dx != NULL) + (a.dweight != NULL);
+    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %s logits of %lld tokens at a time, %d matmuls%s",
+             (long long)plan->chunks, (long long)plan->chunk_tokens, call->logits_type == LK_DTYPE_F32 ? "f32" : "16-bit",
+             (long long)plan->slice_tokens, plan->matmuls,
+             !sums || plan->chunks == 1 ? ""
+             : plan->dweight_sums       ? ", dweight summed in float"
+                                        : ", dweight rounded after each chunk");
+    return true;
+}
+
+/* ---- The kernels --------------------------------------------------------------------------------------------------------- */
+
+/* The parameters of the kernels. */
+typedef struct {
+    lk_linear_kl_call call;
+    lk_linear_kl_space ws;
+    int power;               /* dZ is stored as about 2^power times its value for a factor of 1 */
+    int64_t first_row, rows; /* of a chunk */
+} lk_linear_kl_work;
+
+#define LK_LINEAR_KL_THREADS 256
+
+/* One block. A power of two that all rows have goes into alpha, which the matmuls multiply by: f16 has too small a range. */
+LK_KERNEL void __launch_bounds__(LK_LINEAR_KL_THREADS) lk_linear_kl_prepare_kernel(lk_linear_kl_work p)
+{
+    const lk_linear_kl_args &a = p.call.a;
+    LK_SHARED(float, warps, [LK_LINEAR_KL_THREADS / 32]);
+    const int thread = (int)threadIdx.x;
+    float most = 0.0f;
+    lk_griddepcontrol_wait();
+    for (int64_t token = thread; token < a.tokens; token += LK_LINEAR_KL_THREADS) {
+        const float up = a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f;
+        most = fmaxf(most, fabsf(a.row_weight ? up * a.row_weight[token] : up));
+    }
+    most = lk_max_warp(most);
+    if (thread % 32 == 0) warps[thread / 32] = most;
+    __syncthreads(); /* orders the warps' writes before their reads */
+    for (int i = 0; i < LK_LINEAR_KL_THREADS / 32; i++) most = fmaxf(most, warps[i]);
+    const int e = p.call.type == LK_DTYPE_F32 ? 0 : lk_cublas_exponent(most);
+    const float shift = __int_as_float((127 + p.power - e) << 23);
+    for (int64_t token = thread; token < a.tokens; token += LK_LINEAR_KL_THREADS)
+        p.ws.upstream[token] = shift * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
+    if (thread < 3) p.ws.scalars[thread] = thread == 0 ? __int_as_float((127 + e - p.power) << 23) : (float)(thread - 1);
+}
+
+/* A thread sums a column of dZ over a chunk. */
+template <class T> LK_KERNEL void __launch_bounds__(LK_LINEAR_KL_THREADS) lk_linear_kl_bias_kernel(lk_linear_kl_work p)
+{
+    const lk_linear_kl_args &a = p.call.a;
+    const int64_t col = (int64_t)blockIdx.x * LK_LINEAR_KL_THREADS + threadIdx.x;
+    lk_griddepcontrol_wait();
+    if (col >= a.vocab) return;
+    const T *const dz = (const T *)p.ws.dz + col;
+    float sum = p.first_row == 0 ? 0.0f : p.ws.dbias[col];
+    LK_UNROLL_BY(8) for (int64_t row = 0; row < p.rows; row++) sum += lk_to_float(dz[row * p.ws.stride]);
+    p.ws.dbias[col] = sum;
+    if (p.first_row + p.rows < a.tokens) return;
+    T *const out = (T *)a.dbias + col;
+    lk_put(out, fmaf(p.ws.scalars[0], sum, a.accumulate ? lk_to_float(*out) : 0.0f));
+}
+
+/* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
+
+typedef struct {
+    const char *op;
+    cudaStream_t stream;
+    lk_device device;
+    lk_linear_kl_work p;
+    lk_linear_kl_plan plan;
+    int mode; /* LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul */
+} lk_linear_kl_job;
+
+/* A product of which one size is the vocabulary's. of_dz: one of its factors is dZ. */
+LK_HOST lk_status lk_linear_kl_multiply(const lk_linear_kl_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols, bool of_dz)
+{
+    const lk_linear_kl_args &a = job->p.call.a;
+    const lk_cublas_call call = {job->op, job->stream, (lk_cublas_context *)a.context, job->p.ws.cublas, job->plan.cublas_bytes,
+                                 job->mode};
+    m->key.factor_type = job->p.call.type, m->key.tf32 = job->p.call.type == LK_DTYPE_F32 && a.tf32;
+    if (of_dz && job->p.call.type != LK_DTYPE_F32) m->scalars = job->p.ws.scalars;
+    return lk_cublas_multiply_columns(&call, m, cols, lk_linear_kl_tail(&job->p.call));
+}
+
+/* The logits of a head for the rows from first_row on. */
+template <class T>
+LK_HOST lk_status lk_linear_kl_logits(const lk_linear_kl_job *job, bool teacher, int64_t first_row, int64_t rows)
+{
+    const lk_linear_kl_args &a = job->p.call.a;
+    const lk_linear_kl_space &ws = job->p.ws;
+    lk_cublas_product m = {};
+    m.key.type = job->p.call.logits_type, m.key.transpose_a = 1;
+    m.key.m = a.vocab, m.key.n = rows, m.key.k = teacher ? a.teacher_hidden : a.hidden;
+    m.key.lda = teacher ? a.teacher_weight_stride : a.weight_stride, m.key.ldb = teacher ? a.teacher_x_stride : a.x_stride;
+    m.key.ldd = ws.stride;
+    m.a = teacher ? a.teacher_weight : a.weight, m.b = (const T *)(teacher ? a.teacher_x : a.x) + first_row * m.key.ldb;
+    m.bias = teacher ? ws.teacher_bias : ws.bias;
+    m.d = teacher ? ws.teacher : ws.student;
+    return lk_linear_kl_multiply(job, &m, &lk_cublas_key::m, false);
+}
+
+/* Losses and dZ of a slice of a chunk. */
+template <class T, class L>
+LK_HOST lk_status lk_linear_kl_rows(const lk_linear_kl_job *job, int64_t first_row, int64_t rows)
+{
+    const lk_linear_kl_args &a = job->p.call.a;
+    const lk_linear_kl_space &ws = job->p.ws;
+    lk_kl_args f = {};
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    f.logits = ws.student, f.teacher = ws.teacher, f.rows = rows, f.vocab = a.vocab;
+    f.logits_stride = f.teacher_stride = f.dlogits_stride = ws.stride;
+    f.logit_scale = a.logit_scale, f.teacher_scale = a.teacher_scale;
+    f.softcap = a.softcap, f.teacher_softcap = a.teacher_softcap, f.beta = a.beta, f.divergence = a.divergence;
+    if (a.row_weight) f.row_weight = a.row_weight + first_row;
+    if (a.loss) f.loss = a.loss + first_row;
+    if (a.lse) f.lse = a.lse + first_row;
+    if (a.teacher_lse) f.teacher_lse = a.teacher_lse + first_row;
+    if (a.entropy) f.entropy = a.entropy + first_row;
+    if (!job->p.call.gradient) return lk_kl_launch<L, L>(job->op, &job->device, f, job->stream);
+    f.upstream = ws.upstream + first_row, f.upstream_per_row = 1;
+    f.dlogits = (T *)ws.dz + (first_row - job->p.first_row) * ws.stride;
+    return lk_kl_launch<L, T>(job->op, &job->device, f, job->stream);
+}
+
+/* dx of a chunk, and its part of dweight and dbias. */
+template <class T> LK_HOST lk_status lk_linear_kl_gradients(const lk_linear_kl_job *job)
+{
+    const lk_linear_kl_work &p = job->p;
+    const lk_linear_kl_args &a = p.call.a;
+    const lk_linear_kl_space &ws = p.ws;
+    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
+    lk_status status = LK_OK;
+    if (a.dbias && launches)
+        status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_bias_kernel<T>, lk_ceil_div(a.vocab, LK_LINEAR_KL_THREADS), 1,
+                               LK_LINEAR_KL_THREADS, 0, job->stream, p);
+    if (a.dweight && !status) {
+        lk_cublas_product m = {};
+        m.key.type = ws.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.transpose_b = 1;
+        m.key.m = a.hidden, m.key.n = a.vocab, m.key.k = p.rows;
+        m.key.lda = a.x_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dweight ? a.hidden : a.dweight_stride;
+        m.a = (const T *)a.x + p.first_row * a.x_stride, m.b = ws.dz, m.d = ws.dweight ? (void *)ws.dweight : a.dweight;
+        m.add = p.first_row > 0 || (a.accumulate && !ws.dweight);
+        status = lk_linear_kl_multiply(job, &m, &lk_cublas_key::n, true);
+    }
+    if (a.dx && !status) {
+        T *const dx = (T *)a.dx + p.first_row * a.dx_stride;
+        lk_cublas_product m = {};
+        m.key.type = ws.dx ? LK_DTYPE_F32 : p.call.type;
+        m.key.m = a.hidden, m.key.n = p.rows, m.key.k = a.vocab;
+        m.key.lda = a.weight_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dx ? a.hidden : a.dx_stride;
+        m.a = a.weight, m.b = ws.dz, m.d = ws.dx ? (void *)ws.dx : dx;
+        status = lk_linear_kl_multiply(job, &m, &lk_cublas_key::k, true);
+        if (!status && ws.dx && launches)
+            status = lk_move_rows<float, T>(job->op, &job->device, {ws.dx, dx, NULL, NULL, p.rows, a.hidden, a.hidden, a.dx_stride,
+                                                                    0, NULL}, job->stream);
+    }
+    return status;
+}
+
+/* The whole call. L: of the logits. */
+template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_job *job)
+{
+    lk_linear_kl_work &p = job->p;
+    const lk_linear_kl_args &a = p.call.a;
+    const lk_linear_kl_space &ws = p.ws;
+    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
+    lk_status status = LK_OK;
+    if (p.call.gradient && launches)
+        status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_prepare_kernel, 1, 1, LK_LINEAR_KL_THREADS, 0, job->stream, p);
+    for (int i = 0; i < 2 && !status && launches; i++) {
+        const void *const from = i ? a.teacher_bias : a.bias;
+        void *const to = i ? ws.teacher_bias : ws.bias;
+        if (to)
+            status = lk_move_rows<T, L>(job->op, &job->device, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL},
+                                        job->stream);
+    }
+    for (p.first_row = 0; p.first_row < a.tokens && !status; p.first_row += job->plan.chunk_tokens) {
+        p.rows = lk_linear_kl_min(job->plan.chunk_tokens, a.tokens - p.first_row);
+        for (int64_t from = 0; from < p.rows && !status; from += job->plan.slice_tokens) {
+            const int64_t rows = lk_linear_kl_min(job->plan.slice_tokens, p.rows - from), first = p.first_row + from;
+            status = lk_linear_kl_logits<T>(job, false, first, rows);
+            if (!status) status = lk_linear_kl_logits<T>(job, true, first, rows);
+            if (!status) status = lk_linear_kl_rows<T, L>(job, first, rows);
+        }
+        if (p.call.gradient && !status) status = lk_linear_kl_gradients<T>(job);
+    }
+    if (status || !ws.dweight || !launches) return status;
+    return lk_move_rows<float, T>(job->op, &job->device, {ws.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden,
+                                                          a.dweight_stride, a.accumulate, NULL}, job->stream);
+}
+
+/* ---- The context --------------------------------------------------------------------------------------------------------- */
+
+static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_kl_context), "the opaque struct is large enough");
+
+LK_API inline __attribute__((used)) lk_status lk_linear_kl_init(lk_linear_kl_context *context)
+{
+    const char *const op = "lk_linear_kl_init";
+    return context ? lk_cublas_init(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
+}
+
+LK_API inline __attribute__((used)) lk_status lk_linear_kl_destroy(lk_linear_kl_context *context)
+{
+    const char *const op = "lk_linear_kl_destroy";
+    return context ? lk_cublas_destroy(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
+}
+
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
+
+/* Validates a call and fills it in. A query looks at shapes and options; its pointers say what is wanted. plan: that of the
+ * workspace, or of `budget` in a query. least: a budget below the smallest workspace counts as that. */
+template <class T>
+LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, bool query,
+                                     size_t budget, bool least, lk_linear_kl_call *call, lk_linear_kl_plan *plan)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *call = {}, *plan = {};
+    lk_linear_kl_args *const a = &call->a;
+    *a = *args;
+    lk_kl_fill_in(a);
+    if (a->teacher_hidden == 0) a->teacher_hidden = a->hidden;
+    if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
+    if (!backward) a->dx = a->dweight = a->dbias = NULL, a->upstream = NULL, a->dweight_dtype = LK_DTYPE_T;
+    const bool some = a->tokens != 0, written = backward && (some || !a->accumulate); /* without tokens nothing is read */
+    const int64_t vocab = some ? a->vocab : 0, tokens = a->tokens;
+    const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT : LK_UNUSED;
+    lk_tensor list[] = {
+        {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{tokens, &a->x_stride, "x_stride"}}},
+        {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
+        {"bias", a->bias, sizeof(T), LK_IN, vocab},
+        {"teacher_x", a->teacher_x, sizeof(T), LK_REQUIRED, a->teacher_hidden,
+         {{tokens, &a->teacher_x_stride, "teacher_x_stride"}}},
+        {"teacher_weight", a->teacher_weight, sizeof(T), LK_REQUIRED, a->teacher_hidden,
+         {{vocab, &a->teacher_weight_stride, "teacher_weight_stride"}}},
+        {"teacher_bias", a->teacher_bias, sizeof(T), LK_IN, vocab},
+        {"row_weight", a->row_weight, 4, LK_IN, tokens},
+        {"upstream", a->upstream, 4, backward ? LK_IN : LK_UNUSED, a->upstream_per_token ? tokens : some},
+        {"loss", a->loss, 4, out, tokens},
+        {"lse", a->lse, 4, out, tokens},
+        {"teacher_lse", a->teacher_lse, 4, out, tokens},
+        {"entropy", a->entropy, 4, out, tokens},
+        {"dx", a->dx, sizeof(T), gradient, a->hidden, {{tokens, &a->dx_stride, "dx_stride"}}},
+        {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), gradient, a->hidden,
+         {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
+        {"dbias", a->dbias, sizeof(T), gradient, written ? a->vocab : 0},
+    };
+    const int count = lk_used_tensors(list, LK_COUNT(list));
+    lk_checks checks = {op, LK_OK};
+    if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
+    if (!query) lk_check_null(&checks, list, count);
+    lk_check_size(&checks, "tokens", tokens, 0, INT32_MAX);
+    lk_check_size(&checks, "hidden", a->hidden, 1, 1 << 30);
+    lk_check_size(&checks, "teacher_hidden", a->teacher_hidden, 1, 1 << 30);
+    lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
+    lk_check_size(&checks, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
+    lk_check_size(&checks, "slice_tokens", a->slice_tokens, 0, INT64_MAX);
+    lk_check_shapes(&checks, list, count, query);
+    lk_kl_check_values(&checks, a);
+    lk_check_dtype<T>(&checks, "dweight_dtype", a->dweight_dtype);
+    if (!checks.status && !query && some) checks.status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
+    if (checks.status) return checks.status;
+
+    if (a->dweight_dtype == LK_DTYPE_T) a->dweight_dtype = lk_dtype<T>;
+    if (tokens <= 1) a->x_stride = lk_linear_kl_up(a->hidden, 8), a->teacher_x_stride = lk_linear_kl_up(a->teacher_hidden, 8);
+    call->gradient = a->dx || a->dweight || a->dbias;
+    call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
+    call->apart = call->gradient && call->type != call->logits_type;
+    size_t needed = 0;
+    if (some) {
+        const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
+        needed = lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
+        if (least && budget < needed) budget = needed;
+        if (!lk_linear_kl_choose(call, budget, plan) && query)
+            return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
+    } else {
+        snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
+    }
+    if (query) return LK_OK;
+    lk_check_alignment(&checks, list, count);
+    lk_check_workspace(&checks, a->workspace, a->workspace_bytes, needed);
+    lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
+    lk_check_allocations(&checks, list, count);
+    const lk_tensor workspace = {"workspace", a->workspace, 1, LK_IN, (int64_t)plan->workspace_bytes};
+    lk_check_allocations(&checks, &workspace, 1);
+    return checks.status;
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* The gradients of no tokens. */
+LK_HOST lk_status lk_linear_kl_clear(const char *op, const lk_linear_kl_args &a, int bytes, cudaStream_t stream)
+{
+    const size_t element = a.dweight_dtype == LK_DTYPE_F32 ? 4 : (size_t)bytes;
+    const size_t stride = (size_t)a.dweight_stride * element, width = (size_t)a.hidden * element;
+    cudaError_t error = cudaSuccess;
+    if (a.dweight && !a.accumulate) error = cudaMemset2DAsync(a.dweight, stride, 0, width, (size_t)a.vocab, stream);
+    if (a.dbias && !a.accumulate && !error) error = cudaMemsetAsync(a.dbias, 0, (size_t)(a.vocab * bytes), stream);
+    return lk_launched(op, error);
+}
+
+template <class T>
+LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, cudaStream_t stream)
+{
+    lk_linear_kl_job job = {};
+    const cudaError_t error = lk_current_device(&job.device);
+    lk_linear_kl_call &call = job.p.call;
+    const size_t given = args ? args->workspace_bytes : 0;
+    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, forward, backward, false, given, false, &call, &job.plan)};
+    lk_check_device(&checks, error);
+    if (checks.status) return checks.status;
+    if (call.a.tokens == 0) return lk_linear_kl_clear(op, call.a, sizeof(T), stream);
+    job.op = op, job.stream = stream, job.p.ws = lk_linear_kl_lay_out(&call, &job.plan, call.a.workspace);
+    const int power = 8 - (int)ceilf(log2f(call.a.logit_scale)); /* so |dZ| below 2^8 times its factors fits f16 */
+    job.p.power = call.type == LK_DTYPE_F32 ? 0 : power < -20 ? -20 : power > 40 ? 40 : power;
+    lk_status status = LK_OK;
+    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++)
+        status = call.a.fast_logits ? lk_linear_kl_run_all<T, T>(&job) : lk_linear_kl_run_all<T, float>(&job);
+    return status;
+}
+
+template <class T>
+LK_HOST lk_status lk_linear_kl_query(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, size_t budget,
+                                     bool least, lk_linear_kl_plan *plan)
+{
+    lk_linear_kl_call call;
+    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
+    return lk_linear_kl_check<T>(op, args, forward, backward, true, budget, least, &call, plan);
+}
+
+/* The functions of a direction. */
+#define LK_LINEAR_KL_ENTRY(direction, forward, backward)                                                                       \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_linear_kl_##direction(const char *op, const lk_linear_kl_args *args, cudaStream_t stream)             \
+    {                                                                                                                          \
+        return lk_linear_kl_run<T>(op, args, forward, backward, stream);                                                       \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_linear_kl_##direction##_workspace(const char *op, const lk_linear_kl_args *args, size_t *bytes)       \
+    {                                                                                                                          \
+        lk_linear_kl_plan plan;                                                                                                \
+        const lk_status status =                                                                                               \
+            lk_linear_kl_query<T>(op, args, forward, backward, lk_cublas_default_budget(), true, &plan);                       \
+        if (!status && bytes) *bytes = plan.workspace_bytes;                                                                   \
+        return status;                                                                                                         \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_linear_kl_##direction##_plan(const char *op, const lk_linear_kl_args *args, size_t budget,            \
+                                                      lk_linear_kl_plan *plan)                                                 \
+    {                                                                                                                          \
+        return lk_linear_kl_query<T>(op, args, forward, backward, budget, false, plan);                                        \
+    }
+LK_LINEAR_KL_ENTRY(forward, true, false)
+LK_LINEAR_KL_ENTRY(backward, false, true)
+LK_LINEAR_KL_ENTRY(forward_backward, true, true)
+
+#define LK_LINEAR_KL_EMIT(direction, T)                                                                                        \
+    LK_EMIT(linear_kl, direction, T)                                                                                           \
+    LK_API lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget, lk_linear_kl_plan *plan) \
+    {                                                                                                                          \
+        return lk_linear_kl_##direction##_plan<lk_##T>("lk_linear_kl_" #direction "_plan_" #T, args, budget, plan);            \
+    }
+#define LK_LINEAR_KL_DEFINE(T)                                                                                                 \
+    LK_LINEAR_KL_DECLARE(T)                                                                                                    \
+    LK_LINEAR_KL_EMIT(forward, T)                                                                                              \
+    LK_LINEAR_KL_EMIT(backward, T)                                                                                             \
+    LK_LINEAR_KL_EMIT(forward_backward, T)
+#define LK_DEFINE_LINEAR_KL(T) LK_OF_TYPE(LK_LINEAR_KL_DEFINE, T)
+
+#else
+#define LK_DEFINE_LINEAR_KL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL")
+#endif /* CUDA or the simulator */
+#endif

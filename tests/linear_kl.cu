@@ -1,0 +1,672 @@
+// SPDX-License-Identifier: MIT
+/* tests/linear_kl.cu - lk/linear_kl.cuh against its header's formula in double, on the GPU or on the simulator.
+ *
+ * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs (zones
+ * around every buffer, gaps between strided rows, the inputs) must not change.
+ *
+ * The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T (fast_logits) or TF32's. What that
+ * does to log p and log q of a column is at most twice the row's largest such error. dZ follows by its formula's derivatives and is
+ * rounded to T once; dx and dweight sum dZ times exact factors.
+ */
+#include "lk/linear_kl.cuh"
+
+#include "tests/test.h"
+
+TEST_DEFINE(LINEAR_KL)
+
+typedef lk_linear_kl_args args_t;
+typedef lk_linear_kl_plan plan_t;
+enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
+static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
+#define ALL(what)                                                                                                              \
+    {TEST_OF_TYPES(lk_linear_kl_forward##what), TEST_OF_TYPES(lk_linear_kl_backward##what),                                   \
+     TEST_OF_TYPES(lk_linear_kl_forward_backward##what)}
+static lk_status (*const call_of[][TEST_TYPES])(const args_t *, cudaStream_t) = ALL();
+static lk_status (*const query_of[][TEST_TYPES])(const args_t *, size_t *) = ALL(_workspace_bytes);
+static lk_status (*const plan_of[][TEST_TYPES])(const args_t *, size_t, plan_t *) = ALL(_plan);
+enum { DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
+static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
+static lk_linear_kl_context context;
+
+/* Tensors. The first are inputs. */
+enum { X, WEIGHT, BIAS, TEACHER_X, TEACHER_WEIGHT, TEACHER_BIAS, ROW_WEIGHT, UPSTREAM, LOSS, LSE, TEACHER_LSE, ENTROPY, DX,
+       DWEIGHT, DBIAS, TENSORS };
+static const char *const tensor_name[] = {"x", "weight", "bias", "teacher_x", "teacher_weight", "teacher_bias", "row_weight",
+                                          "upstream", "loss", "lse", "teacher_lse", "entropy", "dx", "dweight", "dbias"};
+
+/* What some columns have: a bias of -inf in the student's head, the teacher's or both. */
+enum { NOTHING, MASKED_STUDENT, MASKED_TEACHER, MASKED_BOTH, SPECIALS };
+/* The workspace: the default plan's, the smallest, a factor of the smallest. */
+enum { DEFAULT, SMALLEST, BETWEEN };
+
+typedef struct {
+    int type, direction, divergence;
+    int64_t tokens, hidden, teacher_hidden, vocab, chunk, slice;
+    int gap, at; /* elements between rows, and past 256-byte alignment, of T's tensors */
+    float scale, teacher_scale, softcap, teacher_softcap, beta;
+    bool has[TENSORS], accumulate, dweight_f32, fast, tf32, per_token;
+    int special, budget;
+    float size; /* of upstream */
+    uint64_t seed;
+} problem;
+
+static problem plain(int type, int direction, int64_t tokens, int64_t hidden, int64_t vocab)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = p.teacher_hidden = hidden, p.vocab = vocab;
+    p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type), p.divergence = (int)(p.seed / 10 % DIVERGENCES);
+    p.size = 1, p.per_token = true;
+    for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS && t != TEACHER_BIAS && t != ROW_WEIGHT && t != DBIAS;
+    return p;
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[700];
+    int n = snprintf(text, sizeof text,
+                     "%s %s %s, %lld x %lld and %lld x %lld, chunk %lld slice %lld, gap %d at %d, scales %g %g, softcaps %g %g, "
+                     "beta %g%s%s%s%s%s, special %d, budget %d, size %g, seed %llu, has",
+                     direction_name[p->direction], test_type_name[p->type], divergence_name[p->divergence], (long long)p->tokens,
+                     (long long)p->hidden, (long long)p->teacher_hidden, (long long)p->vocab, (long long)p->chunk,
+                     (long long)p->slice, p->gap, p->at, (double)p->scale, (double)p->teacher_scale, (double)p->softcap,
+                     (double)p->teacher_softcap, (double)p->beta, p->accumulate ? ", accumulate" : "",
+                     p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->tf32 ? ", tf32" : "",
+                     p->per_token ? ", per token" : "", p->special, p->budget, (double)p->size, (unsigned long long)p->seed);
+    for (int t = 0; t < TENSORS && n < (int)sizeof text; t++)
+        if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", tensor_name[t]);
+    return text;
+}
+
+/* ---- Inputs -------------------------------------------------------------------------------------------------------------- */
+
+static test_buffer buffer[TENSORS], workspace;
+static unsigned char *kept[TENSORS];
+static size_t kept_bytes[TENSORS];
+static args_t args;
+static plan_t plan;
+
+/* A tensor's layout. */
+typedef struct {
+    int64_t rows, cols, stride;
+    int type, at;
+} layout;
+static layout layout_of(const problem *p, int t)
+{
+    const int64_t h = p->hidden, th = p->teacher_hidden, n = p->tokens, v = p->vocab;
+    const int f32 = TEST_F32, dweight = p->dweight_f32 ? f32 : p->type;
+    const layout all[TENSORS] = {{n, h, h + p->gap, p->type, p->at},
+                                 {v, h, h + 2 * p->gap, p->type, p->at},
+                                 {1, v, v, p->type, p->at},
+                                 {n, th, th + p->gap, p->type, p->at},
+                                 {v, th, th + 3 * p->gap, p->type, p->at},
+                                 {1, v, v, p->type, 0},
+                                 {1, n, n, f32, 0},
+                                 {1, p->per_token ? n : 1, p->per_token ? n : 1, f32, 0},
+                                 {1, n, n, f32, 0},
+                                 {1, n, n, f32, 0},
+                                 {1, n, n, f32, 0},
+                                 {1, n, n, f32, 0},
+                                 {n, h, h + p->gap, p->type, p->at},
+                                 {v, h, h + p->gap, dweight, p->at},
+                                 {1, v, v, p->type, p->at}};
+    return all[t];
+}
+static bool is_output(int t) { return t >= LOSS; }
+static bool is_of(const problem *p, int t) /* whether the call writes it */
+{
+    return p->has[t] && (t >= DX ? p->direction != FORWARD : t >= LOSS && p->direction != BACKWARD);
+}
+
+static void fill(const problem *p)
+{
+    static const float weights[] = {1.0f, 0.0f, 2.5f, -0.5f, 0.25f};
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        uint64_t random = test_hash(p->seed + (uint64_t)t);
+        const double spread = t == WEIGHT || t == TEACHER_WEIGHT ? 3 / sqrt((double)l.cols) : 1;
+        for (int64_t r = 0; r < l.rows; r++)
+            for (int64_t c = 0; c < l.cols; c++) {
+                float v = (float)(spread * test_uniform(&random));
+                const bool hit = test_hash(p->seed + (uint64_t)c) % 5 == 0 && c > 0;
+                if (t == BIAS && hit && (p->special == MASKED_STUDENT || p->special == MASKED_BOTH)) v = -INFINITY;
+                if (t == TEACHER_BIAS && hit && (p->special == MASKED_TEACHER || p->special == MASKED_BOTH)) v = -INFINITY;
+                if (t == ROW_WEIGHT) v = weights[(uint64_t)(c + (int64_t)p->seed) % 5];
+                if (t == UPSTREAM) v = p->size * (v + 0.1f);
+                if (is_output(t) && !(p->accumulate && (t == DWEIGHT || t == DBIAS))) continue; /* poison */
+                test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c, v);
+            }
+    }
+}
+
+static void prepare_run(const problem *p, int run)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        const int64_t elements = l.rows ? (l.rows - 1) * l.stride + l.cols : 0;
+        test_buffer_size(&buffer[t], (size_t)(elements * test_type_bytes[l.type]), (size_t)(l.at * test_type_bytes[l.type]),
+                         is_output(t) ? (run ? 0xff : 0x5a) : run ? 0x7f : 0xff);
+    }
+    fill(p);
+    for (int t = 0; t < TENSORS; t++) test_buffer_upload(&buffer[t]);
+    args = {};
+    void *at[TENSORS];
+    for (int t = 0; t < TENSORS; t++) at[t] = p->has[t] ? test_buffer_device(&buffer[t]) : NULL;
+    args.context = &context, args.x = at[X], args.weight = at[WEIGHT], args.bias = at[BIAS];
+    args.teacher_x = at[TEACHER_X], args.teacher_weight = at[TEACHER_WEIGHT], args.teacher_bias = at[TEACHER_BIAS];
+    args.row_weight = (float *)at[ROW_WEIGHT], args.upstream = (float *)at[UPSTREAM], args.upstream_per_token = p->per_token;
+    args.loss = (float *)at[LOSS], args.lse = (float *)at[LSE], args.teacher_lse = (float *)at[TEACHER_LSE];
+    args.entropy = (float *)at[ENTROPY], args.dx = at[DX], args.dweight = at[DWEIGHT], args.dbias = at[DBIAS];
+    args.tokens = p->tokens, args.hidden = p->hidden, args.vocab = p->vocab;
+    args.teacher_hidden = p->teacher_hidden == p->hidden ? 0 : p->teacher_hidden;
+    int64_t *const strides[] = {&args.x_stride, &args.weight_stride, &args.teacher_x_stride, &args.teacher_weight_stride,
+                                &args.dx_stride, &args.dweight_stride};
+    const int of[] = {X, WEIGHT, TEACHER_X, TEACHER_WEIGHT, DX, DWEIGHT};
+    for (int i = 0; i < LENGTH_OF(of); i++) *strides[i] = p->gap ? layout_of(p, of[i]).stride : 0;
+    args.chunk_tokens = p->chunk, args.slice_tokens = p->slice;
+    args.logit_scale = p->scale, args.teacher_scale = p->teacher_scale;
+    args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap, args.beta = p->beta, args.divergence = p->divergence;
+    args.accumulate = p->accumulate, args.dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T;
+    args.fast_logits = p->fast, args.tf32 = p->tf32;
+
+    plan_t any = {};
+    size_t bytes = 0;
+    test_launched(plan_of[p->direction][p->type](&args, SIZE_MAX, &any), describe(p));
+    test_launched(query_of[p->direction][p->type](&args, &bytes), describe(p));
+    if (p->budget == SMALLEST) bytes = any.minimum_bytes;
+    if (p->budget == BETWEEN) {
+        test_launched(plan_of[p->direction][p->type](&args, any.minimum_bytes * (2 + p->seed % 5) / 2 + 100, &plan), describe(p));
+        bytes = plan.workspace_bytes;
+    }
+    plan_t again = {};
+    const bool good = plan_of[p->direction][p->type](&args, bytes, &plan) == LK_OK &&
+                      plan_of[p->direction][p->type](&args, plan.workspace_bytes, &again) == LK_OK;
+    if (!test_that(good && plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes &&
+                   !strcmp(plan.text, again.text) && again.workspace_bytes == plan.workspace_bytes))
+        test_detail("%zu bytes give %s in %zu, and these %s in %zu; %s", bytes, plan.text, plan.workspace_bytes, again.text,
+                    again.workspace_bytes, describe(p));
+    args.workspace_bytes = plan.workspace_bytes;
+    test_buffer_size(&workspace, plan.workspace_bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
+    test_buffer_upload(&workspace);
+    args.workspace = plan.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+}
+static void prepare(const problem *p) { prepare_run(p, 0); }
+static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
+
+static void collect(void)
+{
+    for (int t = 0; t < TENSORS; t++) test_buffer_download(&buffer[t]);
+    test_buffer_download(&workspace), test_buffer_accept_all(&workspace);
+}
+
+static void settle(const problem *p, bool keep, const char *what)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        if (is_of(p, t))
+            test_settle(&buffer[t], &kept[t], &kept_bytes[t], keep, l.rows, l.cols, l.stride, test_type_bytes[l.type],
+                        tensor_name[t], what, describe(p));
+        test_buffer_untouched(&buffer[t], tensor_name[t], describe(p));
+    }
+    test_buffer_untouched(&workspace, "workspace", describe(p));
+}
+
+/* ---- The reference ------------------------------------------------------------------------------------------------------- */
+
+static double input(const problem *p, int t, int64_t row, int64_t col)
+{
+    const layout l = layout_of(p, t);
+    return (double)test_get(l.type, test_buffer_host(&buffer[t]), row * l.stride + col);
+}
+
+/* A row of a head in double: log p, p, the softcap's slope; error: the bound of log p's, the same for all columns. */
+typedef struct {
+    double *log_p, *p, *slope, lse, error;
+    size_t bytes[3];
+} head_row;
+static head_row student_row, teacher_row;
+
+static void refer(head_row *r, const problem *p, bool teacher, int64_t row)
+{
+    const int x = teacher ? TEACHER_X : X, weight = teacher ? TEACHER_WEIGHT : WEIGHT, bias = teacher ? TEACHER_BIAS : BIAS;
+    const int64_t hidden = teacher ? p->teacher_hidden : p->hidden;
+    const float given = teacher ? p->teacher_scale : p->scale;
+    const double scale = given == 0 ? 1 : (double)given, cap = (double)(teacher ? p->teacher_softcap : p->softcap);
+    const double factors = p->tf32 ? 0x1p-10 : 0, rounds[TEST_TYPES] = {0, 0x1p-12, 0x1p-9}, stored = p->fast ? rounds[p->type] : 0;
+    double **const all[] = {&r->log_p, &r->p, &r->slope};
+    for (int i = 0; i < 3; i++) *all[i] = (double *)test_room(*all[i], &r->bytes[i], (size_t)p->vocab * sizeof(double));
+    double most = -INFINITY, least = INFINITY, sum = 0;
+    r->error = 0;
+    for (int64_t j = 0; j < p->vocab; j++) {
+        double v = p->has[bias] ? input(p, bias, 0, j) : 0, size = isfinite(v) ? fabs(v) : 0;
+        for (int64_t d = 0; d < hidden; d++) {
+            const double term = input(p, x, row, d) * input(p, weight, j, d);
+            v += term, size += fabs(term);
+        }
+        const double t = cap > 0 ? tanh(scale * v / cap) : 0, z = cap > 0 ? cap * t : scale * v;
+        r->slope[j] = cap > 0 ? 1 - t * t : 1, r->log_p[j] = z;
+        if (isfinite(v)) r->error = fmax(r->error, scale * (size * (0x1p-22 + factors) + stored * fabs(v)));
+        most = fmax(most, z);
+        if (isfinite(z)) least = fmin(least, z);
+    }
+    for (int64_t j = 0; j < p->vocab; j++) sum += exp(r->log_p[j] - most);
+    r->lse = most + log(sum);
+    for (int64_t j = 0; j < p->vocab; j++) r->log_p[j] -= r->lse, r->p[j] = exp(r->log_p[j]);
+    r->error = 2 * r->error + 0x1p-21 * (4 + (most - least) + log(sum) + (cap > 0 ? 4 * fmax(fabs(most), fabs(least)) : 0));
+}
+
+/* The sum of w log(w / q) + q - w, none of which is negative. Its error for errors of log p and log q up to e: see tests/kl.cu. */
+static double divergence(const problem *p, const double *weights, const double *others, double e, double *slack)
+{
+    double sum = 0;
+    for (int64_t j = 0; j < p->vocab; j++) {
+        const double w = weights[j], q = others[j], a = w == 0 ? 0 : log(w / q), term = w == 0 ? q : w * a + q - w;
+        sum += term, *slack += (w + q) * e * fmin(1, fabs(a) + e) + 8 * 0x1p-23 * (term + w * fabs(a)) + 0x1p-120;
+    }
+    return sum;
+}
+
+static void verify_number(const problem *p, int t, int64_t row, int64_t col, double want, double slack)
+{
+    const layout l = layout_of(p, t);
+    if (!is_of(p, t)) return;
+    const float got = test_get(l.type, test_buffer_back(&buffer[t]), row * l.stride + col);
+    if (!test_near(l.type, got, want, isfinite(want) ? slack : 0))
+        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s; plan: %s", tensor_name[t], (long long)row, (long long)col,
+                    (double)got, want, slack, describe(p), plan.text);
+}
+
+static double *dz, *dz_slack, *mixture;
+static size_t dz_bytes, dz_slack_bytes, mixture_bytes;
+
+static void verify(const problem *p)
+{
+    const double beta = p->beta == 0 ? 0.5 : (double)p->beta, scale = p->scale == 0 ? 1 : (double)p->scale, e23 = 0x1p-23;
+    const int64_t n = p->tokens, v = p->vocab;
+    dz = (double *)test_room(dz, &dz_bytes, (size_t)(n * v) * sizeof(double));
+    dz_slack = (double *)test_room(dz_slack, &dz_slack_bytes, (size_t)(n * v) * sizeof(double));
+    mixture = (double *)test_room(mixture, &mixture_bytes, (size_t)v * sizeof(double));
+    for (int64_t row = 0; row < n; row++) {
+        refer(&student_row, p, false, row), refer(&teacher_row, p, true, row);
+        const double *const P = student_row.p, *const Q = teacher_row.p, e = student_row.error + teacher_row.error;
+        const double w = p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1;
+        const double up = p->has[UPSTREAM] && p->direction != FORWARD ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1;
+        double loss = 0, slack = 0, mean = 0, mean_slack = 0, entropy = 0, entropy_slack = 0;
+        for (int64_t j = 0; j < v; j++) mixture[j] = beta * Q[j] + (1 - beta) * P[j];
+        if (p->divergence == LK_KL_FORWARD) loss = divergence(p, Q, P, e, &slack);
+        if (p->divergence == LK_KL_REVERSE) loss = mean = divergence(p, P, Q, e, &slack), mean_slack = slack;
+        if (p->divergence == LK_KL_JENSEN_SHANNON) {
+            double slack_q = 0;
+            mean = divergence(p, P, mixture, e, &mean_slack);
+            loss = beta * divergence(p, Q, mixture, e, &slack_q) + (1 - beta) * mean;
+            slack = beta * slack_q + (1 - beta) * mean_slack;
+        }
+        for (int64_t j = 0; j < v; j++)
+            if (P[j] != 0)
+                entropy -= P[j] * student_row.log_p[j], entropy_slack += P[j] * (1 + fabs(student_row.log_p[j])) * (e + 4 * e23);
+        verify_number(p, LOSS, 0, row, w == 0 ? 0 : w * loss, fabs(w) * (slack + 16 * e23 * loss));
+        verify_number(p, LSE, 0, row, w == 0 ? 0 : student_row.lse, student_row.error);
+        verify_number(p, TEACHER_LSE, 0, row, w == 0 ? 0 : teacher_row.lse, teacher_row.error);
+        verify_number(p, ENTROPY, 0, row, w == 0 ? 0 : entropy, entropy_slack);
+        for (int64_t j = 0; j < v && p->direction != FORWARD; j++) {
+            const double factor = up * w * scale * student_row.slope[j];
+            double want = P[j] - Q[j], off = (P[j] + Q[j]) * (e + 8 * e23);
+            if (p->divergence != LK_KL_FORWARD) {
+                const bool reverse = p->divergence == LK_KL_REVERSE;
+                const double along = P[j] == 0 ? 0 : log(P[j] / (reverse ? Q[j] : mixture[j])), mixed = reverse ? 1 : 1 - beta;
+                want = mixed * P[j] * (along - mean);
+                off = mixed * P[j] * (fabs(along - mean) * (e + 8 * e23) + e + 8 * e23 * fabs(along) + mean_slack);
+            }
+            if (w == 0) want = off = 0;
+            const double bend = p->softcap > 0 ? scale * 2 * e / (double)p->softcap : 0; /* of the slope */
+            dz[row * v + j] = factor * want;
+            dz_slack[row * v + j] = fabs(factor) * off + fabs(up * w * scale * want) * bend;
+        }
+    }
+    if (p->direction == FORWARD) return;
+    /* dZ is rounded to T; f16's least numbers are relative to the largest factor, by 2^-32 with a power of 2^8. */
+    const double unit = p->type == TEST_F32 ? (p->tf32 ? 0x1p-10 : 0) : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8, sum_unit = 0x1p-22;
+    double most = 0;
+    for (int64_t row = 0; row < n; row++)
+        most = fmax(most, fabs(scale * (p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1) *
+                               (p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1)));
+    for (int64_t i = 0; i < n * v; i++)
+        dz_slack[i] += (unit + sum_unit) * fabs(dz[i]) + (p->type == TEST_F16 ? most * 0x1p-31 : 0) + 0x1p-130;
+    const double factors = p->tf32 ? 0x1p-10 : 0;
+    for (int64_t row = 0; row < n && is_of(p, DX); row++)
+        for (int64_t d = 0; d < p->hidden; d++) {
+            double want = 0, slack = 0;
+            for (int64_t j = 0; j < v; j++) {
+                const double f = input(p, WEIGHT, j, d);
+                want += dz[row * v + j] * f, slack += (dz_slack[row * v + j] + factors * fabs(dz[row * v + j])) * fabs(f);
+            }
+            verify_number(p, DX, row, d, want, slack);
+        }
+    const int64_t cols = p->hidden + 1; /* the last: dbias */
+    for (int64_t j = 0; j < v; j++)
+        for (int64_t d = 0; d < cols; d++) {
+            const int t = d < p->hidden ? DWEIGHT : DBIAS;
+            const layout l = layout_of(p, t);
+            if (!is_of(p, t)) continue;
+            const int64_t at_row = d < p->hidden ? j : 0, at = d < p->hidden ? d : j;
+            const double old = p->accumulate ? input(p, t, at_row, at) : 0;
+            double want = old, slack = 0, size = fabs(old), largest = fabs(old);
+            for (int64_t row = 0; row < n; row++) {
+                const double f = d < p->hidden ? input(p, X, row, d) : 1;
+                want += dz[row * v + j] * f, size += fabs(dz[row * v + j] * f), largest = fmax(largest, fabs(want));
+                slack += (dz_slack[row * v + j] + factors * fabs(dz[row * v + j])) * fabs(f);
+            }
+            slack += 0x1p-23 * size;
+            if (t == DWEIGHT && l.type != TEST_F32 && plan.chunks > 1 && !plan.dweight_sums) /* rounded after each chunk */
+                slack += (double)plan.chunks * test_half_ulp(l.type, largest + slack);
+            verify_number(p, t, at_row, at, want, slack);
+        }
+}
+
+static void compare(const problem *p, const char *what) { collect(), settle(p, false, what); }
+static const test_op<problem> again = {describe, prepare, launch, compare};
+
+static void check(const problem *p)
+{
+    for (int run = 0; run < 2; run++) {
+        prepare_run(p, run);
+        const bool ran = test_launched(launch(p), describe(p));
+        collect();
+        if (!ran) return;
+        if (run == 0) verify(p);
+        settle(p, run == 0, "a second run");
+    }
+}
+
+/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+
+/* Sizes: none a multiple of 8, all of them, tail columns, one of each. */
+static void sizes(int type, int direction, int)
+{
+    const int64_t list[][4] = {{5, 24, 24, 40}, {1, 1, 3, 1}, {3, 7, 9, 13}, {17, 16, 8, 67}, {4, 33, 64, 300}, {2, 8, 8, 9}};
+    for (int i = 0; i < LENGTH_OF(list); i++)
+        for (int k = 0; k < (test.small ? 1 : DIVERGENCES); k++) {
+            problem p = plain(type, direction, list[i][0], list[i][1], list[i][3]);
+            p.teacher_hidden = list[i][2], p.divergence = (i + k + type + direction) % DIVERGENCES, p.has[DBIAS] = i % 2;
+            check(&p);
+        }
+}
+
+/* Chunks and slices: asked for, and in workspaces of several sizes. */
+static void chunks(int type, int direction, int)
+{
+    for (int i = 0; i < 16; i++) {
+        if (test.small && (i + type + direction) % 2) continue;
+        problem p = plain(type, direction, i < 8 ? 23 : 150, 16, 71);
+        p.seed += (uint64_t)i, p.divergence = i % DIVERGENCES;
+        p.has[BIAS] = p.has[TEACHER_BIAS] = p.has[DBIAS] = i & 1, p.accumulate = i & 2, p.dweight_f32 = i & 4;
+        p.budget = i < 8 ? DEFAULT : i % 3 ? BETWEEN : SMALLEST, p.fast = i % 5 == 4;
+        if (i < 8) p.chunk = 1 + i * 3, p.slice = i % 3 ? 1 + i : 0;
+        check(&p);
+        if (i < 8 && !test_that(plan.chunks == (23 + p.chunk - 1) / p.chunk)) test_detail("%s; %s", plan.text, describe(&p));
+    }
+}
+
+static void options(int type, int direction, int)
+{
+    for (int i = 0; i < 24; i++) {
+        if (test.small && (i + type + direction) % 4) continue;
+        problem p = plain(type, direction, 6, 16, i % 2 ? 50 : 129);
+        p.seed += (uint64_t)i, p.divergence = i % DIVERGENCES;
+        if (i & 1) p.scale = 0.5f, p.teacher_scale = 1.5f;
+        if (i & 2) p.softcap = 4;
+        if (i & 4) p.teacher_softcap = i & 8 ? 30 : 2;
+        p.has[ROW_WEIGHT] = i & 8, p.has[BIAS] = i & 16, p.has[TEACHER_BIAS] = i & 4, p.has[DBIAS] = i & 2;
+        p.beta = i & 16 ? 0.9f : 0, p.per_token = i % 3 != 1, p.has[UPSTREAM] = i % 3 != 2;
+        p.size = i % 7 == 3 ? 1e-6f : i % 7 == 5 ? 3e4f : 1;
+        p.fast = i % 4 == 1, p.tf32 = type == TEST_F32 && i % 4 == 2;
+        const int without[] = {LOSS, LSE, TEACHER_LSE, ENTROPY, DX, DWEIGHT};
+        for (int k = 0; k < LENGTH_OF(without); k++) p.has[without[k]] = i % 7 != k;
+        check(&p);
+    }
+}
+
+/* Where rows start, and how far apart they are. */
+static void places(int type, int direction, int)
+{
+    for (int i = 0; i < test_pick(8, 3); i++) {
+        problem p = plain(type, direction, 4, 12 + i, 30 + i);
+        p.gap = i % 5 + 1, p.at = i % 4, p.has[BIAS] = p.has[DBIAS] = i % 2, p.accumulate = i % 3 == 1;
+        check(&p);
+    }
+}
+
+static void masks(int type, int direction, int)
+{
+    for (int i = 0; i < 9; i++) {
+        if (test.small && (i + type + direction) % 2) continue;
+        problem p = plain(type, direction, 3, 8, 45);
+        p.special = i % 3 + 1, p.divergence = i / 3, p.has[BIAS] = p.has[TEACHER_BIAS] = p.has[DBIAS] = true;
+        if (p.divergence == LK_KL_FORWARD && p.special == MASKED_STUDENT) p.has[LOSS] = true; /* +inf; its gradient is finite */
+        if (p.divergence == LK_KL_REVERSE && p.special == MASKED_TEACHER) continue; /* NaN everywhere: infinite() */
+        check(&p);
+    }
+}
+
+/* Where the teacher has no probability, REVERSE is +inf, and the row's gradient NaN. */
+static void infinite(int type)
+{
+    problem p = plain(type, BOTH, 2, 8, 45);
+    p.special = MASKED_TEACHER, p.divergence = LK_KL_REVERSE, p.has[TEACHER_BIAS] = true;
+    prepare(&p);
+    if (!test_launched(launch(&p), describe(&p))) return;
+    collect();
+    const float loss = ((const float *)test_buffer_back(&buffer[LOSS]))[0];
+    if (!test_that(loss == INFINITY)) test_detail("loss is %g", (double)loss);
+    if (!test_that(isnan(test_get(type, test_buffer_back(&buffer[DX]), 0)))) test_detail("dx is no NaN");
+}
+
+static void graphs(int type, int direction, int)
+{
+    problem p = plain(type, direction, 9, 16, 60);
+    p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = true;
+    check(&p); /* leaves its bits in kept */
+    test_graph(again, &p);
+}
+
+static void empty(int type, int direction, int)
+{
+    for (int i = 0; i < 2; i++) {
+        problem p = plain(type, direction, 0, 5, 7);
+        p.has[DBIAS] = true, p.accumulate = i, p.gap = 2;
+        check(&p);
+    }
+}
+
+static void all_themes(void)
+{
+    static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options}, {"places", places},
+                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty}};
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
+}
+
+/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+
+/* More memory never gives more chunks, and a plan's own bytes give the plan. Sizes that no memory holds do not wrap around. */
+static void plans(void)
+{
+    static char there;
+    args_t a = {};
+    a.tokens = 8192, a.hidden = 4096, a.vocab = 131072, a.dx = a.dweight = &there, a.loss = (float *)&there;
+    for (int k = 0; k < 3; k++) {
+        plan_t before = {}, p = {};
+        a.dweight_dtype = k == 1 ? LK_DTYPE_F32 : LK_DTYPE_T, a.fast_logits = k == 2;
+        test_launched(lk_linear_kl_forward_backward_plan_bf16(&a, SIZE_MAX, &before), "plans");
+        if (!test_that(before.chunks == 1 && before.matmuls == 4)) test_detail("%s", before.text);
+        const size_t least = before.minimum_bytes;
+        bool sums = false, rounds = false;
+        for (size_t budget = least; budget < ((size_t)20 << 30); budget += budget / 16 + 1) {
+            plan_t again = {};
+            test_launched(lk_linear_kl_forward_backward_plan_bf16(&a, budget, &p), "plans");
+            test_launched(lk_linear_kl_forward_backward_plan_bf16(&a, p.workspace_bytes, &again), "plans");
+            const bool same = !strcmp(p.text, again.text) && again.workspace_bytes == p.workspace_bytes;
+            if (!test_that(p.workspace_bytes <= budget && same))
+                test_detail("%zu bytes: %s, then %s", budget, p.text, again.text);
+            const int64_t slices = (p.chunk_tokens + p.slice_tokens - 1) / p.slice_tokens;
+            const int64_t last = p.chunk_tokens - (slices - 1) * p.slice_tokens; /* tokens of the last slice: not far fewer */
+            const bool whole = p.chunks * p.chunk_tokens >= 8192 && p.slice_tokens <= p.chunk_tokens &&
+                               last >= p.slice_tokens - 64 * slices;
+            if (!test_that(whole && (!p.dweight_sums || p.chunk_tokens >= 512))) test_detail("%s", p.text);
+            sums = sums || p.dweight_sums, rounds = rounds || strstr(p.text, "rounded after each");
+        }
+        if (!test_that(k == 1 ? !sums && !rounds : rounds)) test_detail("sums %d, rounded %d", sums, rounds);
+        if (!test_that(lk_linear_kl_forward_backward_plan_bf16(&a, least - 1, &p) == LK_ERR_WORKSPACE)) test_detail("too small");
+    }
+    plan_t p = {};
+    a.tokens = INT32_MAX, a.hidden = a.teacher_hidden = 1 << 30, a.vocab = 1 << 30, a.dweight_dtype = LK_DTYPE_F32;
+    test_launched(lk_linear_kl_forward_backward_plan_bf16(&a, SIZE_MAX, &p), "plans");
+    if (!test_that(p.chunks > 0 && p.workspace_bytes >= p.minimum_bytes)) test_detail("%s", p.text);
+    if (!test_that(lk_linear_kl_forward_backward_plan_bf16(&a, 1 << 20, NULL) == LK_ERR_NULL)) test_detail("plan NULL is taken");
+}
+
+/* dweight summed in float, and rounded after each chunk: both happen, and the first is nearer. */
+static void sums(int type)
+{
+    double error[2] = {};
+    for (int k = 0; k < 2; k++) {
+        problem p = plain(type, BOTH, 600, 8, 24);
+        p.chunk = 20, p.divergence = LK_KL_FORWARD, p.budget = k ? SMALLEST : DEFAULT;
+        check(&p);
+        if (!test_that(plan.dweight_sums == !k && plan.chunks == 30)) test_detail("%s", plan.text);
+        for (int64_t j = 0; j < p.vocab; j++)
+            for (int64_t d = 0; d < p.hidden; d++) {
+                double want = 0;
+                for (int64_t row = 0; row < p.tokens; row++) want += dz[row * p.vocab + j] * input(&p, X, row, d);
+                const double off = (double)test_get(type, kept[DWEIGHT], j * p.hidden + d) - want;
+                error[k] += off * off;
+            }
+    }
+    if (!test_that(error[0] < error[1])) test_detail("summed in float %.3g, rounded %.3g", error[0], error[1]);
+}
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    lk_status want, asked;
+    const char *field;
+    void (*spoil)(args_t *a);
+    bool forward, backward;
+} bad_call;
+
+static void expect_error(int type, int direction, const bad_call *bad)
+{
+    problem p = plain(type, direction, 3, 8, 40);
+    p.has[BIAS] = p.has[DBIAS] = true;
+    prepare(&p);
+    if (bad->spoil) bad->spoil(&args);
+    const bool refused = direction == BOTH ? bad->forward || bad->backward : direction == FORWARD ? bad->forward : bad->backward;
+    size_t asked = TEST_NOT_ASKED;
+    const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
+    test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_linear_kl", direction_name[direction], type);
+    test_expect_query(answer, refused ? bad->asked : LK_OK, asked, bad->field);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int t = LOSS; t < TENSORS; t++) test_expect_unwritten(status, &buffer[t], tensor_name[t], bad->field);
+}
+
+static lk_linear_kl_context unmade;
+#define SPOIL(what) [](args_t *a) { what; }
+static void errors(int type, int direction)
+{
+    static const bad_call list[] = {
+        {LK_OK, LK_OK, "nothing", NULL, true, true},
+        {LK_ERR_NULL, LK_OK, "context", SPOIL(a->context = NULL), true, true},
+        {LK_ERR_VALUE, LK_OK, "context", SPOIL(a->context = &unmade), true, true},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->x = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "weight", SPOIL(a->weight = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "teacher_x", SPOIL(a->teacher_x = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "teacher_weight", SPOIL(a->teacher_weight = NULL), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = (int64_t)1 << 31), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "hidden", SPOIL(a->hidden = 0), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_hidden", SPOIL(a->teacher_hidden = -4), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "chunk_tokens", SPOIL(a->chunk_tokens = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "slice_tokens", SPOIL(a->slice_tokens = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "x_stride", SPOIL(a->x_stride = 7), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_weight_stride", SPOIL(a->teacher_weight_stride = 7), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "dweight_stride", SPOIL(a->dweight_stride = 7), false, true},
+        {LK_ERR_SHAPE, LK_OK, "dx and", SPOIL(a->dx = (void *)a->x), false, true},
+        {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->loss = a->lse), true, false},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = NAN), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "dweight_dtype", SPOIL(a->dweight_dtype = 9), false, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "x is", SPOIL(MOVED(a->x, 1)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "lse", SPOIL(MOVED(a->lse, 2)), true, false},
+        {LK_ERR_ALIGNMENT, LK_OK, "dbias", SPOIL(MOVED(a->dbias, 1)), false, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->workspace = NULL), true, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->workspace_bytes = 100), true, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(MOVED(a->workspace, 64)), true, true},
+    };
+    for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
+    problem p = plain(type, direction, 3, 8, 40);
+    prepare(&p);
+    args.loss = args.lse = args.teacher_lse = args.entropy = NULL, args.dx = args.dweight = args.dbias = NULL;
+    test_expect(launch(&p), LK_ERR_NULL, "every output", "lk_linear_kl", direction_name[direction], type);
+    if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
+    if (!test_that(lk_linear_kl_init(NULL) == LK_ERR_NULL && lk_linear_kl_destroy(&unmade) == LK_ERR_VALUE))
+        test_detail("a context that is none is taken");
+}
+
+/* ---- Random draws -------------------------------------------------------------------------------------------------------- */
+
+static problem draw(uint64_t seed)
+{
+    uint64_t state = test_hash(seed), *const r = &state;
+    const int64_t tokens = 1 + test_below(r, test_chance(r, 4) ? 100 : 9), vocab = 1 + test_below(r, test_chance(r, 4) ? 300 : 40);
+    problem p = plain((int)test_below(r, TEST_TYPES), (int)test_below(r, DIRECTIONS), tokens, 1 + test_below(r, 40), vocab);
+    p.seed = seed, p.divergence = (int)test_below(r, DIVERGENCES);
+    if (test_chance(r, 2)) p.teacher_hidden = 1 + test_below(r, 40);
+    if (test_chance(r, 3)) p.gap = (int)test_below(r, 9), p.at = (int)test_below(r, 8);
+    if (test_chance(r, 3)) p.chunk = 1 + test_below(r, p.tokens);
+    if (test_chance(r, 3)) p.slice = 1 + test_below(r, p.tokens);
+    p.budget = (int)test_below(r, 3);
+    if (test_chance(r, 3)) p.scale = (float)(0.2 + fabs(test_uniform(r))), p.teacher_scale = (float)(0.2 + fabs(test_uniform(r)));
+    if (test_chance(r, 4)) p.softcap = 5;
+    if (test_chance(r, 4)) p.teacher_softcap = 8;
+    if (test_chance(r, 2)) p.beta = (float)(0.05 + 0.9 * fabs(test_uniform(r)));
+    const int maybe[] = {BIAS, TEACHER_BIAS, ROW_WEIGHT, UPSTREAM, DBIAS, LSE, ENTROPY};
+    for (int i = 0; i < LENGTH_OF(maybe); i++) p.has[maybe[i]] = test_chance(r, 2);
+    p.per_token = test_chance(r, 2), p.accumulate = test_chance(r, 3), p.dweight_f32 = test_chance(r, 3);
+    p.fast = test_chance(r, 3), p.tf32 = p.type == TEST_F32 && test_chance(r, 3);
+    p.size = test_chance(r, 4) ? 1e-5f : 1;
+    return p;
+}
+
+static void fuzz(void)
+{
+    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(200, 40);
+    if (!test_begin("fuzz")) return;
+    for (long i = 0; i < n; i++) {
+        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
+        check(&p);
+    }
+    test_finish();
+}
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    if (lk_linear_kl_init(&context)) printf("%s\n", lk_last_error());
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) {
+                errors(type, direction);
+                test_finish();
+            }
+    all_themes();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("infinite %s", test_type_name[type])) infinite(type), test_finish();
+    for (int type = TEST_F16; type < TEST_TYPES; type++)
+        if (test_begin("sums %s", test_type_name[type])) sums(type), test_finish();
+    if (test_begin("plans")) plans(), test_finish();
+    fuzz();
+    lk_linear_kl_destroy(&context);
+    return test_end();
+}
