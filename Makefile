@@ -73,7 +73,7 @@ backend: # said once, not by `make test` again for its parts
 	@$(if $(filter test-parts,$(MAKECMDGOALS)),:,echo "lk: BACKEND=$(BACKEND) ($(why))")
 include packages/rules.mk bench/rules.mk tests/rules.mk
 
-others := row_softmax from_c train_step parallel # examples that are no op's
+others := row_softmax from_c train_step distill parallel # examples that are no op's
 examples: $(addprefix example-,$(ops) $(others)) ## try: builds and runs every example; example-<op> one
 	@echo "$(words $^) examples, all as expected"
 test: | backend ## test: builds and runs every test; test-<op> one; a GPU has the whole suites
@@ -95,7 +95,7 @@ example-nvrtc: # PYTHON: one that has cuda.core
 	@$(PYTHON) examples/nvrtc.py
 example-%: $(out)/examples/% | backend
 	@$< $(ARGS)
-$(out)/examples/train_step: $(out)/examples/kernels.o # C beside one CUDA file
+$(out)/examples/train_step $(out)/examples/distill: $(out)/examples/kernels.o # C beside one CUDA file
 # NCCL=DIR: with NCCL, from DIR/include and DIR/lib.
 $(out)/nccl: always # rewritten, so that these are compiled again, when it changes
 	@mkdir -p $(@D)

@@ -269,13 +269,16 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_softmax &p, c
 /* N neighbours at a multiple of N sizeof(D) bytes. */
 template <class D, int N> LK_DEVICE void lk_kl_store(D *to, const float (&x)[N])
 {
-    if constexpr (N == LK_VEC<D>) return lk_store_n<true>(to, x);
-    D each[N];
-    uint2 packed;
-    static_assert(N == LK_VEC<D> || sizeof each == sizeof packed, "a vector, or half of one");
-    LK_UNROLL for (int j = 0; j < N; j++) lk_put(&each[j], x[j]);
-    memcpy(&packed, each, sizeof packed);
-    *(uint2 *)to = packed;
+    if constexpr (N == LK_VEC<D>) {
+        lk_store_n<true>(to, x);
+    } else { /* half a vector */
+        D each[N];
+        uint2 packed;
+        static_assert(sizeof each == sizeof packed, "8 bytes");
+        LK_UNROLL for (int j = 0; j < N; j++) lk_put(&each[j], x[j]);
+        memcpy(&packed, each, sizeof packed);
+        *(uint2 *)to = packed;
+    }
 }
 
 /* A team owns a row. D: the type of dlogits, which may be in place of logits where D is T. */
