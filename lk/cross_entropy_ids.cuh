@@ -104,6 +104,7 @@ typedef struct {
     lk_ce_ids_space space;
     const float *lse, *lse_low, *entropy; /* of the rows */
     int direction;
+    bool bad_is_zero; /* a row with a bad id has gradients of 0 instead of NaN, and the state of its logits */
 } lk_ce_ids_call;
 
 /* A lane's ids k = lane, lane + 32, ... of a row. */
@@ -181,7 +182,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         top = other > top ? other : top;
     }
     const int y = 0x7fffffff - (int)(uint32_t)top;
-    if (there && lane == 0) call.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? y : LK_CE_IDS_IGNORED;
+    const int without = !s.bad ? LK_CE_IDS_IGNORED : call.bad_is_zero ? 0 : LK_CE_IDS_BAD;
+    if (there && lane == 0) call.space.target[row] = good ? y : without;
     if (call.direction == LK_CE_FORWARD) return;
 
     lk_ce_upstream up = {};
@@ -272,7 +274,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (s.id[i] >= 0) first_z = fmaxf(first_z, z[i]);
     }
     first_z = lk_max_warp(first_z); /* the target's */
-    const float first_loss = backward ? 0.0f : call.space.row_losses.loss[row];
+    const float first_loss = backward ? 0.0f : s.bad ? NAN : call.space.row_losses.loss[row];
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) { /* no sums of large numbers: no other id has a smaller -logp */
         minus_logp[i] = z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i]);
         if (s.id[i] < 0) minus_logp[i] = s.bad ? NAN : 0.0f;

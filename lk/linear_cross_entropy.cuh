@@ -496,8 +496,17 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
 
 /* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
 
-/* mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
+struct lk_lce_job;
+
+/* What linear_cross_entropy_ids.cuh does in place of CHUNKS' kernels for rows. begin comes before all other kernels. */
 typedef struct {
+    lk_status (*begin)(const lk_lce_job *job);
+    lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call);
+    void *user;
+} lk_lce_other_rows;
+
+/* mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
+struct lk_lce_job {
     const char *op;
     cudaStream_t stream;
     lk_device device;
@@ -506,7 +515,8 @@ typedef struct {
     lk_lce_plan plan;
     int mode;
     int reduce_sms; /* what matmuls leave, once reduce has been called */
-} lk_lce_job;
+    const lk_lce_other_rows *other_rows; /* NULL: none */
+};
 
 /* A product without its sizes; of_dz: one of its factors is dZ. */
 LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool of_dz)
@@ -870,6 +880,7 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
     if (lk_cross_entropy_sums_weights(&f)) p.weight_total = &ws.counts->weights;
     if (ws.row_weight) p.loss_weight = ws.row_weight + chunk.first_row;
+    if (job->other_rows) return job->other_rows->rows(job, chunk, p);
     if (!call.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
     if (!call.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
     return call.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
@@ -1136,7 +1147,8 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     lk_status status = LK_OK;
     job->reduce_sms = 0;
-    if (call.rows > 0)
+    if (job->other_rows && call.rows > 0 && job->mode == LK_CUBLAS_LAUNCH) status = job->other_rows->begin(job);
+    if (call.rows > 0 && !status)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
     for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++)
         status = fused   ? lk_lce_run_fused<T>(job, chunk)
@@ -1450,7 +1462,8 @@ LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. checked: args are those of a call
  * that has been checked. */
 template <class T>
-LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direction, bool checked, cudaStream_t stream)
+LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direction, bool checked, cudaStream_t stream,
+                              const lk_lce_other_rows *other_rows = NULL)
 {
     lk_lce_job job = {};
     lk_lce_planner planner;
@@ -1463,7 +1476,7 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     const lk_lce_args &a = call.a;
     const lk_lce_plan &plan = job.plan;
     if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
-    job.op = op, job.stream = stream, job.shape = planner.shape;
+    job.op = op, job.stream = stream, job.shape = planner.shape, job.other_rows = other_rows;
     lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
     lk_check_allocations(&checks, &workspace, 1);

@@ -10,7 +10,7 @@ full_args ?= # of make test-full: --part 0/2, say
 
 # Tests of what all ops share. lk_check has -DLK_CHECK: nothing that threads see.
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check)
-parts := cross_entropy_ids # headers beside an op's that have tests and mutants of their own
+parts := cross_entropy_ids linear_cross_entropy_ids # headers beside an op's that have tests and mutants of their own
 longest := linear_cross_entropy cross_entropy $(shared) # first, so that the others fill the gaps at the end
 programs = $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(parts) $(ops)
 ifdef simt

@@ -1,0 +1,648 @@
+// SPDX-License-Identifier: MIT
+/* tests/linear_cross_entropy_ids.cu - lk/linear_cross_entropy_ids.cuh against the formulas of linear_cross_entropy.cuh and
+ * cross_entropy_ids.cuh in double, on the GPU or on the simulator.
+ *
+ * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs must not
+ * change. The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T; that moves a log-probability
+ * by at most twice the row's largest such error. dZ follows by its formula, and is rounded to T once; dx and dweight sum it times
+ * exact factors.
+ */
+#include "lk/linear_cross_entropy_ids.cuh"
+
+#include "tests/test.h"
+
+TEST_DEFINE(LINEAR_CROSS_ENTROPY)
+TEST_DEFINE(LINEAR_CROSS_ENTROPY_IDS)
+
+typedef lk_linear_cross_entropy_ids_args args_t;
+typedef lk_linear_cross_entropy_plan plan_t;
+enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
+static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
+#define ALL(what)                                                                                                              \
+    {TEST_OF_TYPES(lk_linear_cross_entropy_ids_forward##what), TEST_OF_TYPES(lk_linear_cross_entropy_ids_backward##what),       \
+     TEST_OF_TYPES(lk_linear_cross_entropy_ids_forward_backward##what)}
+static lk_status (*const call_of[][TEST_TYPES])(const args_t *, cudaStream_t) = ALL();
+static lk_status (*const query_of[][TEST_TYPES])(const args_t *, size_t *) = ALL(_workspace_bytes);
+static lk_status (*const plan_of[][TEST_TYPES])(const args_t *, size_t, plan_t *) = ALL(_plan);
+static lk_linear_cross_entropy_context context;
+
+/* Tensors. The first are inputs; LSE and ENTROPY are inputs of backward. */
+enum { X, WEIGHT, BIAS, IDS, ID_WEIGHT, ROW_WEIGHT, UPSTREAM, DLSE, DENTROPY, DLOGP, DENOMINATOR, LSE, ENTROPY, LOSS, Z_LOSS, LOGP,
+       VALID, DX, DWEIGHT, DBIAS, TENSORS };
+static const char *const tensor_name[] = {"x", "weight", "bias", "target_ids", "target_weight", "row_weight", "upstream", "dlse",
+                                          "dentropy", "dlogp", "denominator", "lse", "entropy", "loss", "z_loss_out", "logp",
+                                          "valid_rows", "dx", "dweight", "dbias"};
+enum { DEFAULT, SMALLEST, BETWEEN };
+
+typedef struct {
+    int type, direction, ids, reduction, budget;
+    int64_t tokens, hidden, vocab, chunk;
+    int gap, at;
+    float scale, softcap, z_loss;
+    bool has[TENSORS], accumulate, dweight_f32, fast, per_token, int32, ignore, bad, repeated, masked;
+    uint64_t seed;
+} problem;
+
+static problem plain(int type, int direction, int64_t tokens, int64_t hidden, int64_t vocab, int ids)
+{
+    problem p = {};
+    p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.ids = ids;
+    p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type + 77 * ids), p.per_token = true;
+    const int with[] = {X, WEIGHT, IDS, ID_WEIGHT, UPSTREAM, LSE, LOSS, LOGP, DX, DWEIGHT};
+    for (int i = 0; i < LENGTH_OF(with); i++) p.has[with[i]] = true;
+    return p;
+}
+
+static const char *describe(const problem *p)
+{
+    static char text[800];
+    int n = snprintf(text, sizeof text,
+                     "%s %s, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, budget %d, gap %d at %d, scale %g, softcap %g, "
+                     "z_loss %g%s%s%s%s%s%s%s%s%s, seed %llu, has",
+                     direction_name[p->direction], test_type_name[p->type], (long long)p->tokens, (long long)p->hidden,
+                     (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, p->budget, p->gap, p->at, (double)p->scale,
+                     (double)p->softcap, (double)p->z_loss, p->accumulate ? ", accumulate" : "",
+                     p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->per_token ? ", per token" : "",
+                     p->int32 ? ", int32" : "", p->ignore ? ", ignore" : "", p->bad ? ", bad" : "", p->repeated ? ", repeated" : "",
+                     p->masked ? ", masked" : "", (unsigned long long)p->seed);
+    for (int t = 0; t < TENSORS && n < (int)sizeof text; t++)
+        if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", tensor_name[t]);
+    return text;
+}
+
+/* ---- Inputs -------------------------------------------------------------------------------------------------------------- */
+
+static test_buffer buffer[TENSORS], workspace;
+static unsigned char *kept[TENSORS];
+static size_t kept_bytes[TENSORS];
+static args_t args;
+static plan_t plan;
+
+typedef struct {
+    int64_t rows, cols, stride;
+    int type, bytes, at;
+} layout;
+static layout layout_of(const problem *p, int t)
+{
+    const int64_t n = p->tokens, losses = p->reduction == LK_REDUCTION_NONE ? n : 1;
+    layout l = {1, n, n, TEST_F32, 4, 0};
+    if (t == X || t == DX || t == WEIGHT || t == DWEIGHT) {
+        l.rows = t == X || t == DX ? n : p->vocab, l.cols = p->hidden, l.stride = p->hidden + p->gap, l.at = p->at;
+        l.type = t == DWEIGHT && p->dweight_f32 ? TEST_F32 : p->type, l.bytes = test_type_bytes[l.type];
+    }
+    if (t == BIAS || t == DBIAS) l.cols = p->vocab, l.type = p->type, l.bytes = test_type_bytes[p->type], l.at = p->at;
+    if (t == IDS || t == ID_WEIGHT || t == DLOGP || t == LOGP) l.rows = n, l.cols = p->ids, l.stride = p->ids + p->gap;
+    if (t == IDS) l.bytes = p->int32 ? 4 : 8;
+    if (t == UPSTREAM && !p->per_token) l.cols = 1;
+    if (t == LOSS || t == Z_LOSS) l.cols = losses;
+    if (t == DENOMINATOR || t == VALID) l.cols = 1;
+    if (t == VALID) l.bytes = 8;
+    if (l.rows == 1) l.stride = l.cols;
+    return l;
+}
+static bool is_of(const problem *p, int t) /* whether the call writes it */
+{
+    return p->has[t] && (t >= DX ? p->direction != FORWARD : t >= LSE && p->direction != BACKWARD);
+}
+
+static double input(const problem *p, int t, int64_t row, int64_t col)
+{
+    const layout l = layout_of(p, t);
+    return (double)test_get(l.type, test_buffer_host(&buffer[t]), row * l.stride + col);
+}
+static int64_t id_of(const problem *p, int64_t row, int k)
+{
+    const int64_t at = row * layout_of(p, IDS).stride + k;
+    return p->int32 ? ((const int32_t *)test_buffer_host(&buffer[IDS]))[at] : ((const int64_t *)test_buffer_host(&buffer[IDS]))[at];
+}
+static double weight_of(const problem *p, int64_t row, int k) { return p->has[ID_WEIGHT] ? input(p, ID_WEIGHT, row, k) : 1; }
+enum { SKIPPED, GOOD, IS_BAD };
+static int status_of(const problem *p, int64_t row, int k)
+{
+    const int64_t id = id_of(p, row, k);
+    if (p->ignore && id == 3) return SKIPPED;
+    return id >= 0 && id < p->vocab ? GOOD : weight_of(p, row, k) == 0 ? SKIPPED : IS_BAD;
+}
+/* Whether a token counts, and has a bad id. */
+static bool counts(const problem *p, int64_t row, bool *bad)
+{
+    bool any = false;
+    *bad = false;
+    for (int k = 0; k < p->ids; k++) any = any || status_of(p, row, k) != SKIPPED, *bad = *bad || status_of(p, row, k) == IS_BAD;
+    return any;
+}
+
+static double *logits, *log_p, *slope; /* of a row */
+static size_t room_bytes[6];
+static double row_error, row_lse, row_entropy; /* row_error: of log p */
+
+/* The head's row in double. */
+static void refer(const problem *p, int64_t row)
+{
+    double **const all[] = {&logits, &log_p, &slope};
+    for (int i = 0; i < 3; i++) *all[i] = (double *)test_room(*all[i], &room_bytes[i], (size_t)p->vocab * sizeof(double));
+    const double scale = p->scale == 0 ? 1 : (double)p->scale, cap = (double)p->softcap, rounds[TEST_TYPES] = {0, 0x1p-12, 0x1p-9};
+    const double stored = p->fast ? rounds[p->type] : 0;
+    double most = -INFINITY, least = INFINITY, sum = 0, error = 0;
+    for (int64_t j = 0; j < p->vocab; j++) {
+        double v = p->has[BIAS] ? input(p, BIAS, 0, j) : 0, size = isfinite(v) ? fabs(v) : 0;
+        for (int64_t d = 0; d < p->hidden; d++) {
+            const double term = input(p, X, row, d) * input(p, WEIGHT, j, d);
+            v += term, size += fabs(term);
+        }
+        const double t = cap > 0 ? tanh(scale * v / cap) : 0;
+        logits[j] = cap > 0 ? cap * t : scale * v, slope[j] = cap > 0 ? 1 - t * t : 1;
+        if (isfinite(v)) error = fmax(error, scale * (size * 0x1p-22 + stored * fabs(v)));
+        most = fmax(most, logits[j]);
+        if (isfinite(logits[j])) least = fmin(least, logits[j]);
+    }
+    for (int64_t j = 0; j < p->vocab; j++) sum += exp(logits[j] - most);
+    row_lse = most + log(sum), row_entropy = 0;
+    for (int64_t j = 0; j < p->vocab; j++) {
+        log_p[j] = logits[j] - row_lse;
+        if (isfinite(log_p[j])) row_entropy -= exp(log_p[j]) * log_p[j];
+    }
+    row_error = 2 * error + 0x1p-21 * (4 + (most - least) + log(sum) + (cap > 0 ? 4 * fmax(fabs(most), fabs(least)) : 0));
+}
+
+static void fill(const problem *p)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        uint64_t random = test_hash(p->seed + (uint64_t)t);
+        const double spread = t == WEIGHT ? 3 / sqrt((double)l.cols) : 1;
+        if (t == IDS || t == VALID || (t >= LSE && !(p->accumulate && (t == DWEIGHT || t == DBIAS)))) continue;
+        for (int64_t r = 0; r < l.rows; r++)
+            for (int64_t c = 0; c < l.cols; c++) {
+                float v = (float)(spread * test_uniform(&random));
+                if (t == BIAS && p->masked && test_hash(p->seed + (uint64_t)c) % 5 == 0 && c > 0) v = -INFINITY;
+                if (t == ID_WEIGHT && test_chance(&random, 6)) v = 0;
+                if (t == DENOMINATOR) v = 2.75f;
+                test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c, v);
+            }
+    }
+    uint64_t random = test_hash(p->seed + 99);
+    const layout l = layout_of(p, IDS);
+    for (int64_t r = 0; r < p->tokens; r++) {
+        const bool nothing = p->ignore && (r % 4 == 1 || test_chance(&random, 6)), bad = p->bad && r % 3 == 0;
+        for (int k = 0; k < p->ids; k++) {
+            int64_t id = k == 0 ? (r % 2 ? 0 : p->vocab - 1) : test_below(&random, p->vocab);
+            if (p->repeated && k) id = id_of(p, r, k / 2);
+            if (nothing || (p->ignore && test_chance(&random, 4))) id = 3;
+            if (bad && k == p->ids / 2) {
+                id = r % 2 ? -1 : p->vocab;
+                if (p->has[ID_WEIGHT] && r % 6 == 0) test_put(TEST_F32, test_buffer_host(&buffer[ID_WEIGHT]), r * l.stride + k, 0);
+            }
+            if (p->int32) ((int32_t *)test_buffer_host(&buffer[IDS]))[r * l.stride + k] = (int32_t)id;
+            else ((int64_t *)test_buffer_host(&buffer[IDS]))[r * l.stride + k] = id;
+        }
+    }
+    for (int64_t r = 0; r < p->tokens && p->direction == BACKWARD; r++) { /* what forward left */
+        bool bad;
+        const bool counted = counts(p, r, &bad);
+        refer(p, r);
+        ((float *)test_buffer_host(&buffer[LSE]))[r] = counted ? (float)row_lse : 0;
+        ((float *)test_buffer_host(&buffer[ENTROPY]))[r] = counted ? (float)row_entropy : 0;
+    }
+}
+
+static void prepare_run(const problem *p, int run)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        const int64_t elements = l.rows ? (l.rows - 1) * l.stride + l.cols : 0;
+        test_buffer_size(&buffer[t], (size_t)(elements * l.bytes), (size_t)(l.at * l.bytes),
+                         t >= LSE ? (run ? 0xff : 0x5a) : run ? 0x7f : 0xff);
+    }
+    fill(p);
+    for (int t = 0; t < TENSORS; t++) test_buffer_upload(&buffer[t]);
+    void *at[TENSORS];
+    for (int t = 0; t < TENSORS; t++) at[t] = p->has[t] ? test_buffer_device(&buffer[t]) : NULL;
+    args = {};
+    lk_linear_cross_entropy_args *const a = &args.common;
+    a->context = &context, a->x = at[X], a->weight = at[WEIGHT], a->bias = at[BIAS], a->row_weight = (float *)at[ROW_WEIGHT];
+    a->upstream = (float *)at[UPSTREAM], a->upstream_per_token = p->per_token, a->dlse = (float *)at[DLSE];
+    a->dentropy = (float *)at[DENTROPY], a->denominator = (float *)at[DENOMINATOR], a->lse = (float *)at[LSE];
+    a->entropy = (float *)at[ENTROPY], a->loss = (float *)at[LOSS], a->z_loss_out = (float *)at[Z_LOSS];
+    a->valid_rows = (int64_t *)at[VALID], a->dx = at[DX], a->dweight = at[DWEIGHT], a->dbias = at[DBIAS];
+    a->tokens = p->tokens, a->hidden = p->hidden, a->vocab = p->vocab, a->chunk_tokens = p->chunk;
+    if (p->gap) a->x_stride = a->weight_stride = a->dx_stride = a->dweight_stride = p->hidden + p->gap;
+    a->logit_scale = p->scale, a->softcap = p->softcap, a->z_loss = p->z_loss, a->reduction = p->reduction;
+    a->use_ignore_index = p->ignore, a->ignore_index = p->ignore ? 3 : 0;
+    a->target_dtype = p->int32 ? LK_TARGET_INT32 : LK_TARGET_INT64;
+    a->accumulate = p->accumulate, a->dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T, a->fast_logits = p->fast;
+    args.target_ids = at[IDS], args.target_weight = (float *)at[ID_WEIGHT], args.dlogp = (float *)at[DLOGP];
+    args.logp = (float *)at[LOGP], args.ids_per_row = p->ids;
+    if (p->gap) args.target_ids_stride = args.target_weight_stride = args.dlogp_stride = args.logp_stride = p->ids + p->gap;
+
+    plan_t any = {};
+    size_t bytes = 0;
+    test_launched(plan_of[p->direction][p->type](&args, SIZE_MAX, &any), describe(p));
+    test_launched(query_of[p->direction][p->type](&args, &bytes), describe(p));
+    if (p->budget == SMALLEST) bytes = any.minimum_bytes;
+    if (p->budget == BETWEEN) bytes = any.minimum_bytes * (2 + p->seed % 5) / 2 + 100;
+    test_launched(plan_of[p->direction][p->type](&args, bytes, &plan), describe(p));
+    if (!test_that(plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes)) test_detail("%s", plan.text);
+    a->workspace_bytes = plan.workspace_bytes;
+    test_buffer_size(&workspace, plan.workspace_bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
+    test_buffer_upload(&workspace);
+    a->workspace = plan.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+}
+static void prepare(const problem *p) { prepare_run(p, 0); }
+static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
+
+static void collect(void)
+{
+    for (int t = 0; t < TENSORS; t++) test_buffer_download(&buffer[t]);
+    test_buffer_download(&workspace), test_buffer_accept_all(&workspace);
+}
+
+static void settle(const problem *p, bool keep, const char *what)
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const layout l = layout_of(p, t);
+        if (is_of(p, t))
+            test_settle(&buffer[t], &kept[t], &kept_bytes[t], keep, l.rows, l.cols, l.stride, l.bytes, tensor_name[t], what,
+                        describe(p));
+        test_buffer_untouched(&buffer[t], tensor_name[t], describe(p));
+    }
+    test_buffer_untouched(&workspace, "workspace", describe(p));
+}
+
+/* ---- The reference ------------------------------------------------------------------------------------------------------- */
+
+static void verify_number(const problem *p, int t, int64_t row, int64_t col, double want, double slack)
+{
+    const layout l = layout_of(p, t);
+    if (!is_of(p, t)) return;
+    const float got = test_get(l.type, test_buffer_back(&buffer[t]), row * l.stride + col);
+    if (!test_near(l.type, got, want, isfinite(want) ? slack : 0))
+        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s; plan: %s", tensor_name[t], (long long)row, (long long)col,
+                    (double)got, want, slack, describe(p), plan.text);
+}
+
+static double *dz, *dz_slack, *own;
+
+/* dZ of a token into dz, and its error. over: what a mean divides by. Returns the largest factor of its dZ. */
+static double differentiate(const problem *p, int64_t row, double over)
+{
+    const double scale = p->scale == 0 ? 1 : (double)p->scale, e = row_error, e23 = 0x1p-23;
+    const double one = !p->has[UPSTREAM] ? (p->has[DLOGP] ? 0 : 1) : input(p, UPSTREAM, 0, p->per_token ? row : 0);
+    const double f = one * (p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1) / over;
+    const double dlse = p->has[DLSE] ? input(p, DLSE, 0, row) : 0, dentropy = p->has[DENTROPY] ? input(p, DENTROPY, 0, row) : 0;
+    double all = dlse + 2 * (double)p->z_loss * row_lse * f, size = fabs(all) + fabs(2 * (double)p->z_loss * e * f);
+    double most = fabs(f) + fabs(dlse) + fabs(dentropy);
+    memset(own, 0, (size_t)(2 * p->vocab) * sizeof(double));
+    for (int k = 0; k < p->ids; k++) {
+        if (status_of(p, row, k) != GOOD) continue;
+        const double d = p->has[DLOGP] ? input(p, DLOGP, row, k) : 0, u = f * weight_of(p, row, k) - d;
+        all += u, size += fabs(f * weight_of(p, row, k)) + fabs(d), most += fabs(d);
+        own[id_of(p, row, k)] += u, own[p->vocab + id_of(p, row, k)] += fabs(f * weight_of(p, row, k)) + fabs(d);
+    }
+    for (int64_t j = 0; j < p->vocab; j++) {
+        const double lp = log_p[j], P = exp(lp), bent = P == 0 ? 0 : -P * (lp + row_entropy);
+        const double want = all * P - own[j] + dentropy * bent, bend = p->softcap > 0 ? scale * 2 * e / (double)p->softcap : 0;
+        double off = size * P * (e + 16 * e23) + P * fabs(2 * (double)p->z_loss * e * f);
+        off += 16 * e23 * (own[p->vocab + j] + size * P);
+        off += fabs(dentropy) * P * ((fabs(P == 0 ? 0 : lp) + fabs(row_entropy) + 1) * (2 * e + 16 * e23));
+        if (p->direction == BACKWARD) off += own[p->vocab + j] * e; /* its lse is not exactly that of its logits */
+        dz[row * p->vocab + j] = scale * slope[j] * want;
+        dz_slack[row * p->vocab + j] = scale * (slope[j] * off + bend * fabs(want));
+    }
+    return most * scale;
+}
+
+static void verify_gradients(const problem *p, double most)
+{
+    const int64_t n = p->tokens, v = p->vocab;
+    const double unit = p->type == TEST_F32 ? 0 : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8;
+    for (int64_t i = 0; i < n * v; i++)
+        dz_slack[i] += (unit + 0x1p-22) * fabs(dz[i]) + (p->type == TEST_F16 ? most * 0x1p-33 : 0) + 0x1p-126;
+    for (int64_t row = 0; row < n && is_of(p, DX); row++) {
+        bool bad;
+        counts(p, row, &bad);
+        for (int64_t d = 0; d < p->hidden; d++) {
+            double want = 0, slack = 0, tail = 0;
+            for (int64_t j = 0; j < v; j++) {
+                const double g = dz[row * v + j], w = input(p, WEIGHT, j, d);
+                want += g * w, slack += dz_slack[row * v + j] * fabs(w), tail += j >= v / 8 * 8 ? fabs(g * w) : 0;
+            }
+            if (p->type == TEST_BF16) slack += 0x1p-8 * tail; /* dx of tail columns is rounded before the rest is added */
+            verify_number(p, DX, row, d, bad ? NAN : want, slack);
+        }
+    }
+    for (int64_t j = 0; j < v; j++)
+        for (int64_t d = 0; d <= p->hidden; d++) { /* the last: dbias */
+            const int t = d < p->hidden ? DWEIGHT : DBIAS;
+            const int64_t at_row = d < p->hidden ? j : 0, at = d < p->hidden ? d : j;
+            if (!is_of(p, t)) continue;
+            const double old = p->accumulate ? input(p, t, at_row, at) : 0;
+            double want = old, slack = 0, size = fabs(old);
+            for (int64_t row = 0; row < n; row++) {
+                const double f = d < p->hidden ? input(p, X, row, d) : 1;
+                want += dz[row * v + j] * f, size += fabs(dz[row * v + j] * f), slack += dz_slack[row * v + j] * fabs(f);
+            }
+            verify_number(p, t, at_row, at, want, slack + 0x1p-22 * size);
+        }
+}
+
+static void verify(const problem *p)
+{
+    const int64_t n = p->tokens, v = p->vocab;
+    double **const all[] = {&dz, &dz_slack, &own};
+    for (int i = 0; i < 3; i++) *all[i] = (double *)test_room(*all[i], &room_bytes[3 + i], (size_t)((n + 2) * v) * sizeof(double));
+    int64_t valid = 0;
+    bool any_bad = false, bad;
+    for (int64_t row = 0; row < n; row++) valid += counts(p, row, &bad), any_bad = any_bad || bad;
+    const bool mean = p->reduction == LK_REDUCTION_MEAN, reduced = p->reduction != LK_REDUCTION_NONE;
+    const double over = !mean ? 1 : p->has[DENOMINATOR] ? 2.75 : (double)valid;
+    double sum = 0, z_sum = 0, sum_slack = 0, most = 0;
+    for (int64_t row = 0; row < n; row++) {
+        const bool counted = counts(p, row, &bad);
+        const double rw = p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1;
+        double loss = 0, slack = 0;
+        refer(p, row);
+        for (int k = 0; k < p->ids; k++) {
+            const bool good = status_of(p, row, k) == GOOD;
+            const double lp = good ? log_p[id_of(p, row, k)] : 0, w = weight_of(p, row, k);
+            verify_number(p, LOGP, row, k, bad ? NAN : lp, row_error);
+            if (good && w != 0) loss -= w * lp, slack += fabs(w) * (row_error + 0x1p-22 * fabs(lp));
+        }
+        const double z = counted ? (double)p->z_loss * row_lse * row_lse : 0;
+        const double z_slack = counted ? (double)p->z_loss * (2 * fabs(row_lse) * row_error + 0x1p-20 * row_lse * row_lse) : 0;
+        loss += z, slack += z_slack + 0x1p-22 * fabs(loss);
+        verify_number(p, LSE, 0, row, counted ? row_lse : 0, row_error);
+        verify_number(p, ENTROPY, 0, row, counted ? row_entropy : 0, (1 + fabs(row_entropy)) * (2 * row_error + 0x1p-20));
+        if (!reduced) verify_number(p, LOSS, 0, row, bad ? NAN : rw * loss, fabs(rw) * slack);
+        if (!reduced) verify_number(p, Z_LOSS, 0, row, rw * z, fabs(rw) * z_slack + 0x1p-22 * fabs(rw * z));
+        if (counted) sum += rw * loss, z_sum += rw * z, sum_slack += fabs(rw) * (slack + 0x1p-20 * fabs(loss));
+        if (p->direction == FORWARD) continue;
+        if (counted && !bad) most = fmax(most, differentiate(p, row, over));
+        else memset(dz + row * v, 0, (size_t)v * sizeof(double)), memset(dz_slack + row * v, 0, (size_t)v * sizeof(double));
+    }
+    if (reduced) {
+        const double divisor = mean ? over : 1;
+        verify_number(p, LOSS, 0, 0, any_bad ? NAN : sum / divisor, sum_slack / fabs(divisor));
+        verify_number(p, Z_LOSS, 0, 0, z_sum / divisor, sum_slack / fabs(divisor));
+    }
+    if (is_of(p, VALID) && !test_that(*(const int64_t *)test_buffer_back(&buffer[VALID]) == valid))
+        test_detail("valid_rows; %s", describe(p));
+    if (p->direction != FORWARD) verify_gradients(p, most);
+}
+
+static void compare(const problem *p, const char *what) { collect(), settle(p, false, what); }
+static const test_op<problem> again = {describe, prepare, launch, compare};
+
+static void check(const problem *p)
+{
+    for (int run = 0; run < 2; run++) {
+        prepare_run(p, run);
+        const bool ran = test_launched(launch(p), describe(p));
+        collect();
+        if (!ran) return;
+        if (run == 0) verify(p);
+        settle(p, run == 0, "a second run");
+    }
+}
+
+/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+
+static void sizes(int type, int direction, int)
+{
+    const int64_t list[][4] = {{5, 24, 40, 3}, {1, 1, 1, 1}, {3, 7, 13, 33}, {17, 16, 67, 8}, {4, 33, 300, 128}, {2, 8, 9, 2}};
+    for (int i = 0; i < LENGTH_OF(list); i++) {
+        problem p = plain(type, direction, list[i][0], list[i][1], list[i][2], (int)list[i][3]);
+        p.has[DBIAS] = i % 2, p.repeated = i == 3, p.int32 = i % 2;
+        check(&p);
+    }
+}
+
+static void chunks(int type, int direction, int)
+{
+    for (int i = 0; i < 12; i++) {
+        if (test.small && (i + type + direction) % 2) continue;
+        problem p = plain(type, direction, i < 6 ? 23 : 150, 16, 71, 1 + i);
+        p.seed += (uint64_t)i, p.has[BIAS] = p.has[DBIAS] = i & 1, p.accumulate = i & 2, p.dweight_f32 = i & 4;
+        p.budget = i < 6 ? DEFAULT : i % 3 ? BETWEEN : SMALLEST, p.fast = i % 5 == 4, p.reduction = i % 3;
+        p.has[DLOGP] = direction != FORWARD && i % 2, p.has[DLSE] = direction != FORWARD && i % 3 == 1;
+        p.has[ROW_WEIGHT] = i % 4 == 2;
+        if (i < 6) p.chunk = 1 + i * 4;
+        check(&p);
+    }
+}
+
+static void options(int type, int direction, int)
+{
+    for (int i = 0; i < 32; i++) {
+        if (test.small && (i + type + direction) % 4) continue;
+        problem p = plain(type, direction, 9, 16, i % 2 ? 50 : 129, 1 + i % 9);
+        const bool back = direction != FORWARD;
+        p.seed += (uint64_t)i, p.reduction = i % 3, p.per_token = i % 4 != 1, p.has[UPSTREAM] = i % 5 != 2;
+        if (i & 1) p.scale = 0.5f;
+        if (i & 2) p.softcap = 4;
+        if (i & 4) p.z_loss = 0.01f;
+        p.has[ROW_WEIGHT] = i & 8, p.ignore = i & 16, p.bad = i % 7 == 3, p.repeated = i % 3 == 2, p.int32 = i % 2;
+        p.has[DLOGP] = back && i % 3 != 1, p.has[DLSE] = back && i % 4 == 2, p.has[DENTROPY] = back && i % 5 == 3;
+        p.has[ENTROPY] = p.has[DENTROPY] || (direction != BACKWARD && i % 6 == 1), p.has[ID_WEIGHT] = i % 6 != 4;
+        p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && i % 2, p.has[VALID] = direction != BACKWARD && i % 2;
+        p.has[Z_LOSS] = p.z_loss > 0, p.has[DBIAS] = i % 4 == 1;
+        p.has[LOSS] = i % 8 != 5, p.has[LOGP] = i % 8 != 6, p.has[LSE] = direction == BACKWARD || i % 8 != 7;
+        if (i % 16 == 9) { /* logp alone */
+            p.has[LOSS] = p.has[LSE] = direction == BACKWARD;
+            p.has[Z_LOSS] = p.has[ENTROPY] = p.has[DENTROPY] = false;
+        }
+        p.fast = i % 8 == 4, p.masked = i % 8 == 3, p.has[BIAS] = p.masked;
+        if (p.masked) p.has[ID_WEIGHT] = p.has[LOGP] = p.has[LOSS] = p.has[Z_LOSS] = false; /* weights of 0 times inf */
+        check(&p);
+    }
+}
+
+static void places(int type, int direction, int)
+{
+    for (int i = 0; i < test_pick(6, 2); i++) {
+        problem p = plain(type, direction, 4, 12 + i, 30 + i, 5);
+        p.gap = i % 5 + 1, p.at = i % 4, p.has[BIAS] = p.has[DBIAS] = i % 2, p.accumulate = i % 3 == 1;
+        p.has[DLOGP] = direction != FORWARD;
+        check(&p);
+    }
+}
+
+static void graphs(int type, int direction, int)
+{
+    problem p = plain(type, direction, 9, 16, 60, 4);
+    p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = true, p.has[DLOGP] = direction != FORWARD;
+    check(&p); /* leaves its bits in kept */
+    test_graph(again, &p);
+}
+
+static void empty(int type, int direction, int)
+{
+    for (int i = 0; i < 2; i++) {
+        problem p = plain(type, direction, 0, 5, 7, 3);
+        p.has[DBIAS] = true, p.accumulate = i, p.gap = 2, p.reduction = LK_REDUCTION_SUM;
+        check(&p);
+    }
+}
+
+static void all_themes(void)
+{
+    static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
+                                        {"places", places}, {"graphs", graphs}, {"empty", empty}};
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
+}
+
+/* One id of weight 1 is a target: the bits of linear_cross_entropy's CHUNKS in loss, and gradients to their rounding. */
+static void one_id(int type)
+{
+    static lk_status (*const plain_call[])(const lk_linear_cross_entropy_args *, cudaStream_t) =
+        TEST_OF_TYPES(lk_linear_cross_entropy_forward_backward);
+    static lk_status (*const plain_query[])(const lk_linear_cross_entropy_args *, size_t *) =
+        TEST_OF_TYPES(lk_linear_cross_entropy_forward_backward_workspace_bytes);
+    problem p = plain(type, BOTH, 12, 24, 90, 1);
+    p.has[ID_WEIGHT] = false, p.ignore = true, p.z_loss = 0.01f;
+    check(&p); /* leaves its results in kept */
+    lk_linear_cross_entropy_args a = args.common;
+    size_t bytes = 0;
+    a.target = args.target_ids, a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    test_launched(plain_query[type](&a, &bytes), "linear_cross_entropy");
+    test_buffer_size(&workspace, bytes, 0, 0x7f), test_buffer_upload(&workspace);
+    a.workspace = test_buffer_device(&workspace), a.workspace_bytes = bytes;
+    test_launched(plain_call[type](&a, test.stream), "linear_cross_entropy");
+    collect();
+    for (int64_t row = 0; row < p.tokens; row++) {
+        const float got = ((const float *)kept[LOSS])[row], want = ((const float *)test_buffer_back(&buffer[LOSS]))[row];
+        if (!test_that(!memcmp(&got, &want, sizeof got)))
+            test_detail("loss[%lld] is %.9g, not %.9g", (long long)row, (double)got, (double)want);
+        for (int64_t d = 0; d < p.hidden; d++) {
+            const double x = (double)test_get(type, kept[DX], row * p.hidden + d);
+            const double y = (double)test_get(type, test_buffer_back(&buffer[DX]), row * p.hidden + d);
+            if (!test_within(fabs(x - y), 2 * test_half_ulp(type, y) + 1e-6))
+                test_detail("dx[%lld] is %g, not %g", (long long)row, x, y);
+        }
+    }
+}
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    lk_status want, asked;
+    const char *field;
+    void (*spoil)(args_t *a);
+    bool forward, backward;
+} bad_call;
+
+static void expect_error(int type, int direction, const bad_call *bad)
+{
+    problem p = plain(type, direction, 3, 8, 40, 4);
+    p.has[DLOGP] = true;
+    prepare(&p);
+    if (bad->spoil) bad->spoil(&args);
+    const bool refused = direction == BOTH ? bad->forward || bad->backward : direction == FORWARD ? bad->forward : bad->backward;
+    size_t asked = TEST_NOT_ASKED;
+    const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
+    test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_linear_cross_entropy_ids", direction_name[direction], type);
+    test_expect_query(answer, refused ? bad->asked : LK_OK, asked, bad->field);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    for (int t = direction == BACKWARD ? DX : LSE; t < TENSORS; t++)
+        test_expect_unwritten(status, &buffer[t], tensor_name[t], bad->field);
+}
+
+#define SPOIL(what) [](args_t *a) { what; }
+static void errors(int type, int direction)
+{
+    static const bad_call list[] = {
+        {LK_OK, LK_OK, "nothing", NULL, true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "target is given", SPOIL(a->common.target = a->target_ids), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "class_weight", SPOIL(a->common.class_weight = a->target_weight), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "label_smoothing", SPOIL(a->common.label_smoothing = 0.1f), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "saved", SPOIL(a->common.saved = a->common.workspace), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "max_counted", SPOIL(a->common.max_counted = 2), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "parallel", SPOIL(a->common.parallel.vocab_total = 80), true, true},
+        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 0), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 129), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->common.tokens = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->common.vocab = 0), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "target_dtype", SPOIL(a->common.target_dtype = 5), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "ignore_index", SPOIL(a->common.ignore_index = -100), true, true},
+        {LK_ERR_NULL, LK_OK, "target_ids", SPOIL(a->target_ids = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL), true, true},
+        {LK_ERR_NULL, LK_OK, "context", SPOIL(a->common.context = NULL), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_ids_stride", SPOIL(a->target_ids_stride = 3), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_weight_stride", SPOIL(a->target_weight_stride = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "dlogp_stride", SPOIL(a->dlogp_stride = 3), false, true},
+        {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->logp = (float *)a->target_weight), true, false},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->common.softcap = -1), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "target_ids", SPOIL(MOVED(a->target_ids, 2)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "dlogp", SPOIL(MOVED(a->dlogp, 2)), false, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->common.workspace = NULL), true, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->common.workspace_bytes = 100), true, true},
+    };
+    for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
+    if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
+    plan_t any;
+    problem p = plain(type, direction, 3, 8, 40, 4);
+    prepare(&p);
+    if (!test_that(plan_of[direction][type](&args, plan.minimum_bytes - 1, &any) == LK_ERR_WORKSPACE))
+        test_detail("a small budget is taken");
+    if (!test_that(plan_of[direction][type](&args, plan.minimum_bytes, NULL) == LK_ERR_NULL)) test_detail("plan NULL is taken");
+}
+
+/* ---- Random draws -------------------------------------------------------------------------------------------------------- */
+
+static problem draw(uint64_t seed)
+{
+    uint64_t state = test_hash(seed), *const r = &state;
+    const int64_t tokens = 1 + test_below(r, test_chance(r, 4) ? 100 : 9), vocab = 1 + test_below(r, test_chance(r, 4) ? 300 : 40);
+    const int direction = (int)test_below(r, DIRECTIONS);
+    const int ids = 1 + (int)test_below(r, test_chance(r, 4) ? 128 : 8);
+    problem p = plain((int)test_below(r, TEST_TYPES), direction, tokens, 1 + test_below(r, 40), vocab, ids);
+    p.seed = seed, p.reduction = (int)test_below(r, 3), p.budget = (int)test_below(r, 3);
+    if (test_chance(r, 3)) p.gap = (int)test_below(r, 9), p.at = (int)test_below(r, 8);
+    if (test_chance(r, 3)) p.chunk = 1 + test_below(r, p.tokens);
+    if (test_chance(r, 3)) p.scale = (float)(0.2 + fabs(test_uniform(r)));
+    if (test_chance(r, 4)) p.softcap = 5;
+    if (test_chance(r, 3)) p.z_loss = 0.01f;
+    const int maybe[] = {BIAS, ID_WEIGHT, ROW_WEIGHT, UPSTREAM, DBIAS, LOGP};
+    for (int i = 0; i < LENGTH_OF(maybe); i++) p.has[maybe[i]] = test_chance(r, 2);
+    const bool back = direction != FORWARD;
+    p.has[DLOGP] = back && test_chance(r, 2), p.has[DLSE] = back && test_chance(r, 3), p.has[DENTROPY] = back && test_chance(r, 4);
+    p.has[ENTROPY] = p.has[DENTROPY] || (direction != BACKWARD && test_chance(r, 3));
+    p.per_token = test_chance(r, 2), p.accumulate = test_chance(r, 3), p.dweight_f32 = test_chance(r, 3);
+    p.fast = test_chance(r, 4), p.int32 = test_chance(r, 2), p.repeated = test_chance(r, 3), p.bad = test_chance(r, 4);
+    p.ignore = p.vocab > 4 && test_chance(r, 2);
+    p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && test_chance(r, 2);
+    if (p.ignore) p.tokens += 4; /* so that some token counts */
+    return p;
+}
+
+static void fuzz(void)
+{
+    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(150, 40);
+    if (!test_begin("fuzz")) return;
+    for (long i = 0; i < n; i++) {
+        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
+        check(&p);
+    }
+    test_finish();
+}
+
+int main(int argc, char **argv)
+{
+    test_start(argc, argv);
+    if (lk_linear_cross_entropy_init(&context)) printf("%s\n", lk_last_error());
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) {
+                errors(type, direction);
+                test_finish();
+            }
+    all_themes();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("one id %s", test_type_name[type])) one_id(type), test_finish();
+    fuzz();
+    lk_linear_cross_entropy_destroy(&context);
+    return test_end();
+}
