@@ -20,6 +20,7 @@
 
 #include "xla/ffi/api/ffi.h"
 
+#include "lk/cross_entropy_ids.cuh"
 #include "lk/kl.cuh"
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/lk_scale.cuh"
@@ -48,6 +49,7 @@ struct Field {
 };
 template <class Args> struct Fields;
 #define FIELD(name) {#name, offsetof(Args, name), kind_of<decltype(Args::name)>()},
+#define COMMON(name) {#name, offsetof(Args, common.name), kind_of<decltype(decltype(Args::common)::name)>()},
 #define ELEMENT(name, i) {#name #i, offsetof(Args, name) + i * sizeof(int64_t), INT64},
 #define ELEMENTS(name) \
     ELEMENT(name, 0) ELEMENT(name, 1) ELEMENT(name, 2) ELEMENT(name, 3) \
@@ -65,6 +67,11 @@ FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(row_
        FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
        FIELD(vocab) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss)
        FIELD(use_ignore_index) FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_row) FIELD(target_dtype))
+FIELDS(cross_entropy_ids, COMMON(logits) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight) COMMON(upstream) COMMON(dlse)
+       FIELD(dlogp) COMMON(denominator) COMMON(loss) FIELD(logp) COMMON(lse) COMMON(lse_low) COMMON(valid_rows) COMMON(dlogits)
+       COMMON(workspace) COMMON(workspace_bytes) COMMON(rows) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)
+       COMMON(logit_scale) COMMON(softcap) COMMON(label_smoothing) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction)
+       COMMON(zero_when_empty) COMMON(upstream_per_row) COMMON(target_dtype))
 FIELDS(kl, FIELD(logits) FIELD(teacher) FIELD(row_weight) FIELD(upstream) FIELD(loss) FIELD(dlogits) FIELD(rows) FIELD(vocab)
        FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap) FIELD(teacher_softcap) FIELD(beta) FIELD(divergence)
        FIELD(upstream_per_row))
@@ -108,6 +115,10 @@ template <class Args, class V> static bool set(Args &args, string_view name, V v
     }
     return false;
 }
+
+/* The struct that has an op's workspace. */
+template <class Args> static Args &common_of(Args &args) { return args; }
+static lk_cross_entropy_args &common_of(lk_cross_entropy_ids_args &args) { return args.common; }
 
 /* Takes the first word off a list of words. */
 static string_view next_word(string_view &list)
@@ -166,8 +177,9 @@ static Error run(cudaStream_t stream, int device, ffi::RemainingArgs in, ffi::Re
         if (!set(args, name, buffer->untyped_data())) return unknown(name);
         if constexpr (!std::is_same_v<Args, lk_logsumexp_args> && !std::is_same_v<Args, lk_kl_args>)
             if (name == "workspace") { // XLA's buffers start at multiples of 128 bytes on a GPU and of fewer on a CPU
-                const uintptr_t from = (uintptr_t)args.workspace, a = LK_WORKSPACE_ALIGNMENT, at = (from + a - 1) / a * a;
-                args.workspace = (void *)at, args.workspace_bytes = buffer->size_bytes() - (at - from);
+                auto &its = common_of(args);
+                const uintptr_t from = (uintptr_t)its.workspace, a = LK_WORKSPACE_ALIGNMENT, at = (from + a - 1) / a * a;
+                its.workspace = (void *)at, its.workspace_bytes = buffer->size_bytes() - (at - from);
             }
     }
     lk_status status;
@@ -268,6 +280,7 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
 #define FUNCTIONS(T)                                                                                                 \
     LK_DECLARE_LOGSUMEXP(T)                                                                                          \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                      \
+    LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                  \
     LK_DECLARE_KL(T)                                                                                                 \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
@@ -281,6 +294,8 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
     FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \
     FUNCTION(cross_entropy, backward, T, nullptr)                                                                    \
     FUNCTION(cross_entropy, forward_backward, T, nullptr)                                                            \
+    FUNCTION(cross_entropy_ids, forward, T, nullptr)                                                                 \
+    FUNCTION(cross_entropy_ids, backward, T, nullptr)                                                                \
     FUNCTION(kl, forward, T, nullptr)                                                                                \
     FUNCTION(kl, backward, T, nullptr)                                                                               \
     FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \

@@ -155,6 +155,28 @@ def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_sm
     return loss, aux
 
 
+def exact_ids(logits, ids, weight=None, reduction="mean", ignore_index=-100, z_loss=0.0, softcap=0.0, logit_scale=1.0,
+              temperature=1.0, zero_when_empty=False, denominator=None, row_weight=None):
+    """(loss, logp) by the formulas at the top of lk/cross_entropy_ids.cuh."""
+    vocab, outside = logits.shape[-1], (ids < 0) | (ids >= logits.shape[-1])
+    w = jnp.ones(ids.shape) if weight is None else jnp.asarray(np.asarray(weight, np.float64))
+    skipped = (outside & (w == 0)) | (False if ignore_index is None else ids == ignore_index)
+    bad, counted = (outside & ~skipped).any(-1), ~skipped.all(-1)
+    z = (logits + jnp.where(bad, jnp.nan, 0)[..., None]) * (logit_scale[..., None] if jnp.ndim(logit_scale) else logit_scale)
+    z = softcap * jnp.tanh(z / softcap) if softcap else z
+    z = z / (temperature[..., None] if jnp.ndim(temperature) else temperature)
+    lse = jax.nn.logsumexp(z, -1)
+    logp = jnp.take_along_axis(z, jnp.where(outside, 0, ids), -1) - lse[..., None]
+    logp = jnp.where(skipped & ~bad[..., None], 0, logp)
+    r = 1.0 if row_weight is None else jnp.where(counted, jnp.asarray(np.asarray(row_weight, np.float64)), 0)
+    rows = -r * (w * jnp.where((w == 0) & ~bad[..., None], 0, logp)).sum(-1) + r * jnp.where(counted, z_loss * lse**2, 0)
+    if reduction == "none":
+        return rows, logp
+    divisor = 1 if reduction == "sum" else counted.sum() if denominator is None else denominator
+    empty = 0.0 if zero_when_empty else jnp.nan
+    return jnp.where(divisor > 0, rows.sum() / jnp.where(divisor > 0, divisor, 1), empty), logp
+
+
 def exact_norm(x, residual=None, weight=None, eps=1e-6, bias=0.0, weight_offset=0.0):
     s = x if residual is None else x + residual
     y = s / jnp.sqrt(jnp.mean(s * s, -1, keepdims=True) + eps)
@@ -327,6 +349,97 @@ def cross_entropy():
           ["cross_entropy_forward_f16", "cross_entropy_backward_f16"])
     check("a loss alone has no other results", calls_in(lambda v, t: lk.cross_entropy(v, t, reduction="none"), x, t) ==
           [("cross_entropy_forward_f32", plain, "loss")])
+
+
+def ids_case(seed, vocab, n, *shape, ignore_index=-100):
+    """ids and weights: a fifth of the ids is ignored, all of the first row; weights of 0 skip numbers that are no ids."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, vocab, (*shape, n)).astype(np.int32)
+    skip, weight = rng.random(ids.shape), np.abs(rng.standard_normal(ids.shape)) + 0.1
+    if ignore_index is not None:
+        ids[skip < 0.2] = ignore_index
+        if shape:
+            ids[(0,) * len(shape)] = ignore_index
+    zeros = (skip > 0.8) if n > 1 else np.zeros(ids.shape, bool)
+    ids[zeros & (skip > 0.9)] = 2**31 - 1
+    return ids, np.where(zeros, 0, weight).astype(np.float32)
+
+
+def cross_entropy_ids():
+    options_of = [{}, {"ignore_index": None}, {"ignore_index": 3}, {"z_loss": 0.01}, {"softcap": 5.0}, {"logit_scale": 0.5},
+                  {"temperature": 0.7}, dict(z_loss=0.01, softcap=8.0, logit_scale=1.5, temperature=2.0, ignore_index=1)]
+    at = lambda f, i: lambda *a: f(*a)[i]
+    for dtype in DTYPES:
+        for shape, vocab, n in [((2, 5), 50, 5), ((3,), 1031, 64), ((4,), 8, 128), ((), 9, 1)]:
+            for options in options_of[:None if vocab == 50 else 1]:
+                ids, weight = ids_case(3, vocab, n, *shape, ignore_index=options.get("ignore_index", -100))
+                x = normal(4, *shape, vocab, dtype=dtype, scale=2)
+                for reduction in ("mean", "none", "sum")[:3 if dtype == "float32" else 2]:
+                    full = dict(options, reduction=reduction)
+                    # Large upstream gradients: with them float16 has no gradients below its smallest numbers.
+                    ups = 4096 / n * jnp.abs(normal(6, *(shape if reduction == "none" else ()))), 512 * normal(7, *shape, n)
+                    plain = np.where(weight == 0, 2, ids)
+                    for what, i, w in (("weights", ids, weight), ("no weights", plain, None))[:1 if options else 2]:
+                        ours = lambda v: tuple(lk.cross_entropy_ids(v, i, w, **full))
+                        exact = lambda v: exact_ids(v, i, w, **full)
+                        name = f"{dtype} {shape} {vocab} n={n} {full} {what}"
+                        compare(name, ours, exact, [x], ups, 2, jit=reduction == "sum")
+                        for k, only in enumerate(("loss", "logp") if not options else ()):
+                            compare(f"{name} {only} alone", at(ours, k), at(exact, k), [x], ups[k], 2)
+                    if vocab != 50:
+                        continue
+                    r = np.array(normal(8, *shape))
+                    if full.get("ignore_index", -100) is not None:
+                        r[(0,) * len(shape)] = np.nan  # the row is ignored
+                    compare(f"{name} row_weight", lambda v: tuple(lk.cross_entropy_ids(v, ids, weight, **full, row_weight=r)),
+                            lambda v: exact_ids(v, ids, weight, **full, row_weight=r), [x], ups, 2)
+                    for d in (7, jnp.array([2.5])) if reduction == "mean" and len(options) < 2 else ():
+                        ours = lambda v: tuple(lk.cross_entropy_ids(v, ids, weight, **full, denominator=d))
+                        exact = lambda v: exact_ids(v, ids, weight, **full, denominator=float(jnp.reshape(d, ())))
+                        compare(f"{name} denominator {d}", ours, exact, [x], ups, 2)
+        # Special rows: repeated ids, weights of either sign, -inf at ids and elsewhere, bad ids, ids that are skipped.
+        x = normal(5, 6, 20, dtype=dtype, scale=2).at[1:3, 4].set(-jnp.inf).at[1, 9].set(-jnp.inf).at[2, 5].set(-jnp.inf)
+        ids = np.array([[3, 3, 3, 7], [4, 1, 4, 6], [4, 5, 5, 4], [20, 2, 3, 4], [-1, 2, -100, 99], [-100] * 4], np.int32)
+        for what, w in (("no weights", None), ("weights of 1", np.ones((6, 4))), ("weights", np.array(
+                [[1, -2, 0.5, 1], [0, 1, 0, 2], [0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]))):
+            for reduction, up in (("none", jnp.float32([64, 128, 256, 32, 64, 99])), ("mean", jnp.float32(512))):
+                ours = lambda v: tuple(lk.cross_entropy_ids(v, ids, w, reduction=reduction))
+                exact = lambda v: exact_ids(v, ids, w, reduction=reduction)
+                compare(f"{dtype} special rows, {what}, {reduction}", ours, exact, [x], (up, 64 * normal(6, 6, 4)), 2)
+        out = lk.cross_entropy_ids(x, ids, w, reduction="none")
+        check(f"{dtype} bad ids", np.array_equal(jnp.isnan(out.loss), [0, 0, 0, 1, 0, 0]) and bool(jnp.isnan(out.logp[3]).all()))
+        skipped = np.array(out.logp)[4:] == 0
+        check(f"{dtype} skipped ids", np.array_equal(skipped, [[True, False, True, True], [True] * 4]), skipped)
+        check(f"{dtype} types", type(out) is lk.CrossEntropyIdsOutput and out.loss.dtype == out.logp.dtype == jnp.float32)
+    # A loss of logp whose weights depend on the logits: the reverse divergence over a teacher's ids.
+    x, ids, teacher = normal(1, 5, 30), integers(2, 30, 5, 8), jax.nn.log_softmax(normal(3, 5, 8))
+    divergence = lambda logp: (jnp.exp(logp) * (logp - jnp.asarray(teacher, logp.dtype))).sum(-1)
+    compare("a loss of logp", lambda v: divergence(lk.cross_entropy_ids(v, ids).logp), lambda v: divergence(exact_ids(v, ids)[1]),
+            [x], normal(4, 5), 4, jit=True)
+    one = lambda v: lk.cross_entropy_ids(v, ids[:, :1], reduction="none").loss
+    same = lambda v: lk.cross_entropy(v, ids[:, 0], reduction="none")
+    equal("one id has the bits of cross_entropy", *(jax.vjp(f, x)[0] for f in (one, same)))
+    equal("and its gradient", *(jax.vjp(f, x)[1](teacher[:, 0]) for f in (one, same)))
+    empty = jnp.full((3, 2), -100)
+    check("mean over nothing", bool(jnp.isnan(lk.cross_entropy_ids(x[:3], empty).loss)))
+    check("zero_when_empty", float(lk.cross_entropy_ids(x[:3], empty, zero_when_empty=True).loss) == 0)
+    check("its gradient", not jax.grad(lambda v: lk.cross_entropy_ids(v, empty, zero_when_empty=True).loss)(x[:3]).any())
+    none = lambda v: lk.cross_entropy_ids(v, jnp.zeros((0, 3), jnp.int32), reduction="none")
+    check("of no rows", [a.shape for a in (*none(x[:0]), jax.grad(lambda v: none(v).logp.sum())(x[:0]))] == [(0,), (0, 3), (0, 30)])
+    check("row_weight beside a gradient of logp alone", bool(jnp.isfinite(jax.grad(lambda v: lk.cross_entropy_ids(
+        v, ids, row_weight=jnp.full(5, jnp.nan)).logp.sum())(x)).all()))
+    # The calls: what is not used is not there.
+    w = jnp.ones(ids.shape)
+    forward, back = ("cross_entropy_ids_forward_f32", "logits target_ids", "loss logp workspace"), "cross_entropy_ids_backward_f32"
+    calls = calls_in(lk.cross_entropy_ids, x, ids)
+    check("a call without options", calls == [forward], calls)
+    calls = calls_in(lambda *a: lk.cross_entropy_ids(*a, reduction="none", row_weight=teacher[:, 0]), x, ids, w)
+    check("a call with weights", calls == [(forward[0], "logits target_ids target_weight row_weight", forward[2])], calls)
+    for only, i, upstream in (("loss", 0, "upstream"), ("logp", 1, "dlogp")):
+        calls = calls_in(jax.grad(lambda v: at(lk.cross_entropy_ids, i)(v, ids).sum()), x)
+        check(f"a gradient of {only} alone", calls == [
+            (forward[0], forward[1], "loss lse valid_rows logp lse_low workspace"),
+            (back, f"logits target_ids lse lse_low valid_rows {upstream}", "dlogits workspace")], calls)
 
 
 def linear_cross_entropy():
@@ -523,6 +636,7 @@ def launches():
         fb = lambda op, late=SCALE: ([f"{op}_forward", f"{op}_backward"], []) if half else ([f"{op}_forward_backward"], late)
         each = lambda op: ([f"{op}_forward", f"{op}_backward"], [])
         ce, lce, norm, lrpe = "cross_entropy", "linear_cross_entropy", "srms_norm", "md_lrpe_cosine"
+        cei, ids, a32 = "cross_entropy_ids", integers(3, 64, 6, 4), normal(9, 6, 4)
         rescaled = lambda op, n: ([f"{op}_forward_backward", *["rescale"] * n], [])
         # name, function, arrays that have a gradient, other arrays, calls and others of loss and gradient
         for name, f, arrays, others, (calls, stays) in [
@@ -544,6 +658,11 @@ def launches():
                  [t], each(ce)),
                 ("cross_entropy lse and entropy", lambda x, t: with_aux(lk.cross_entropy(x, t, aux=("lse", "entropy"))), [x], [t],
                  each(ce)),
+                ("cross_entropy_ids", lambda x, i: tuple(lk.cross_entropy_ids(x, i)), [x], [ids], each(cei)),
+                ("cross_entropy_ids none", lambda x, i, w: tuple(lk.cross_entropy_ids(x, i, w, reduction="none")), [x], [ids, a32],
+                 each(cei)),
+                ("cross_entropy_ids loss alone", lambda x, i, w: lk.cross_entropy_ids(x, i, w)[0], [x], [ids, a32], each(cei)),
+                ("cross_entropy_ids logp alone", lambda x, i: lk.cross_entropy_ids(x, i)[1], [x], [ids], each(cei)),
                 ("linear_cross_entropy", lk.linear_cross_entropy, [x, m], [th], fb(lce, 2 * SCALE)),
                 ("linear_cross_entropy bias", lambda x, m, b, t: lk.linear_cross_entropy(x, m, t, bias=b), [x, m, b], [th],
                  fb(lce, 3 * SCALE)),
@@ -578,6 +697,8 @@ def numbers():
     """Options that are operands of the compiled program, and have gradients."""
     t, ignored, vocab, hidden = integers(3, 40, 6), integers(3, 40, 6), 40, 24
     ignored[2] = -100
+    ids, weight = ids_case(3, vocab, 5, 6)
+    ids[2], weight[2] = (-100, 1 << 20, 1 << 20, -100, -1), (1, 0, 0, 0, 0)  # an ignored row, for two reasons
     bias = normal(9, vocab)
     for dtype in DTYPES:
         x, v = normal(4, 6, vocab, dtype=dtype, scale=2), normal(5, 6, hidden, dtype=dtype)
@@ -596,6 +717,10 @@ def numbers():
                         compare(f"cross_entropy {what}", lambda x, s: lk.cross_entropy(x, ignored, **full, **{name: s}),
                                 lambda x, s: exact_entropy(x, ignored, **full, **{name: s})[0], [x, s], up, 8, jit=s is one,
                                 like=dtype)
+                        if "label_smoothing" not in full:
+                            compare(f"cross_entropy_ids {what}", lambda x, s: tuple(lk.cross_entropy_ids(
+                                x, ids, weight, **full, **{name: s})), lambda x, s: exact_ids(x, ids, weight, **full, **{name: s}),
+                                [x, s], (up, 64 * normal(7, 6, 5)), 8, jit=s is one, like=dtype)
                         compare(f"linear {what}", lambda v, m, s: lk.linear_cross_entropy(v, m, ignored, **full, **{name: s}),
                                 lambda v, m, s: exact_entropy(v @ m.T, ignored, **full, **{name: s})[0], [v, m, s], up, 8,
                                 jit=s is one, like=dtype)
@@ -612,6 +737,9 @@ def numbers():
                         lambda x, k: exact_entropy(x, ignored, **full, z_loss=k)[0], [x, k], up, 4)
                 compare(f"linear {what}", lambda v, m, k: lk.linear_cross_entropy(v, m, ignored, **full, z_loss=k),
                         lambda v, m, k: exact_entropy(v @ m.T, ignored, **full, z_loss=k)[0], [v, m, k], up, 4, jit=True)
+                if "class_weight" not in full:
+                    compare(f"ids {what}", lambda x, k: tuple(lk.cross_entropy_ids(x, ids, weight, **full, z_loss=k)),
+                            lambda x, k: exact_ids(x, ids, weight, **full, z_loss=k), [x, k], (up, 64 * normal(7, 6, 5)), 4)
                 aux = ("z_loss", "valid_rows")
                 a, b = (lk.cross_entropy(x, ignored, **full, z_loss=z, aux=aux) for z in (k, 0.02))
                 close(f"{what} aux", a[1]["z_loss"], b[1]["z_loss"], 8)
@@ -638,6 +766,8 @@ def numbers():
             "offset traced": jax.jit(lambda i: lk.md_lrpe_cosine(q, theta, (1,), offset=i)),
             "z_loss": lambda i: grad(lambda x: lk.cross_entropy(x, t, z_loss=jnp.float32(i)), x),
             "logit_scale": lambda i: grad(lambda x, s: lk.cross_entropy(x, t, logit_scale=s), x, jnp.float32(i)),
+            "number of cross_entropy_ids": lambda i: grad(lambda x, s: sum(v.sum() for v in lk.cross_entropy_ids(
+                x, ids, i * weight, z_loss=s, logit_scale=s, denominator=i, row_weight=np.full(6, i))), x, jnp.float32(i)),
             "temperature": lambda i: grad(lambda v, m: lk.linear_cross_entropy(v, m, t, temperature=jnp.float32(i)), v, m),
             "weight_offset": lambda i: grad(lambda x: lk.rms_norm(x, x[0], weight_offset=jnp.float32(i)).sum(), x),
             "scale": lambda i: lk.logsumexp(x, scale=jnp.float32(i)),
@@ -699,7 +829,7 @@ def scales():
 
 def functions():
     """name: (f, arrays with a dimension to map over, other arrays): f works on one slice of the first."""
-    t = jnp.asarray(integers(3, 16, 4, 6))
+    t, ids = jnp.asarray(integers(3, 16, 4, 6)), jnp.asarray(integers(4, 16, 4, 6, 4))
     w, m, theta = normal(1, 16), normal(2, 20, 16), normal(3, 3, 16)
     x = normal(4, 4, 6, 16)
     return {
@@ -714,6 +844,9 @@ def functions():
             x, t, reduction="none", row_weight=jax.lax.stop_gradient(x[..., 0])), (x, t), ()),
         "cross_entropy mean denominator": (lambda x, t, d: lk.cross_entropy(x, t, denominator=d), (x, t), (jnp.int32(5),)),
         "cross_entropy mean grad_scale": (lambda x, t, g: lk.cross_entropy(x, t, grad_scale=g), (x, t), (jnp.int32(3),)),
+        "cross_entropy_ids none": (lambda x, i: lk.cross_entropy_ids(x, i, normal(8, 6, 4), reduction="none"), (x, ids), ()),
+        "cross_entropy_ids logp alone": (lambda x, i: lk.cross_entropy_ids(x, i, reduction="none").logp, (x, ids), ()),
+        "cross_entropy_ids mean": (lambda x, i, d: lk.cross_entropy_ids(x, i, denominator=d), (x, ids), (jnp.int32(5),)),
         "linear entropy": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy", "argmax")),
                            (x, t), (m,)),
         "linear entropy alone": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy",))[1][
@@ -847,6 +980,18 @@ def mistakes():
         (ValueError, "layout is 'BTDH'", lambda: lk.md_lrpe_cosine(z, theta, 4, layout="BTDH")),
         (ValueError, "must have 1 to 8 axes", lambda: lk.md_lrpe_cosine(z, theta, (1,) * 9)),
         (ValueError, "as many axes as shape", lambda: lk.md_lrpe_cosine(z, theta, (2, 2), offset=(1,))),
+        (TypeError, "target_ids is float32; it must be int32 or int64", lambda: lk.cross_entropy_ids(x, x)),
+        (ValueError, "target_ids has the shape (3, 2); the shape of logits asks for (4,) and the number of ids",
+         lambda: lk.cross_entropy_ids(x, wide[:3, :2])),
+        (ValueError, "target_ids has the shape (4,); the shape of logits", lambda: lk.cross_entropy_ids(x, t)),
+        (ValueError, "target_weight has the shape (4, 7); it must have (4, 8)", lambda: lk.cross_entropy_ids(x, wide, x[:, :7])),
+        (ValueError, "ids_per_row is 0", lambda: lk.cross_entropy_ids(x, wide[:, :0])),
+        (ValueError, "ids_per_row is 129", lambda: lk.cross_entropy_ids(x, np.zeros((4, 129), np.int32))),
+        (ValueError, "vocab is 0", lambda: lk.cross_entropy_ids(x[:, :0], wide)),
+        (ValueError, "row_weight has the shape (8,); it must have (4,)", lambda: lk.cross_entropy_ids(x, wide, row_weight=w)),
+        (ValueError, "with a denominator it must be 'mean'", lambda: lk.cross_entropy_ids(x, wide, reduction="sum", denominator=3)),
+        (ValueError, "logit_scale has the shape (3,); it must be one number, or have (4,), one for each row",
+         lambda: lk.cross_entropy_ids(x, wide, logit_scale=jnp.ones(3))),
         # Numbers that are part of the program.
         *((TypeError, f"{name} is traced, by jit or grad; it must be a number of Python", lambda name=name, how=how: how(
             lambda s: lk.cross_entropy(x, t, **{name: s}))(0.5)) for name in ("softcap", "label_smoothing")
@@ -883,6 +1028,9 @@ def mistakes():
                              (functools.partial(lk.linear_cross_entropy, x, m, t), 6))
           for name, a in (("class_weight", jnp.ones(columns)), ("denominator", scalar), ("grad_scale", scalar),
                           ("row_weight", jnp.ones(4)))),
+        *((TypeError, f"{name} would need a gradient, and gets none; give jax.lax.stop_gradient of it",
+           lambda name=name, a=a: jax.grad(lambda a: lk.cross_entropy_ids(x, wide, **{name: a}).loss)(a))
+          for name, a in (("target_weight", jnp.ones((4, 8))), ("denominator", scalar), ("row_weight", jnp.ones(4)))),
         # Norms.
         (ValueError, "weight has the shape (3, 8); it must have (8,)", lambda: lk.rms_norm(x, m[:3])),
         (ValueError, "weight and bias have the shapes [(8,), (4, 8)]; they must have one", lambda: lk.rms_norm(x, w, bias=x)),
@@ -918,6 +1066,19 @@ def mistakes():
             good = t.at[1].set(-100)
             check("good targets", all(bool(jnp.isfinite(f(good))) for f in (ops, jax.jit(ops), jax.jit(lambda t: jax.vmap(ops)(
                 t[None])[0]))))
+        weigh = lambda i, w: lk.cross_entropy_ids(x, i, w).loss
+        ids, weight = jnp.asarray(wide).at[1, 2].set(8).at[3].set(-100), jnp.ones((4, 8)).at[1, 2].set(0)
+        for how, f, kind in (("", weigh, ValueError), ("under jit: ", jax.jit(weigh), jax.errors.JaxRuntimeError)):
+            for expected, given in (("[1, 2] is 8", (ids, None)), ("[1, 2] is 8", (ids, jnp.ones((4, 8)))),
+                                    ("[2, 1] is -3", (ids.at[2, 1].set(-3), weight))):
+                expected = f"target_ids{expected}; it must be in [0, 8) or ignore_index, -100"
+                try:
+                    jax.block_until_ready(f(*given))
+                    jax.effects_barrier()
+                    check(how + expected, False, "no error")
+                except (ValueError, jax.errors.JaxRuntimeError) as error:
+                    check(how + expected, type(error) is kind and expected in str(error), f"{type(error)}: {error}")
+            check(f"{how}good ids", bool(jnp.isfinite(f(ids, weight))))
     finally:
         del os.environ["LK_CHECK_TARGETS"]
     check("bad targets are NaN otherwise", bool(jnp.isnan(lk.cross_entropy(x, t.at[2].set(8)))))
@@ -960,6 +1121,10 @@ def x64():
             loss = lambda v, m: exact_entropy(v @ m.T, t, ignore_index=ignored)[0]
             close(f"linear_cross_entropy {end.__name__} {ignored}", lk.linear_cross_entropy(x, m, t, ignore_index=ignored),
                   exactly(loss, x, m, upstream=jnp.float32(1))[0])
+        ids = jnp.stack([t, jnp.zeros_like(t)], 1).at[3, 0].set(t[1])
+        ups, ignored = (jnp.float32(1), normal(4, 4, 2)), int(t[1])
+        compare(f"cross_entropy_ids {end.__name__}", lambda v: tuple(lk.cross_entropy_ids(v, ids, ignore_index=ignored)),
+                lambda v: exact_ids(v, ids, ignore_index=ignored), [x], ups)
         loss, aux = lk.cross_entropy(x, t, aux=("argmax", "valid_rows"))
         check("types of aux", loss.dtype == jnp.float32 and aux["argmax"].dtype == aux["valid_rows"].dtype == jnp.int32)
         check("argmax", np.array_equal(aux["argmax"], np.argmax(x, -1)))
@@ -1024,8 +1189,9 @@ def child(name):
 
 def main():
     began = time.time()
-    groups = ["cross_entropy", "linear_cross_entropy", "numbers", "md_lrpe_cosine", "logsumexp", "kl", "rms_norm", "scales",
-              "launches", "transforms", "mistakes", "x64", "graphs" if lk.platform() == "CUDA" else "devices"]
+    groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "numbers", "md_lrpe_cosine", "logsumexp", "kl",
+              "rms_norm", "scales", "launches", "transforms", "mistakes", "x64",
+              "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""lk's operations of language-model training in JAX: logsumexp, cross_entropy, kl, linear_cross_entropy, md_lrpe_cosine, rms_norm.
+"""lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, kl, linear_cross_entropy,
+md_lrpe_cosine, rms_norm.
 
 Every function works under jit, grad, vmap, scan, checkpoint and shard_map. Arrays are float32, float16 or bfloat16. Sums are
 float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -9,6 +10,7 @@ import math
 import numbers
 import operator
 import os
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +19,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
-__all__ = ["logsumexp", "cross_entropy", "kl", "linear_cross_entropy", "md_lrpe_cosine", "rms_norm", "add_rms_norm",
-           "srms_norm", "platform"]
+__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "kl", "linear_cross_entropy",
+           "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
@@ -99,28 +101,37 @@ def _times(a, factor):
 
 
 def _targets(targets, shape, of, vocab, ignore_index):
-    targets = jnp.asarray(targets)
-    _demand(targets.dtype in (jnp.int32, jnp.int64), f"targets is {targets.dtype.name}; it must be int32 or int64", TypeError)
+    targets = _whole(targets, "targets")
     _demand(targets.shape == shape, f"targets has the shape {targets.shape}; the shape of {of} asks for {shape}")
-    if os.environ.get("LK_CHECK_TARGETS", "0") not in ("", "0"):
-        look = functools.partial(_look_at_targets, vocab, ignore_index)
-        if isinstance(targets, jax.core.Tracer):
-            jax.debug.callback(look, targets)
-        else:
-            look(targets)
+    _check_targets("targets", vocab, ignore_index, targets)
     return targets
 
 
-def _look_at_targets(vocab, ignore_index, targets):
+def _whole(targets, name):
+    targets = jnp.asarray(targets)
+    _demand(targets.dtype in (jnp.int32, jnp.int64), f"{name} is {targets.dtype.name}; it must be int32 or int64", TypeError)
+    return targets
+
+
+def _check_targets(name, vocab, ignore_index, *arrays):
+    if os.environ.get("LK_CHECK_TARGETS", "0") not in ("", "0"):
+        look = functools.partial(_look_at_targets, name, vocab, ignore_index)
+        if any(isinstance(a, jax.core.Tracer) for a in arrays):
+            jax.debug.callback(look, *arrays)
+        else:
+            look(*arrays)
+
+
+def _look_at_targets(name, vocab, ignore_index, targets, weight=1):
     """LK_CHECK_TARGETS=1: a target that would make the loss NaN is an error."""
     targets = np.asarray(targets)
-    bad = (targets < 0) | (targets >= vocab)
+    bad = ((targets < 0) | (targets >= vocab)) & (np.asarray(weight) != 0)
     if ignore_index is not None:
         bad &= targets != ignore_index
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         ignored = "" if ignore_index is None else f" or ignore_index, {ignore_index}"
-        raise ValueError(f"targets{list(at) if at else ''} is {targets[at]}; it must be in [0, {vocab}){ignored}")
+        raise ValueError(f"{name}{list(at) if at else ''} is {targets[at]}; it must be in [0, {vocab}){ignored}")
 
 
 # ---- custom_vjp: what is differentiated --------------------------------------------------------------------------------------
@@ -296,11 +307,11 @@ def _kl(fields):
     return f
 
 
-# ---- cross_entropy and linear_cross_entropy ----------------------------------------------------------------------------------
+# ---- cross_entropy, cross_entropy_ids and linear_cross_entropy ---------------------------------------------------------------
 
 
 def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
-    """The options that both ops share, as fields. Those that are operands are off."""
+    """The options that these ops share, as fields. Those that are operands are off."""
     logit_scale, z_loss = (off if _operand(v) else _number(v, name) for v, name, off in (
         (logit_scale, "logit_scale", 1), (z_loss, "z_loss", 0)))
     _demand(np.float32(logit_scale) != 0, "logit_scale is 0; it must be above 0")
@@ -325,16 +336,16 @@ def _tempered(temperature, logit_scale, softcap):
     return jnp.asarray(logit_scale, _f32) / jnp.asarray(temperature, _f32), softcap
 
 
-def _add_z_loss(call, z_loss, fields, denominator, row_weight, targets, ignore_index, aux):
-    """The loss and aux of call(aux), with the part of a traced z_loss, which is computed from lse."""
+def _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux):
+    """The loss and aux of call(aux), with the part of a traced z_loss, which is computed from lse. ignored(): which rows are."""
     if not _operand(z_loss):
         return call(aux)
     z_loss = _factor(z_loss, "z_loss")
     counted = fields["reduction"] == 1 and denominator is None
     loss, found = call(tuple(dict.fromkeys((*aux, "lse", *(["valid_rows"] if counted else [])))))
-    part = z_loss * jnp.square(found["lse"])  # lse is 0 where a target is ignored
+    part = z_loss * jnp.square(found["lse"])  # lse is 0 in an ignored row
     if row_weight is not None:  # which may be anything there
-        part = part * (row_weight if ignore_index is None else jnp.where(targets == ignore_index, 0, row_weight))
+        part = part * jnp.where(ignored(), 0, row_weight)
     if fields["reduction"]:
         part = part.sum()
     if counted:
@@ -458,7 +469,8 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), denominator, row_weight,
                        _grad_scale(grad_scale, reduction))
     call = lambda aux: _cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays)
-    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, targets, ignore_index, aux))
+    ignored = lambda: False if ignore_index is None else targets == ignore_index
+    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux))
 
 
 @functools.lru_cache(None)
@@ -516,6 +528,100 @@ def _cross_entropy(options, in_place, aux):
     return f
 
 
+class CrossEntropyIdsOutput(NamedTuple):
+    """Of cross_entropy_ids. Both have gradients."""
+    loss: jax.Array
+    logp: jax.Array
+
+
+def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean", ignore_index=-100, z_loss=0.0, softcap=0.0,
+                      logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None, row_weight=None):
+    """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput, float32. lk/cross_entropy_ids.cuh has
+    the formulas.
+
+    logits [..., vocab], target_ids [..., n], n from 1 to 128, target_weight [..., n], None for 1. logp is
+    take_along_axis(log_softmax(logits), target_ids, -1), and 0 where an id is ignore_index. loss is -(target_weight * logp).sum(-1)
+    for each row; a mean divides by the number of rows that have an id, or by denominator. Ids may repeat. A weight of 0 skips its
+    id, which may be any number then. Any other id outside [0, vocab) that is not ignored makes loss and logp of its row NaN.
+    Weights and ids get no gradient: where the weights have one, or depend on the logits, build the loss of logp.
+
+    Distillation from a teacher's largest n probabilities q: `cross_entropy_ids(logits, ids, q).loss`, or with the student's own
+    probabilities as weights, `q = jnp.exp(logp); (q * (logp - teacher_logp)).sum(-1)`.
+
+    The other arguments are those of cross_entropy; logit_scale and temperature may have one number per row. Gradients are made in
+    backward, with any reduction.
+    """
+    logits = _array(logits, "logits", 1)
+    shape, vocab = logits.shape[:-1], logits.shape[-1]
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
+    ids = _whole(target_ids, "target_ids")
+    _demand(ids.ndim == logits.ndim and ids.shape[:-1] == shape,
+            f"target_ids has the shape {ids.shape}; the shape of logits asks for {shape} and the number of ids")
+    if target_weight is not None:
+        target_weight = jnp.asarray(target_weight, _f32)
+        _demand(target_weight.shape == ids.shape, f"target_weight has the shape {target_weight.shape}; it must have {ids.shape}")
+    _check_targets("target_ids", vocab, ignore_index, ids, *(() if target_weight is None else (target_weight,)))
+    if _operand(logit_scale):
+        logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "row"))
+    denominator = _denominator(denominator, reduction)
+    row_weight = _row_weight(row_weight, shape)
+
+    def ignored():
+        skipped = False if ignore_index is None else ids == ignore_index
+        if target_weight is not None:
+            skipped |= (target_weight == 0) & ((ids < 0) | (ids >= vocab))
+        return jnp.all(jnp.broadcast_to(skipped, ids.shape), -1)
+    arrays = same_axes(logits, ids, target_weight, denominator, row_weight)
+    call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
+    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp",))
+    return CrossEntropyIdsOutput(loss, found["logp"])
+
+
+@functools.lru_cache(None)
+def _cross_entropy_ids(options, aux):
+    """aux: logp, and lse and valid_rows where a traced z_loss needs them."""
+    options = dict(options)
+    reduced = bool(options["reduction"])
+
+    def run(direction, arrays, inputs, outputs, upstream_per_row=0):
+        logits, ids, target_weight, denominator, row_weight = arrays
+        fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=logits.shape[-1], ids_per_row=ids.shape[-1],
+                      target_dtype=int(ids.dtype == jnp.int32), upstream_per_row=upstream_per_row)
+        return call(f"cross_entropy_ids_{direction}_{TYPES[logits.dtype.name]}",
+                    {"logits": logits, "target_ids": ids, "target_weight": target_weight, "denominator": denominator,
+                     "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row))
+
+    def outputs(ids, more=()):
+        names = [n for n in dict.fromkeys((*aux, *more)) if n != "logp"]
+        return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32)}
+
+    @jax.custom_vjp
+    def f(*arrays):
+        return _result(aux, run("forward", arrays, {}, outputs(arrays[1])))
+
+    def fwd(*primals):
+        _constants(target_weight=primals[2], denominator=primals[3], row_weight=primals[4])
+        arrays = _values(*primals)
+        more = ["lse", *(["valid_rows"] if options["reduction"] == 1 else [])]
+        found = run("forward", arrays, {}, {**outputs(arrays[1], more), "lse_low": _of(arrays[1].shape[:-1], _f32)})
+        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in (*more, "lse_low")}}
+
+    def bwd(kept, cotangents):
+        loss, others = cotangents
+        dloss, dlogp, dlse = _given(loss), _given(others["logp"]), _given(others["lse"]) if "lse" in others else None
+        if dloss is None and dlogp is None and dlse is None:
+            return (None,) * 5
+        # Beside dlogp lk takes a NULL upstream for 0.
+        dloss, each = (None, 0) if dloss is None and dlogp is not None else _upstream_of_loss(dloss, reduced)
+        found = run("backward", kept["arrays"], {**kept["saved"], "upstream": dloss, "dlse": dlse, "dlogp": dlogp},
+                    {"dlogits": _like(kept["arrays"][0])}, each)
+        return found["dlogits"], None, None, None, None
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
                          softcap=0.0, logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False,
                          denominator=None, row_weight=None, grad_scale=None, max_counted=None, fast_logits=False,
@@ -555,7 +661,8 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), denominator, row_weight,
                        _grad_scale(grad_scale, reduction))
     call = lambda aux: _linear_cross_entropy(tuple(fields.items()), aux)(*arrays)
-    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, targets, ignore_index, aux))
+    ignored = lambda: False if ignore_index is None else targets == ignore_index
+    return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux))
 
 
 def _budget(workspace_mib):
