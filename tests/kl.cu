@@ -283,10 +283,10 @@ static void verify(const problem *p)
         const row_results r = results_of(p);
         if (has(p, LOSS) && w >= 0 && !test_that(!(((const float *)test_buffer_back(&outputs[LOSS]))[row] < 0)))
             test_detail("loss[%lld] is negative; %s", (long long)row, describe(p));
-        verify_number(p, row, LOSS, w == 0 ? 0 : w * r.loss, fabs(w) * r.loss_slack);
+        verify_number(p, row, LOSS, w == 0 ? 0 : w * r.loss, w == 0 ? 0 : fabs(w) * r.loss_slack);
         verify_number(p, row, LSE, w == 0 ? 0 : student_row.lse, 8 * 0x1p-23 * size);
         verify_number(p, row, TEACHER_LSE, w == 0 ? 0 : teacher_row.lse, 8 * 0x1p-23 * size);
-        verify_number(p, row, ENTROPY, w == 0 ? 0 : isnan(student_row.log_p[0]) ? NAN : r.entropy, r.entropy_slack);
+        verify_number(p, row, ENTROPY, w == 0 ? 0 : isnan(student_row.log_p[0]) ? NAN : r.entropy, w == 0 ? 0 : r.entropy_slack);
         for (int64_t c = 0; c < p->vocab && p->direction != FORWARD; c++) {
             const double P = student_row.p[c], Q = teacher_row.p[c], ep = student_row.error[c], eq = teacher_row.error[c];
             const double m = beta * Q + (1 - beta) * P, d = student_row.log_p[c] - teacher_row.log_p[c], e = 0x1p-22;
