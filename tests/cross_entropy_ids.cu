@@ -875,6 +875,116 @@ static void fuzz(void)
     test_fuzz_end(&counts, possible, n);
 }
 
+/* ---- On the GPU only: beyond 2^31 elements --------------------------------------------------------------------------- */
+
+#if !defined(LK_SIMT)
+
+/* The weight of id number i of all rows. */
+static __host__ __device__ float huge_weight(int64_t i) { return 0.5f + (float)test_huge_number(i + 7) / 256.0f; }
+
+typedef struct {
+    int32_t *id;
+    float *weight;
+    int64_t n, vocab;
+} huge_ids;
+
+LK_KERNEL void huge_ids_kernel(huge_ids p)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < p.n; i += (int64_t)gridDim.x * blockDim.x) {
+        p.id[i] = (int32_t)test_huge_target(i, p.vocab);
+        if (p.weight) p.weight[i] = huge_weight(i);
+    }
+}
+
+/* Forward, then backward in place, or both in one pass in place; sampled rows are recomputed here. by_logp: the gradient is that of
+ * sum_k weight logp, by dlogp. With one id the weights are 1. */
+static void huge(int64_t rows, int64_t vocab, int ids, int path, bool fused, bool by_logp)
+{
+    const int64_t n = rows * ids;
+    lk_bf16 *const logits = (lk_bf16 *)test_huge_allocate(rows * vocab * 2);
+    int32_t *const id = (int32_t *)test_huge_allocate(n * 4);
+    float *const weight = ids > 1 ? (float *)test_huge_allocate(n * 4) : NULL, *const logp = (float *)test_huge_allocate(n * 4);
+    float *const lse = (float *)test_huge_allocate(rows * 4), *const loss = (float *)test_huge_allocate(rows * 4);
+    const huge_ids fill = {id, weight, n, vocab};
+    test_huge_fill(logits, rows * vocab, 0);
+    TEST_CUDA(lk_launch(huge_ids_kernel, 4096, 256, 0, test.stream, fill));
+    problem p = plain(TEST_BF16, fused ? BOTH : FORWARD, path, rows, vocab, ids);
+    args = {};
+    lk_cross_entropy_args &a = args.common;
+    a.logits = logits, a.dlogits = logits, a.lse = lse, a.loss = loss, a.rows = rows, a.vocab = vocab, a.path = path;
+    args.target_ids = id, args.target_weight = weight, args.logp = logp, args.ids_per_row = ids, a.target_dtype = LK_TARGET_INT32;
+    for (int direction = 0; direction < DIRECTIONS; direction++) {
+        size_t bytes = 0;
+        if (fused != (direction == BOTH)) continue;
+        if (!test_that(query_of[direction][TEST_BF16](&args, &bytes) == LK_OK)) test_detail("the query: %s", lk_last_error());
+        if (bytes > a.workspace_bytes) a.workspace_bytes = bytes;
+    }
+    a.workspace = test_huge_allocate((int64_t)a.workspace_bytes);
+    bool ran = test_launched(launch(&p), describe(&p));
+    if (by_logp) args.dlogp = weight;
+    if (!fused) p.direction = BACKWARD, ran = ran && test_launched(launch(&p), describe(&p));
+    enum { SAMPLES = 24, COLUMNS = 48 };
+    uint64_t random = (uint64_t)(rows + vocab);
+    for (int s = 0; ran && s < (vocab > 1 << 21 ? 1 : SAMPLES); s++) { /* the host is slow */
+        const int64_t chosen[3] = {rows - 1, 0, rows / 2}, row = s < 3 ? chosen[s] : test_below(&random, rows), base = row * vocab;
+        /* There are 256 values: the sum over the columns is one over the values with how often each occurs. */
+        int64_t often[256] = {};
+        for (int64_t c = 0; c < vocab; c++) often[test_huge_number(base + c)]++;
+        double sum = 0, all = 0, want = 0;
+        for (int v = 0; v < 256; v++) sum += (double)often[v] * exp(v / 32.0 - 4);
+        const double exact = log(sum);
+        const double slack = (16 + sqrt((double)vocab / 256)) * 0x1p-24; /* a chain of vocab / 256 additions loses its root */
+        for (int k = 0; k < ids; k++) {
+            const double w = weight ? (double)huge_weight(row * ids + k) : 1;
+            const double its = test_huge_number(base + test_huge_target(row * ids + k, vocab)) / 32.0 - 4 - exact;
+            all += w, want -= w * its;
+            if (!test_near(TEST_F32, test_huge_get(TEST_F32, logp, row * ids + k), its, slack * (12 + exact)))
+                test_detail("logp[%lld, %d] is wrong; %s", (long long)row, k, describe(&p));
+        }
+        if (!test_near(TEST_F32, test_huge_get(TEST_F32, lse, row), exact, slack * (8 + exact)))
+            test_detail("lse[%lld] is wrong; %s", (long long)row, describe(&p));
+        if (!test_near(TEST_F32, test_huge_get(TEST_F32, loss, row), want, slack * (12 + exact) * all))
+            test_detail("loss[%lld] is wrong; %s", (long long)row, describe(&p));
+        for (int i = 0; i < COLUMNS; i++) {
+            int64_t c = i == 0 ? vocab - 1 : i == 1 ? 0 : test_below(&random, vocab);
+            if (i > 1 && i < 2 + ids && i < COLUMNS / 2) c = test_huge_target(row * ids + i - 2, vocab);
+            double own = 0; /* the weights of the column's ids */
+            for (int k = 0; k < ids; k++)
+                if (test_huge_target(row * ids + k, vocab) == c) own += weight ? (double)huge_weight(row * ids + k) : 1;
+            const double probability = exp(test_huge_number(base + c) / 32.0 - 4 - exact), gradient = all * probability - own;
+            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, logits, base + c), by_logp ? -gradient : gradient,
+                           slack * (8 + exact) * (own > 0 ? all + own : all * probability)))
+                test_detail("dlogits[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
+        }
+    }
+    test_huge_free();
+}
+
+/* The last: in forward_backward its workspace has 28 bytes per row, more than fits an 80 GB card beside the tensors. */
+static void all_huge(void)
+{
+    static const int64_t shapes[][3] = {{70001, 32768, 3}, {17000, 131071, 40}, {3, 1 << 30, 128}, {(1 << 29) + 77, 5, 5},
+                                        {(1ll << 31) + 77, 1, 1}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int path = 0; path < PATHS; path++) {
+            const int64_t rows = shapes[i][0], vocab = shapes[i][1];
+            const int ids = (int)shapes[i][2];
+            if (!path_here(path) || (path >= LK_CROSS_ENTROPY_BLOCK && rows > 1 << 27)) continue;
+            for (int fused = 0; fused < (i + 1 < LENGTH_OF(shapes) ? 2 : 1); fused++) {
+                const bool by_logp = !fused && ids > 1 && (i + path) % 2;
+                if (!test_begin("huge: %lld x %lld, %d ids, %s%s%s", (long long)rows, (long long)vocab, ids, path_name[path],
+                                fused ? ", forward_backward" : "", by_logp ? ", by dlogp" : ""))
+                    continue;
+                huge(rows, vocab, ids, path, fused, by_logp);
+                test_finish();
+            }
+        }
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------------------- */
+
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
@@ -884,6 +994,7 @@ int main(int argc, char **argv)
     for (int at = 0; at < COUNTED; at++)
         if (path_here(at % PATHS))
             test_themes(themes, LENGTH_OF(themes), at / PATHS, at % PATHS, direction_name[at / PATHS], path_name[at % PATHS]);
+    TEST_HUGE(all_huge);
     test_all_ran(&counts, possible);
     fuzz();
     return test_end();

@@ -539,6 +539,121 @@ static void fuzz(void)
     test_finish();
 }
 
+/* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
+
+#if !defined(LK_SIMT)
+
+/* A row's results, from how often each pair of a student's and a teacher's value is in it: there are 256 of each. */
+typedef struct {
+    double lse[2], loss, mean, spread; /* spread: of what errors of log p and log q are multiplied by */
+} huge_row;
+
+static double huge_z(int value) { return value / 32.0 - 4; }
+
+/* log p, log q, and log(p / m); m is of Jensen-Shannon with beta 1/2. */
+static double huge_log_of_m(double log_p, double log_q) { return log_p - log((exp(log_p) + exp(log_q)) / 2); }
+
+static huge_row huge_results(int64_t base, int64_t n, int64_t vocab, int divergence)
+{
+    static int64_t often[256][256];
+    huge_row r = {};
+    double sum[2] = {};
+    memset(often, 0, sizeof often);
+    for (int64_t c = 0; c < vocab; c++) often[test_huge_number(base + c)][test_huge_number(n + base + c)]++;
+    for (int v = 0; v < 256; v++)
+        for (int w = 0; w < 256; w++)
+            sum[0] += (double)often[v][w] * exp(huge_z(v)), sum[1] += (double)often[v][w] * exp(huge_z(w));
+    r.lse[0] = log(sum[0]), r.lse[1] = log(sum[1]);
+    for (int v = 0; v < 256; v++)
+        for (int w = 0; w < 256; w++) {
+            const double lp = huge_z(v) - r.lse[0], lq = huge_z(w) - r.lse[1], P = exp(lp), Q = exp(lq);
+            const double of_p = P * huge_log_of_m(lp, lq), of_q = Q * huge_log_of_m(lq, lp), times = (double)often[v][w];
+            r.spread += times * (P + Q) * (1 + fabs(lp - lq));
+            r.mean += times * (divergence == LK_KL_REVERSE ? P * (lp - lq) : of_p);
+            r.loss += times * (divergence == LK_KL_FORWARD   ? Q * (lq - lp)
+                               : divergence == LK_KL_REVERSE ? P * (lp - lq)
+                                                             : (of_p + of_q) / 2);
+        }
+    return r;
+}
+
+/* Forward, then backward in place, or both in one pass in place; sampled rows are recomputed here. The teacher's values follow
+ * the student's. */
+static void huge(int64_t rows, int64_t vocab, int path, int divergence, bool fused)
+{
+    const int64_t n = rows * vocab;
+    lk_bf16 *const x = (lk_bf16 *)test_huge_allocate(n * 2), *const y = (lk_bf16 *)test_huge_allocate(n * 2);
+    float *out[OUTPUTS] = {};
+    for (int i = LOSS; i <= TEACHER_LSE; i++) {
+        out[i] = (float *)test_huge_allocate(rows * 4);
+        TEST_CUDA(cudaMemsetAsync(out[i], 0xc2, (size_t)rows * 4, test.stream)); /* -97 */
+    }
+    test_huge_fill(x, n, 0), test_huge_fill(y, n, n);
+    problem p = plain(TEST_BF16, fused ? BOTH : FORWARD, path, rows, vocab);
+    p.divergence = divergence, p.upstream = UPSTREAM_NULL;
+    args = {};
+    args.logits = x, args.teacher = y, args.dlogits = x, args.rows = rows, args.vocab = vocab;
+    args.loss = out[LOSS], args.lse = out[LSE], args.teacher_lse = out[TEACHER_LSE], args.divergence = divergence, args.path = path;
+    bool ran = test_launched(launch(&p), describe(&p));
+    if (!fused) p.direction = BACKWARD, ran = ran && test_launched(launch(&p), describe(&p));
+    enum { SAMPLES = 24, COLUMNS = 48 };
+    uint64_t random = (uint64_t)(rows + vocab);
+    for (int s = 0; ran && s < (vocab > 1 << 21 ? 1 : SAMPLES); s++) { /* the host is slow */
+        const int64_t chosen[3] = {rows - 1, 0, rows / 2}, row = s < 3 ? chosen[s] : test_below(&random, rows), base = row * vocab;
+        const huge_row r = huge_results(base, n, vocab, divergence);
+        const double chain = (16 + sqrt((double)vocab / 256)) * 0x1p-24; /* of vocab / 256 additions loses its root */
+        const double slack = chain * (8 + fmax(r.lse[0], r.lse[1])), want[] = {r.loss, r.lse[0], r.lse[1]};
+        for (int i = LOSS; i <= TEACHER_LSE; i++)
+            if (!test_near(TEST_F32, test_huge_get(TEST_F32, out[i], row), want[i], i == LOSS ? slack * r.spread : slack))
+                test_detail("%s[%lld] is wrong; %s", output_name[i], (long long)row, describe(&p));
+        for (int i = 0; i < COLUMNS; i++) {
+            const int64_t c = i == 0 ? vocab - 1 : i == 1 ? 0 : test_below(&random, vocab);
+            const double lp = huge_z(test_huge_number(base + c)) - r.lse[0], lq = huge_z(test_huge_number(n + base + c)) - r.lse[1];
+            const double P = exp(lp), Q = exp(lq), along = divergence == LK_KL_REVERSE ? lp - lq : huge_log_of_m(lp, lq);
+            const double mixed = divergence == LK_KL_REVERSE ? 1 : 0.5;
+            const double gradient = divergence == LK_KL_FORWARD ? P - Q : mixed * P * (along - r.mean);
+            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, x, base + c), gradient,
+                           slack * (divergence == LK_KL_FORWARD ? P + Q : P * (2 + fabs(along - r.mean) + r.spread))))
+                test_detail("dlogits[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
+        }
+    }
+    test_huge_free();
+}
+
+static void busy(int type, int direction, int path)
+{
+    problem p = plain(type, direction, path, 700, 3001);
+    check(&p); /* leaves its bits in kept */
+    test_busy(again, &p);
+}
+
+static void all_huge(void)
+{
+    static const int64_t shapes[][2] = {{70001, 32768}, {17000, 131071}, {3, 1 << 30}, {(1ll << 31) + 77, 1}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int path = 0; path < PATHS; path++) {
+            const int64_t rows = shapes[i][0], vocab = shapes[i][1];
+            if ((path == LK_KL_CLUSTER && !test_clusters()) || (path >= LK_KL_BLOCK && rows > 1 << 27)) continue;
+            for (int fused = 0; fused < 2; fused++) {
+                const int divergence = (i + path + 2 * fused) % DIVERGENCES;
+                if (!test_begin("huge: %lld x %lld %s %s%s", (long long)rows, (long long)vocab, path_name[path],
+                                divergence_name[divergence], fused ? ", forward_backward" : ""))
+                    continue;
+                huge(rows, vocab, path, divergence, fused);
+                test_finish();
+            }
+        }
+    static const test_theme held = {"half of the SMs held", busy};
+    for (int direction = 0; direction < DIRECTIONS; direction++)
+        for (int path = 0; path < PATHS; path++)
+            if (path != LK_KL_CLUSTER || test_clusters())
+                test_themes(&held, 1, direction, path, direction_name[direction], path_name[path]);
+}
+
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------------------- */
+
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
@@ -547,6 +662,7 @@ int main(int argc, char **argv)
             if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
     all_themes();
     if (test_begin("digits f32")) digits(), test_finish();
+    TEST_HUGE(all_huge);
     fuzz();
     return test_end();
 }
