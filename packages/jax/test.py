@@ -846,6 +846,7 @@ def functions():
         "cross_entropy mean grad_scale": (lambda x, t, g: lk.cross_entropy(x, t, grad_scale=g), (x, t), (jnp.int32(3),)),
         "cross_entropy_ids none": (lambda x, i: lk.cross_entropy_ids(x, i, normal(8, 6, 4), reduction="none"), (x, ids), ()),
         "cross_entropy_ids logp alone": (lambda x, i: lk.cross_entropy_ids(x, i, reduction="none").logp, (x, ids), ()),
+        "cross_entropy_ids of the same logits": (lambda i, x: lk.cross_entropy_ids(x, i, reduction="none"), (ids,), (x[0],)),
         "cross_entropy_ids mean": (lambda x, i, d: lk.cross_entropy_ids(x, i, denominator=d), (x, ids), (jnp.int32(5),)),
         "linear entropy": (lambda x, t, m: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("entropy", "argmax")),
                            (x, t), (m,)),
