@@ -17,13 +17,15 @@
  *
  * Cases with workspace=N at the end are memory against time: N MiB, or what the query asks for; those with path=... take that
  * path, to stand beside the plan that lk takes by itself. Cases with weights=1 have logits of sigma 64, and a dZ that is mostly
- * zeros; the others' weights are 0.02, as in a fresh model, for logits of sigma 1.28.
+ * zeros; the others' weights are 0.02, as in a fresh model, for logits of sigma 1.28. Those with ids=K are
+ * linear_cross_entropy_ids: K ids per token, the target with weight 1 and K - 1 others with weight 0, so the results are the same.
  */
 #include "bench/bench.h"
-#include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_cross_entropy_ids.cuh"
 
 LK_DEFINE_CROSS_ENTROPY(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(bf16)
 
 typedef struct {
     const char *name, *direction;
@@ -34,6 +36,7 @@ typedef struct {
     double bare_ms;       /* in the study of an H200, in proportion between the sizes measured there; 0: none of such data */
     int naive;
     int path; /* LK_LINEAR_CROSS_ENTROPY_* */
+    int ids;  /* per token; 0: a target */
 } shape;
 
 #define TOKENS 12288
@@ -44,55 +47,58 @@ typedef struct {
 #define CASE(vocab, dweight) "tokens=12288 hidden=4096 vocab=" #vocab " dweight=" #dweight
 
 static const shape shapes[] = {
-    {CASE(1024, f32), "forward_backward", 1024, 1, 0.02f, 163, 0.43, 1, 0},
-    {CASE(2048, f32), "forward_backward", 2048, 1, 0.02f, 171, 0.862, 1, 0},
-    {CASE(4096, f32), "forward_backward", 4096, 1, 0.02f, 186, 1.727, 1, 0},
-    {CASE(8192, f32), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 1, 0},
-    {CASE(16384, f32), "forward_backward", 16384, 1, 0.02f, 277, 6.92, 1, 0},
-    {CASE(32768, f32), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 1, 0},
-    {CASE(65536, f32), "forward_backward", 65536, 1, 0.02f, 643, 27.74, 1, 0},
-    {CASE(131072, f32), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 1, 0},
-    {CASE(50257, f32), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, 0},
-    {CASE(1024, bf16), "forward_backward", 1024, 0, 0.02f, 179, 0.43, 1, 0},
-    {CASE(2048, bf16), "forward_backward", 2048, 0, 0.02f, 203, 0.862, 1, 0},
-    {CASE(4096, bf16), "forward_backward", 4096, 0, 0.02f, 250, 1.727, 1, 0},
-    {CASE(8192, bf16), "forward_backward", 8192, 0, 0.02f, 344, 3.46, 1, 0},
-    {CASE(16384, bf16), "forward_backward", 16384, 0, 0.02f, 533, 6.92, 1, 0},
-    {CASE(32768, bf16), "forward_backward", 32768, 0, 0.02f, 911, 13.86, 1, 0},
-    {CASE(65536, bf16), "forward_backward", 65536, 0, 0.02f, 1667, 27.74, 1, 0},
-    {CASE(131072, bf16), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 1, 0},
-    {CASE(131072, f32 workspace=64), "forward_backward", 131072, 1, 0.02f, 64, 55.5, 0, 0},
-    {CASE(131072, f32 workspace=256), "forward_backward", 131072, 1, 0.02f, 256, 55.5, 0, 0},
-    {CASE(131072, f32 workspace=512), "forward_backward", 131072, 1, 0.02f, 512, 55.5, 0, 0},
-    {CASE(131072, f32 workspace=2260), "forward_backward", 131072, 1, 0.02f, 2260, 55.5, 0, 0},
-    {CASE(131072, f32 workspace=6208), "forward_backward", 131072, 1, 0.02f, 6208, 55.5, 0, 0},
-    {CASE(131072, bf16 workspace=256), "forward_backward", 131072, 0, 0.02f, 256, 55.5, 0, 0},
-    {CASE(131072, bf16 workspace=1130), "forward_backward", 131072, 0, 0.02f, 1130, 55.5, 0, 0},
-    {CASE(131072, bf16 workspace=6208), "forward_backward", 131072, 0, 0.02f, 6208, 55.5, 0, 0},
-    {CASE(1024, bf16 weights=1), "forward_backward", 1024, 0, 1.0f, 179, 0, 1, 0},
-    {CASE(2048, bf16 weights=1), "forward_backward", 2048, 0, 1.0f, 203, 0, 1, 0},
-    {CASE(4096, bf16 weights=1), "forward_backward", 4096, 0, 1.0f, 250, 0, 1, 0},
-    {CASE(8192, bf16 weights=1), "forward_backward", 8192, 0, 1.0f, 344, 0, 1, 0},
-    {CASE(16384, bf16 weights=1), "forward_backward", 16384, 0, 1.0f, 533, 0, 1, 0},
-    {CASE(32768, bf16 weights=1), "forward_backward", 32768, 0, 1.0f, 911, 0, 1, 0},
-    {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0},
-    {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0},
-    {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0},
-    {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS},
-    {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED},
-    {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS},
-    {CASE(131072, f32 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS},
-    {CASE(131072, bf16 path=chunks), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 0, CHUNKS},
-    {CASE(131072, f32 workspace=queried), "forward_backward", 131072, 1, 0.02f, 0, 55.5, 0, 0},
-    {CASE(131072, bf16 workspace=queried), "forward_backward", 131072, 0, 0.02f, 0, 55.5, 0, 0},
+    {CASE(1024, f32), "forward_backward", 1024, 1, 0.02f, 163, 0.43, 1, 0, 0},
+    {CASE(2048, f32), "forward_backward", 2048, 1, 0.02f, 171, 0.862, 1, 0, 0},
+    {CASE(4096, f32), "forward_backward", 4096, 1, 0.02f, 186, 1.727, 1, 0, 0},
+    {CASE(8192, f32), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 1, 0, 0},
+    {CASE(16384, f32), "forward_backward", 16384, 1, 0.02f, 277, 6.92, 1, 0, 0},
+    {CASE(32768, f32), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 1, 0, 0},
+    {CASE(65536, f32), "forward_backward", 65536, 1, 0.02f, 643, 27.74, 1, 0, 0},
+    {CASE(131072, f32), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 1, 0, 0},
+    {CASE(50257, f32), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, 0, 0},
+    {CASE(1024, bf16), "forward_backward", 1024, 0, 0.02f, 179, 0.43, 1, 0, 0},
+    {CASE(2048, bf16), "forward_backward", 2048, 0, 0.02f, 203, 0.862, 1, 0, 0},
+    {CASE(4096, bf16), "forward_backward", 4096, 0, 0.02f, 250, 1.727, 1, 0, 0},
+    {CASE(8192, bf16), "forward_backward", 8192, 0, 0.02f, 344, 3.46, 1, 0, 0},
+    {CASE(16384, bf16), "forward_backward", 16384, 0, 0.02f, 533, 6.92, 1, 0, 0},
+    {CASE(32768, bf16), "forward_backward", 32768, 0, 0.02f, 911, 13.86, 1, 0, 0},
+    {CASE(65536, bf16), "forward_backward", 65536, 0, 0.02f, 1667, 27.74, 1, 0, 0},
+    {CASE(131072, bf16), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 1, 0, 0},
+    {CASE(131072, f32 workspace=64), "forward_backward", 131072, 1, 0.02f, 64, 55.5, 0, 0, 0},
+    {CASE(131072, f32 workspace=256), "forward_backward", 131072, 1, 0.02f, 256, 55.5, 0, 0, 0},
+    {CASE(131072, f32 workspace=512), "forward_backward", 131072, 1, 0.02f, 512, 55.5, 0, 0, 0},
+    {CASE(131072, f32 workspace=2260), "forward_backward", 131072, 1, 0.02f, 2260, 55.5, 0, 0, 0},
+    {CASE(131072, f32 workspace=6208), "forward_backward", 131072, 1, 0.02f, 6208, 55.5, 0, 0, 0},
+    {CASE(131072, bf16 workspace=256), "forward_backward", 131072, 0, 0.02f, 256, 55.5, 0, 0, 0},
+    {CASE(131072, bf16 workspace=1130), "forward_backward", 131072, 0, 0.02f, 1130, 55.5, 0, 0, 0},
+    {CASE(131072, bf16 workspace=6208), "forward_backward", 131072, 0, 0.02f, 6208, 55.5, 0, 0, 0},
+    {CASE(1024, bf16 weights=1), "forward_backward", 1024, 0, 1.0f, 179, 0, 1, 0, 0},
+    {CASE(2048, bf16 weights=1), "forward_backward", 2048, 0, 1.0f, 203, 0, 1, 0, 0},
+    {CASE(4096, bf16 weights=1), "forward_backward", 4096, 0, 1.0f, 250, 0, 1, 0, 0},
+    {CASE(8192, bf16 weights=1), "forward_backward", 8192, 0, 1.0f, 344, 0, 1, 0, 0},
+    {CASE(16384, bf16 weights=1), "forward_backward", 16384, 0, 1.0f, 533, 0, 1, 0, 0},
+    {CASE(32768, bf16 weights=1), "forward_backward", 32768, 0, 1.0f, 911, 0, 1, 0, 0},
+    {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0, 0},
+    {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0, 0},
+    {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0, 0},
+    {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS, 0},
+    {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED, 0},
+    {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS, 0},
+    {CASE(131072, f32 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS, 0},
+    {CASE(131072, bf16 path=chunks), "forward_backward", 131072, 0, 0.02f, 3178, 55.5, 0, CHUNKS, 0},
+    {CASE(131072, f32 ids=1), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, 0, 1},
+    {CASE(131072, f32 ids=8), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, 0, 8},
+    {CASE(131072, f32 ids=64), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, 0, 64},
+    {CASE(131072, f32 workspace=queried), "forward_backward", 131072, 1, 0.02f, 0, 55.5, 0, 0, 0},
+    {CASE(131072, bf16 workspace=queried), "forward_backward", 131072, 0, 0.02f, 0, 55.5, 0, 0, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
 /* Those whose host time is taken. FUSED's kernels ask for about 200 KiB of shared memory, those of CHUNKS for
  * less than 32: from there on a launch has the kernel's limit of it looked at, and raised if need be. */
 static const shape host_shapes[] = {
-    {CASE(1024, f32 path=chunks), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, CHUNKS},
-    {CASE(1024, f32 path=fused), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, FUSED},
+    {CASE(1024, f32 path=chunks), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, CHUNKS, 0},
+    {CASE(1024, f32 path=fused), "forward_backward", 1024, 1, 0.02f, 163, 0, 0, FUSED, 0},
 };
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
@@ -107,12 +113,12 @@ static bool gives_gradient(const shape *s)
     return strcmp(s->direction, "forward") != 0;
 }
 
-/* read: x, weight. write: dx, dweight. in: target. out: lse, the mean loss. */
+/* read: x, weight. write: dx, dweight. in: target; ids and their weights, [TOKENS, K]. out: lse, the mean loss; logp, likewise. */
 typedef struct {
     lk_bf16 *x, *weight, *dx;
     void *dweight;
-    int64_t *target;
-    float *lse, *loss;
+    int64_t *target, *ids;
+    float *lse, *loss, *logp;
 } tensors;
 
 static tensors tensors_of(const bench_buffers *set)
@@ -121,6 +127,7 @@ static tensors tensors_of(const bench_buffers *set)
     t.x = (lk_bf16 *)set->read, t.weight = (lk_bf16 *)(set->read + X_BYTES);
     t.dx = (lk_bf16 *)set->write, t.dweight = set->write + X_BYTES;
     t.target = (int64_t *)set->in, t.lse = (float *)set->out, t.loss = t.lse + TOKENS;
+    t.ids = t.target + TOKENS, t.logp = t.loss + 1;
     return t;
 }
 
@@ -314,7 +321,16 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
         target[token] = token == 0 ? 0 : token == TOKENS - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
     }
     BENCH_CUDA(cudaMemcpyAsync(t.target, target, sizeof target, cudaMemcpyHostToDevice, stream));
+    const size_t ids = (size_t)TOKENS * (size_t)s->ids;
+    int64_t *const id = (int64_t *)malloc(ids * (sizeof(int64_t) + sizeof(float)) + 1);
+    float *const id_weight = (float *)(id + ids);
+    for (size_t i = 0; i < ids; i++) {
+        const int64_t token = (int64_t)i / s->ids, k = (int64_t)i % s->ids;
+        id[i] = (target[token] + k * 7919) % s->vocab, id_weight[i] = k == 0 ? 1.0f : 0.0f;
+    }
+    BENCH_CUDA(cudaMemcpyAsync(t.ids, id, ids * (sizeof(int64_t) + sizeof(float)), cudaMemcpyHostToDevice, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
+    free(id);
     if (number > 0 || !gives_gradient(s)) return;
     const scratch h = scratch_of(s);
     multiply_logits(&t, &h, s->vocab, 1, stream);
@@ -336,6 +352,17 @@ static lk_linear_cross_entropy_args args_of(const bench_case *c, const bench_buf
     return args;
 }
 
+static lk_linear_cross_entropy_ids_args ids_args_of(const bench_case *c, const bench_buffers *set)
+{
+    const shape *s = (const shape *)c->context;
+    const tensors t = tensors_of(set);
+    lk_linear_cross_entropy_ids_args args = {};
+    args.common = args_of(c, set, 0), args.common.target = NULL;
+    args.target_ids = t.ids, args.target_weight = (const float *)(t.ids + (int64_t)TOKENS * s->ids), args.logp = t.logp;
+    args.ids_per_row = s->ids;
+    return args;
+}
+
 /* A case has a context of its own, which its first launch makes. */
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int path, cudaStream_t stream)
 {
@@ -350,6 +377,10 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
         owner = c;
     }
     if (status) return status;
+    if (((const shape *)c->context)->ids) {
+        const lk_linear_cross_entropy_ids_args ids = ids_args_of(c, set);
+        return lk_linear_cross_entropy_ids_forward_backward_bf16(&ids, stream);
+    }
     return forward ? lk_linear_cross_entropy_forward_bf16(&args, stream)
                    : lk_linear_cross_entropy_forward_backward_bf16(&args, stream);
 }
@@ -590,7 +621,9 @@ static const char *plan_of(const bench_case *c)
     lk_linear_cross_entropy_plan plan = {};
     const size_t budget = workspace(c, 0);
     const lk_linear_cross_entropy_args args = args_of(c, &set, 0);
-    if (gives_gradient((const shape *)c->context)) lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);
+    const lk_linear_cross_entropy_ids_args ids = ids_args_of(c, &set);
+    if (ids.ids_per_row) lk_linear_cross_entropy_ids_forward_backward_plan_bf16(&ids, budget, &plan);
+    else if (gives_gradient((const shape *)c->context)) lk_linear_cross_entropy_forward_backward_plan_bf16(&args, budget, &plan);
     else lk_linear_cross_entropy_forward_plan_bf16(&args, budget, &plan);
     snprintf(remark, sizeof remarks[0], "%zu MiB: %s", budget >> 20, plan.text);
     return remark;
@@ -601,7 +634,9 @@ static void describe(bench_case *c, const shape *s)
     const bool gradient = gives_gradient(s);
     c->name = s->name, c->direction = s->direction, c->dtype = "bf16", c->context = s;
     c->read_bytes = X_BYTES + WEIGHT_BYTES(s), c->write_bytes = gradient ? X_BYTES + DWEIGHT_BYTES(s) : 0;
-    c->in_bytes = TOKENS * sizeof(int64_t), c->out_bytes = (TOKENS + 1) * sizeof(float);
+    const size_t ids = (size_t)TOKENS * (size_t)s->ids;
+    c->in_bytes = TOKENS * sizeof(int64_t) + ids * (sizeof(int64_t) + sizeof(float));
+    c->out_bytes = (TOKENS + 1 + ids) * sizeof(float);
     c->flops = FLOPS(s), c->known_ms = s->bare_ms;
     c->naive_bytes = (size_t)TOKENS * (size_t)s->vocab * (gradient ? 6 : 4) + CUBLAS_BYTES;
     c->fill = fill, c->launch = launch_lk, c->bare = launch_bare, c->check = check, c->workspace = workspace;

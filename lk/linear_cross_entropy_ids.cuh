@@ -34,8 +34,8 @@
  *
  * linear_cross_entropy's CHUNKS, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for each token:
  * a column, ignored or bad. For each slice of logits lk_lce_ids_scale_kernel divides dlogp by alpha, as dZ is; then come the
- * kernels of cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the largest such
- * sum goes into alpha too: lk_lce_ids_upstream_kernel.
+ * kernels of cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the
+ * largest such sum goes into alpha too: lk_lce_ids_upstream_kernel.
  */
 #ifndef LK_LINEAR_CROSS_ENTROPY_IDS_CUH
 #define LK_LINEAR_CROSS_ENTROPY_IDS_CUH
@@ -147,7 +147,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_scale_kernel(c
     const float shift = __fdiv_rn(1.0f, p.counts->alpha);
     if (p.all.dlogp) p.all.dlogp[token * k + i % k] = shift * p.all.x.dlogp[token * p.all.x.dlogp_stride + i % k];
     if (i % k != 0) return;
-    if (p.all.dlogp) p.scaled_dlse[row] = p.dlse && p.all.target[token] >= 0 ? shift * p.dlse[token] : 0.0f;
+    if (p.all.dlogp) p.scaled_dlse[row] = p.dlse ? shift * p.dlse[token] : 0.0f;
     if (p.all.most) p.factor[row] *= __int_as_float((127 - lk_lce_ids_power(p.all)) << 23);
 }
 

@@ -412,7 +412,8 @@ static void sizes(int type, int direction, int)
     const int64_t list[][4] = {{5, 24, 40, 3}, {1, 1, 1, 1}, {3, 7, 13, 33}, {17, 16, 67, 8}, {4, 33, 300, 128}, {2, 8, 9, 2}};
     for (int i = 0; i < LENGTH_OF(list); i++) {
         problem p = plain(type, direction, list[i][0], list[i][1], list[i][2], (int)list[i][3]);
-        p.has[DBIAS] = i % 2, p.repeated = i == 3, p.int32 = i % 2;
+        p.has[DBIAS] = i % 2, p.repeated = i == 3 || i == 4, p.int32 = i % 2;
+        if (i == 4) p.has[ID_WEIGHT] = false; /* weights that add up to 128 */
         check(&p);
     }
 }
@@ -447,7 +448,7 @@ static void options(int type, int direction, int)
         p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && i % 2, p.has[VALID] = direction != BACKWARD && i % 2;
         p.has[Z_LOSS] = p.z_loss > 0, p.has[DBIAS] = i % 4 == 1;
         p.has[LOSS] = i % 8 != 5, p.has[LOGP] = i % 8 != 6, p.has[LSE] = direction == BACKWARD || i % 8 != 7;
-        if (i % 16 == 9) { /* logp alone */
+        if (i % 16 == 8) { /* logp alone */
             p.has[LOSS] = p.has[LSE] = direction == BACKWARD;
             p.has[Z_LOSS] = p.has[ENTROPY] = p.has[DENTROPY] = false;
         }
