@@ -292,13 +292,14 @@ def kl_exact(teacher, divergence, beta, scales, caps, weight, reduction):
     return divide
 
 
-def kl_bounds(exact, weight):
+def kl_bounds(exact, weight, logit_error=0.0):
+    """logit_error: of both heads' logits together."""
     def bounds(doubles, outs, ups, gradients):
         with torch.no_grad():
             lp, lq, loss = exact(doubles[0], True)
             p, q = lp.exp(), lq.exp()
             error = 2 * U * (8 + 4 * (lp.amax(-1, True) - lp.amin(-1, True)) + 4 * (lq.amax(-1, True) - lq.amin(-1, True))
-                             + 4 * math.log(lp.shape[-1] + 1))
+                             + 4 * math.log(lp.shape[-1] + 1)) + logit_error
             off = (error * (p + q) * (1 + (lp - lq).abs())).sum(-1) + 32 * U * loss
             factor = ups[0] if ups[0] is not None else torch.zeros(())
             rows = factor if factor.dim() else factor * outs[0].new_ones(loss.shape)
@@ -339,6 +340,145 @@ def kl():
     raises("row_weight of another shape", lambda: LF.kl(x, y, row_weight=y[0]), "row_weight", kind=ValueError)
     raises("temperature 0", lambda: LF.kl(x, y, temperature=0.0), "temperature", kind=ValueError)
     raises("a second derivative", lambda: torch.autograd.grad(LF.kl(x, y), x, create_graph=True)[0].sum().backward(), "second")
+
+
+# ---- linear_kl --------------------------------------------------------------------------------------------------------------
+
+
+def linear_kl_case(t, spread, sizes, divergence, reduction, biases=(False, False), weighted=False, wants=(True, True, True),
+                   layout="packed", upstream=None, beta=0.5, scales=(1.0, 1.0), caps=(0.0, 0.0), chunks=1, **more):
+    """sizes: hidden, teacher_hidden, vocab. Of chunks of tokens, each rounds a dweight of 16 bits. Bounds: kl's for logits that
+    have errors, carried through the matmuls."""
+    hidden, teacher_hidden, vocab = sizes
+    inputs = [leaf(normal(*spread, hidden), t, layout, wants[0]),
+              leaf(normal(vocab, hidden, sigma=2 * hidden**-0.5), t, "gaps" if layout == "gaps" else "packed", wants[1])]
+    inputs += [leaf(normal(vocab), t, rng.choice(("packed", "second rows")), wants[2])] if biases[0] else []
+    y, v = (leaf(normal(*shape, sigma=s), t, layout, False) for shape, s in (
+        ((*spread, teacher_hidden), 1.0), ((vocab, teacher_hidden), 2 * teacher_hidden**-0.5)))
+    c = leaf(normal(vocab), t, "packed", False) if biases[1] else None
+    factors = leaf(normal(*spread).abs() + 0.25, F32, rng.choice(("packed", "second rows")), False) if weighted else None
+    if weighted and spread:
+        factors[torch.rand(spread, generator=generator).to(D) < 0.25] = 0
+        factors[(0,) * len(spread)] = 0.5  # so that a mean has what it divides by
+    by = {"mean": math.prod(spread) if factors is None else float(factors.double().sum())}.get(reduction, 1.0)
+    flat = None if factors is None else factors.double().reshape(-1) / by
+    of_teacher = F.linear(y.double(), v.double(), None if c is None else c.double()).reshape(-1, vocab)
+    divide = kl_exact(of_teacher, divergence, beta, scales, caps, None, "none")
+
+    def exact(x, w, b=None):
+        each = divide(F.linear(x, w, b).reshape(-1, vocab)) * (1 / by if flat is None else flat)
+        return each.sum() if reduction != "none" else each.reshape(spread)
+
+    def ours(x, w, b=None):
+        return LF.linear_kl(x, w, y, v, linear_bias=b, teacher_bias=c, divergence=divergence, reduction=reduction, beta=beta,
+                            row_weight=factors, logit_scale=scales[0], teacher_scale=scales[1], softcap=caps[0],
+                            teacher_softcap=caps[1], **more)
+
+    def bounds(doubles, outs, ups, gradients):
+        x, w = doubles[0].reshape(-1, hidden), doubles[1]
+        logits = F.linear(*[x, w, *doubles[2:]])
+        error = 0.0
+        for a, k, b, z, scale in ((x, w, doubles[2:], logits, scales[0]),
+                                  (y.double().reshape(-1, teacher_hidden), v.double(), [] if c is None else [c.double()],
+                                   of_teacher, scales[1])):
+            size = a.abs() @ k.abs().t() + sum(v.abs() for v in b)
+            stored = HALF[t] * z.abs() if more.get("fast_logits") else 0.0
+            error = error + scale * ((2 * a.shape[1] + 4) * U * size + stored).amax(1, True)
+        up = None if ups[0] is None else ups[0].reshape(-1) if reduction == "none" else ups[0]
+        weights = flat if flat is not None else None if by == 1 else torch.full((len(x),), 1 / by, dtype=torch.float64, device=D)
+        logits.requires_grad_()
+        loss = divide(logits) * (1.0 if weights is None else weights)
+        g = torch.zeros_like(logits)
+        if up is not None:
+            g, = torch.autograd.grad(loss, logits, up.expand(loss.shape))
+        each = [loss.detach() if reduction == "none" else loss.detach().sum()]
+        (off,), (dz,) = kl_bounds(divide, weights, error)([logits.detach()], each, [up], [g])
+        off = (off.reshape(outs[0].shape) if reduction == "none" else off) + 64 * U * outs[0].abs()
+        if not gradients:
+            return [off], []
+        # dZ is rounded to T, in f16 as 2^-32 of the largest factor at least; a tail of columns is added in T.
+        factor = float((up.abs() * (1.0 if weights is None else weights)).max()) * max(scales[0], 1)
+        g, dz = g.abs(), scales[0] * dz + HALF[t] * g.abs() + (t == F16) * 2.0**-32 * factor
+        dx = dz @ w.abs() + 2 * vocab * U * (g @ w.abs())
+        dw = dz.t() @ x.abs() + (2 * len(x) * U + (chunks > 1) * chunks * HALF[t]) * (g.t() @ x.abs())
+        db = dz.sum(0) + 2 * len(x) * U * g.sum(0)
+        return [off], [e.view_as(d) for e, d, want in zip((dx, dw, db), doubles, wants) if want]
+    hold(f"{NAMES[t]} {spread} {sizes} {divergence} {beta:g} {reduction} biases {biases} weighted {weighted} wants {wants} "
+         f"{scales} {caps} {layout} {more}", ours, exact, inputs, bounds, upstream, dtypes=[F32], twice=reduction != "none")
+
+
+def linear_kl():
+    shapes = [((6,), (16, 16, 50)), ((3, 4), (24, 8, 101)), ((9,), (8, 40, 256)), ((), (16, 12, 30)), ((2, 2, 3), (32, 16, 64))]
+    divergences, choices = ("forward", "reverse", "jensen_shannon"), list(itertools.product((False, True), repeat=2))
+    for t, divergence, reduction, (spread, sizes) in itertools.product(TYPES, divergences, ("none", "mean", "sum"), shapes):
+        linear_kl_case(t, spread, sizes, divergence, reduction, rng.choice(choices), rng.random() < 0.5,
+                       layout=rng.choice(("packed", "gaps", "transposed")), beta=rng.choice((0.5, 0.1)),
+                       scales=rng.choice(((1.0, 1.0), (0.5, 2.0))), caps=rng.choice(((0.0, 0.0), (5.0, 3.0), (4.0, 0.0))),
+                       workspace_mib=rng.choice((1, 64, None)), fast_logits=rng.random() < 0.3)
+    for wants in itertools.product((False, True), repeat=3):
+        if any(wants):
+            for reduction in ("none", "mean"):
+                linear_kl_case(BF16, (6,), (16, 24, 40), "reverse", reduction, (True, True), wants=wants)
+    for layout, upstream in itertools.product(LAYOUTS, UPSTREAMS):
+        linear_kl_case(F32, (4, 3), (16, 8, 40), "forward", "none", layout=layout, upstream=upstream)
+    for t, reduction in itertools.product(TYPES, ("none", "mean")):  # chunks of 64 tokens, beside one of all
+        for mib in (1, None):
+            linear_kl_case(t, (200,), (16, 24, 1500), "reverse", reduction, (True, False), True, workspace_mib=mib,
+                           chunks=1 if mib is None or t == F32 else 4)
+    for upstream in (65536.0, 1e-3, -2.5):
+        for t in TYPES:
+            linear_kl_case(t, (32,), (16, 8, 1000), "reverse", "mean", (True, False), True, upstream=upstream)
+    x, w, y, v = leaf(normal(6, 16)), leaf(normal(20, 16)), leaf(normal(6, 8), grad=False), leaf(normal(20, 8), grad=False)
+    b, ones = leaf(normal(20)), torch.ones(6, device=D)
+    for options in (dict(temperature=2.0), dict(temperature=0.5, softcap=3.0, divergence="reverse"), dict(row_weight=ones * 0.3)):
+        by_kl = LF.kl(F.linear(x, w, b), F.linear(y, v), **options)
+        by_heads = LF.linear_kl(x, w, y, v, linear_bias=b, **options)
+        close(f"beside kl of logits, {list(options)}", [by_heads, *torch.autograd.grad(by_heads, [x, w, b])],
+              [by_kl, *torch.autograd.grad(by_kl, [x, w, b])], 256 * U)
+    mask = ones.clone()
+    mask[2:4] = 0
+    ours = LF.linear_kl(x, w, y, v, row_weight=mask / mask.sum(), reduction="sum")
+    part = LF.linear_kl(x[mask > 0], w, y[mask > 0], v)
+    gradients = torch.autograd.grad(ours, [x, w])
+    close("a mask over the number of its tokens is a mean", [ours, *gradients],
+          [part, *torch.autograd.grad(part, [x, w])], 256 * U)
+    verdict("a masked token's input has no gradient", bool((gradients[0][2:4] == 0).all()), f"{gradients[0][2:4]}")
+    hidden = torch.full((20,), -INF, device=D)
+    hidden[:12] = 0
+    ours = LF.linear_kl(x, w, y, v, linear_bias=hidden, teacher_bias=hidden, divergence="reverse")
+    close("a bias of -inf masks a class", ours, LF.linear_kl(x, w[:12], y, v[:12], divergence="reverse"))
+    same = leaf(x.detach().clone(), grad=False)
+    none, = torch.autograd.grad(LF.linear_kl(x, w, same, w.detach()), w)
+    verdict("a student that is its teacher has no gradient", bool((none == 0).all()), f"{none.abs().max()}")
+    for reduction, right in (("none", None), ("sum", 0.0), ("mean", NAN)):
+        loss = LF.linear_kl(x[:0], w, y[:0], v, linear_bias=b, reduction=reduction)
+        found = torch.autograd.grad(loss, [x, w, b], torch.ones_like(loss))
+        right = torch.empty(0) if right is None else torch.tensor(right)
+        compare(f"no tokens, {reduction}", ("loss", loss, right.to(D), 1e-30),
+                *[(f"d{i}", g, torch.zeros_like(p), 1e-30) for i, (g, p) in enumerate(zip(found, (x, w, b)))])
+    loss = LF.linear_kl(x, w, y, v, row_weight=0 * ones)
+    compare("weights of 0 alone: a mean of nothing, as kl has it", ("loss", loss, torch.tensor(NAN, device=D), 1e-30),
+            *[(f"d{i}", g, torch.zeros_like(g), 1e-30) for i, g in enumerate(torch.autograd.grad(loss, [x, w]))])
+    for t in (F32, BF16):
+        few, many = ([LF.linear_kl(*(q.to(t) for q in (x, w, y, v)), workspace_mib=m) for m in (1, 1024)])
+        verdict(f"{NAMES[t]}: as much workspace as one chunk needs, and more", torch.equal(few, many), f"{few}, {many}")
+    wide, fast = (LF.linear_kl(*(q.to(BF16) for q in (x, w, y, v)), fast_logits=f) for f in (False, True))
+    verdict("fast_logits rounds the logits", not torch.equal(wide, fast), f"{wide}, {fast}")
+    for reduction, wanted in (("none", [x, w, y, v, b]), ("sum", [x, w, b])):  # a sum keeps its gradients
+        found = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+            loss = LF.linear_kl(x, w, y, v, linear_bias=b, reduction=reduction)
+        shapes, right = (sorted(tuple(q.shape) for q in these if q.dim()) for these in (found, wanted))
+        verdict(f"{reduction}: what the graph keeps", shapes == right, f"{shapes}, not {right}")
+    too_much = [leaf(normal(64, 8), BF16), leaf(normal(20000, 8), BF16), leaf(normal(64, 8), BF16, grad=False),
+                leaf(normal(20000, 8), BF16, grad=False)]
+    raises("a workspace that is too small", lambda: LF.linear_kl(*too_much, workspace_mib=1), "workspace", kind=ValueError)
+    raises("a second derivative", lambda: torch.autograd.grad(LF.linear_kl(x, w, y, v, reduction="none").sum(), x,
+                                                              create_graph=True)[0].sum().backward(), "second")
+    if CUDA:
+        for t, spread, sizes, mib in ((BF16, (512,), (512, 1024, 8192), 1024), (BF16, (300,), (256, 128, 50257), 64),
+                                      (F16, (256,), (256, 256, 4096), 8), (F32, (128,), (256, 64, 1000), 1024)):
+            linear_kl_case(t, spread, sizes, "reverse", "mean", workspace_mib=mib, chunks=8)
 
 
 # ---- Norms ------------------------------------------------------------------------------------------------------------------
@@ -632,7 +772,12 @@ def upstreams():
              ("cross_entropy of probabilities", lambda x, **more: LF.cross_entropy(x, torch.softmax(normal_q, 1), **more),
               lambda x: F.cross_entropy(x, torch.softmax(normal_q, 1).to(x.dtype)), lambda dtype: [leaf(normal(6, 12), dtype)]),
              ("linear_cross_entropy", lambda x, w, **more: LF.linear_cross_entropy(x, w, th, **more),
-              lambda x, w: F.cross_entropy(x @ w.t(), th), lambda dtype: [leaf(normal(6, 16), dtype), leaf(normal(20, 16), dtype)])]
+              lambda x, w: F.cross_entropy(x @ w.t(), th), lambda dtype: [leaf(normal(6, 16), dtype), leaf(normal(20, 16), dtype)]),
+             ("linear_kl", lambda x, w, **more: LF.linear_kl(x, w, y.to(x.dtype), v.to(x.dtype), **more),
+              lambda x, w: F.kl_div((x @ w.t()).log_softmax(1), (y.to(dtype).double() @ v.to(dtype).double().t()).softmax(1),
+                                    reduction="batchmean"),
+              lambda dtype: [leaf(normal(6, 16), dtype), leaf(normal(20, 16), dtype)])]
+    y, v = normal(6, 8).to(D), normal(20, 8).to(D)
     normal_q = normal(6, 12).to(D)
     for (name, ours, theirs, make), dtype in itertools.product(cases, TYPES):
         leaves = make(dtype)
@@ -1352,6 +1497,13 @@ def tools():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         LF.linear_cross_entropy_stats(x, w, t), LF.linear_cross_entropy(x, w, t)
     verdict("flops of forward alone", counter.get_total_flops() == 2 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
+    y, v = x.detach()[:, :8], w.detach()[:, :8]
+    for own, teachers, options in ((3, 1, {}), (4, 2, dict(reduction="none")), (1, 1, None)):
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(options is not None):
+            loss = LF.linear_kl(x, w, y, v, **(options or {})).sum()
+            loss.requires_grad and loss.backward()
+        found, right = counter.get_total_flops(), 2 * 6 * 20 * (own * 16 + teachers * 8)
+        verdict(f"flops of linear_kl, {options}", found == right, f"{found}, not {right}")
     compare("dims of numpy", ("one", LF.logsumexp(x, numpy.int64(1)), torch.logsumexp(x, 1), 1e-5),
             ("two", LF.logsumexp(x, (numpy.int32(0), 1)), torch.logsumexp(x, (0, 1)), 1e-5))
     other = "import torch; torch.__version__ = '1.0.0'; import lk_torch"  # an upgrade of PyTorch, after which nothing was built
@@ -1520,6 +1672,11 @@ def signatures():
     stats = parameters(LF.linear_cross_entropy_stats)
     plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] not in late]
     verdict("linear_cross_entropy_stats: likewise", stats == plain, str(stats))
+    keyword = lambda f: {p.name: p.default for p in inspect.signature(f).parameters.values() if p.kind == p.KEYWORD_ONLY}
+    found = keyword(LF.linear_kl)
+    wanted = {**keyword(LF.kl), **{k: v for k, v in keyword(LF.linear_cross_entropy).items()
+                                   if k in ("linear_bias", "workspace_mib", "fast_logits", "grad_scale")}, "teacher_bias": None}
+    verdict("linear_kl: keywords of kl, and of linear_cross_entropy", found == wanted, f"{found}, not {wanted}")
     for name in ("RMSNorm", "CrossEntropyLoss"):
         wanted = [p for p in parameters(getattr(torch.nn, name).__init__) if p[0] not in gone]
         found = dict(parameters(getattr(nn, name).__init__))
@@ -1611,6 +1768,7 @@ def functions():
     t, th = classes(12, 6), classes(20, 6)
     r = torch.linspace(-1, 2, 6, device=D)
     teacher = normal(6, 12).to(D)
+    y, v, c = normal(6, 8).to(D), normal(20, 8).to(D), normal(20).to(D)  # a teacher's head
     several, positive = classes(12, 6, 3), torch.rand(6, 3, generator=generator).to(D) + 0.25
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
@@ -1640,6 +1798,13 @@ def functions():
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
             ("kl", lambda x: LF.kl(x, teacher), [leaf(normal(6, 12))]),
+            ("linear_kl mean", lambda x, w, b: LF.linear_kl(x, w, y, v, linear_bias=b, teacher_bias=c),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
+            ("linear_kl sum, row_weight",
+             lambda x, w: LF.linear_kl(x, w, y, v, reduction="sum", divergence="reverse", row_weight=r), [leaf(normal(6, 12)), leaf(normal(20, 12))]),
+            ("linear_kl none", lambda x, w, b: LF.linear_kl(x, w, y, v, reduction="none", linear_bias=b, row_weight=r.abs(),
+                                                            divergence="jensen_shannon"),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("cross_entropy_ids mean", lambda x: LF.cross_entropy_ids(x, several, positive).loss, [leaf(normal(6, 12))]),
             ("cross_entropy_ids none, logp", lambda x: sum((v * by).sum() for v, by in zip(
                 LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
@@ -1819,6 +1984,12 @@ def autocast():
     close("linear_cross_entropy casts as F.linear does", [loss, *gradients], [same, *right], 4 * HALF[BF16])
     same = LF.linear_cross_entropy(narrow[0], narrow[1], t)
     close("linear_cross_entropy of a bf16 input and an f32 weight", mixed, same, 4 * HALF[BF16])
+    y, v = normal(6, 8).to(D), normal(20, 8).to(D)
+    with torch.autocast(D, dtype=BF16):
+        loss = LF.linear_kl(x, w, y, v.to(BF16), linear_bias=b, teacher_bias=b.detach())
+    same = LF.linear_kl(*narrow[:2], y.to(BF16), v.to(BF16), linear_bias=narrow[2], teacher_bias=narrow[2].detach())
+    right = [g.float() for g in torch.autograd.grad(same, narrow)]
+    close("linear_kl likewise", [loss, *torch.autograd.grad(loss, [x, w, b])], [same, *right], 4 * HALF[BF16])
     verdict("cross_entropy of bf16 logits is f32", half.dtype == F32 and half.isfinite().item(), str(half.dtype))
     types_found = [v.dtype for v in kept]
     verdict("norms, logsumexp and cross_entropy keep types", types_found == [F32, BF16, F32, F32], str(types_found))
@@ -1890,6 +2061,8 @@ def opcheck():
         ("dims", lambda x: LF.logsumexp(x, (0, 2), True, dtype=F32), [leaf(normal(2, 3, 4), BF16)]),
         ("keepdim", lambda x: LF.logsumexp(x, 1, True, dtype=F32), [leaf(normal(2, 3, 4), BF16)]),
         ("f32 residual", lambda x, r: sum(LF.add_rms_norm(x, r, (12,))), [x, leaf(normal(6, 12))]),
+        ("heads in f16", lambda x, w: LF.linear_kl(x, w, x.detach(), w.detach() + 1, row_weight=t[:6].float()),
+         [leaf(normal(6, 12), F16), leaf(normal(12, 12), F16)]),
         ("[N, C, d]", lambda x: LF.cross_entropy(x, classes(5, 2, 3)), [leaf(normal(2, 5, 3))])]
     for name, f, leaves in calls:
         with PublicCalls(found), Calls(found):
@@ -2028,6 +2201,7 @@ def any_size():
     """A size that changes is a symbol from the second one on: two programs, whatever the op. An exported program has one."""
     w, head, rows = leaf(normal(16)), leaf(normal(20, 16)), dict(reduction="none")
     loss, head_loss, theta = LF.cross_entropy, LF.linear_cross_entropy, leaf(normal(2, 16))
+    teacher, teacher_head = normal(20, 8).to(D), normal(20, 16).to(D)
     cases = [("logsumexp", lambda x, t: LF.logsumexp(x, 1)), ("logsumexp, dim 0", lambda x, t: LF.logsumexp(x, 0)),
              ("logsumexp, two dims", lambda x, t: LF.logsumexp(x.view(-1, 2, 8), (0, 2))),
              ("rms_norm", lambda x, t: LF.rms_norm(x, (16,), w)), ("srms_norm", lambda x, t: LF.srms_norm(x)),
@@ -2042,7 +2216,11 @@ def any_size():
              ("md_lrpe_cosine", lambda x, t: LF.md_lrpe_cosine(x.view(1, 2, -1, 16), theta, (x.shape[0] // 2,)))]
     for reduction in ("none", "mean", "sum"):
         cases += [(f"cross_entropy, {reduction}", lambda x, t, r=reduction: loss(x, t, reduction=r)),
-                  (f"linear_cross_entropy, {reduction}", lambda x, t, r=reduction: head_loss(x, head, t, reduction=r))]
+                  (f"linear_cross_entropy, {reduction}", lambda x, t, r=reduction: head_loss(x, head, t, reduction=r)),
+                  (f"linear_kl, {reduction}", lambda x, t, r=reduction: LF.linear_kl(
+                      x, head, x.detach()[:, :8] * 2, teacher, reduction=r)),
+                  (f"linear_kl, weights, {reduction}", lambda x, t, r=reduction: LF.linear_kl(
+                      x, head, x.detach(), teacher_head, reduction=r, row_weight=t.float()))]
     batch = lambda n: (leaf(normal(n, 16)), classes(16, n))
     for name, f in cases:
         def check():
@@ -2183,6 +2361,7 @@ def mistakes():
     long = torch.int64
     x, t, w, cube, theta = zeros(4, 8), zeros(4, dtype=long), zeros(9, 8), zeros(1, 2, 6, 8), zeros(2, 8)
     ce, lce, lse, rms, lrpe = LF.cross_entropy, LF.linear_cross_entropy, LF.logsumexp, LF.rms_norm, LF.md_lrpe_cosine
+    lkl, learns = LF.linear_kl, lambda *shape: zeros(*shape).requires_grad_()
     for wants_grad in (False, True):
         a = x.clone().requires_grad_(wants_grad)
         b = w.clone().requires_grad_(wants_grad)
@@ -2275,6 +2454,34 @@ def mistakes():
                 ("cross_entropy: another name", lambda: ce(a, t, smoothing=0.1), "smoothing"),
                 ("cross_entropy_stats: reduction", lambda: LF.cross_entropy_stats(a, t, reduction="average"), "reduction"),
                 ("cross_entropy_stats: softcap", lambda: LF.cross_entropy_stats(a, t, softcap=-1.0), "softcap"),
+                ("linear_kl: gradient of teacher_input", lambda: lkl(a, b, learns(4, 8), w), "teacher_input"),
+                ("linear_kl: gradient of teacher_weight", lambda: lkl(a, b, x, learns(9, 8)), "teacher_weight"),
+                ("linear_kl: gradient of teacher_bias", lambda: lkl(a, b, x, w, teacher_bias=learns(9)), "teacher_bias"),
+                ("linear_kl: gradient of row_weight", lambda: lkl(a, b, x, w, row_weight=learns(4)), "row_weight"),
+                ("linear_kl: shape of row_weight", lambda: lkl(a, b, x, w, row_weight=zeros(3)), "row_weight"),
+                ("linear_kl: row_weight is a number", lambda: lkl(a, b, x, w, row_weight=2.0), "row_weight", "tensor"),
+                ("linear_kl: hidden", lambda: lkl(a, zeros(9, 7), x, w), "linear_weight"),
+                ("linear_kl: the teacher's hidden", lambda: lkl(a, b, x, zeros(9, 7)), "teacher_weight"),
+                ("linear_kl: classes", lambda: lkl(a, b, x, zeros(10, 8)), "teacher_weight has 10"),
+                ("linear_kl: the teacher's tokens", lambda: lkl(a, b, zeros(3, 8), w), "teacher_input"),
+                ("linear_kl: dimensions of the teacher's weight", lambda: lkl(a, b, x, zeros(8)), "teacher_weight"),
+                ("linear_kl: type of the weight", lambda: lkl(a, b.to(BF16), x, w), "linear_weight"),
+                ("linear_kl: type of the teacher's input", lambda: lkl(a, b, x.to(BF16), w), "teacher_input"),
+                ("linear_kl: type of the teacher's weight", lambda: lkl(a, b, x, w.to(BF16)), "teacher_weight"),
+                ("linear_kl: type of the bias", lambda: lkl(a, b, x, w, linear_bias=zeros(9).to(BF16)), "linear_bias"),
+                ("linear_kl: float64", lambda: lkl(a.double(), b.double(), x.double(), w.double()), "double", "float64"),
+                ("linear_kl: bias", lambda: lkl(a, b, x, w, linear_bias=zeros(8)), "linear_bias"),
+                ("linear_kl: the teacher's bias", lambda: lkl(a, b, x, w, teacher_bias=zeros(8)), "teacher_bias"),
+                ("linear_kl: the teacher's weight, not a tensor", lambda: lkl(a, b, x, [1.0]), "teacher_weight"),
+                ("linear_kl: divergence", lambda: lkl(a, b, x, w, divergence="jsd"), "divergence"),
+                ("linear_kl: beta", lambda: lkl(a, b, x, w, divergence="jensen_shannon", beta=1.0), "beta"),
+                ("linear_kl: reduction", lambda: lkl(a, b, x, w, reduction="batchmean"), "reduction"),
+                ("linear_kl: temperature", lambda: lkl(a, b, x, w, temperature=0.0), "temperature"),
+                ("linear_kl: logit_scale", lambda: lkl(a, b, x, w, logit_scale=-1.0), "logit_scale"),
+                ("linear_kl: teacher_softcap", lambda: lkl(a, b, x, w, teacher_softcap=-1.0), "teacher_softcap"),
+                ("linear_kl: workspace_mib", lambda: lkl(a, b, x, w, workspace_mib=0), "workspace"),
+                ("linear_kl: no classes", lambda: lkl(a, zeros(0, 8), x, zeros(0, 8)), "vocab", "class"),
+                ("linear_kl: grad_scale", lambda: lkl(a, b.clone().requires_grad_(), x, w, grad_scale=0.0), "grad_scale"),
                 ("linear_cross_entropy: hidden", lambda: lce(a, zeros(9, 7), t), "linear_weight"),
                 ("linear_cross_entropy: dimensions of the weight", lambda: lce(a, zeros(8), t), "linear_weight"),
                 ("linear_cross_entropy: type of the weight", lambda: lce(a, b.to(BF16), t), "linear_weight"),
@@ -2311,13 +2518,16 @@ def mistakes():
             return verdict(f"{name} is refused", any(word in str(error) for word in words), " ".join(str(error).split())[:300])
         close(f"{name} works", out, right())
     import torch.autograd.forward_ad as forward_ad
+    some = normal(9, 8).to(D)
 
     def tangent(f):
         with forward_ad.dual_level():
             return forward_ad.unpack_dual(f(forward_ad.make_dual(x + 1, torch.ones_like(x)))).tangent
     for name, ours, theirs in (("logsumexp", lambda v: lse(v, -1), lambda v: torch.logsumexp(v, -1)),
                                ("srms_norm", lambda v: LF.srms_norm(v), lambda v: exact_norm(v, v.shape[-1:])),
-                               ("cross_entropy", lambda v: ce(v, t), lambda v: F.cross_entropy(v, t))):
+                               ("cross_entropy", lambda v: ce(v, t), lambda v: F.cross_entropy(v, t)),
+                               ("linear_kl", lambda v: lkl(v, some, x + 2, some), lambda v: F.kl_div(
+                                   (v @ some.t()).log_softmax(-1), ((x + 2) @ some.t()).softmax(-1), reduction="batchmean"))):
         same_or_raises(f"{name}: forward-mode AD", lambda: tangent(ours), lambda: tangent(theirs), "jvp", "forward", "Forward")
         same_or_raises(f"{name}: torch.func.grad", lambda: torch.func.grad(lambda v: ours(v).sum())(x),
                        lambda: torch.func.grad(lambda v: theirs(v).sum())(x), "functorch", "torch.func", "vmap", "transform")
@@ -2330,6 +2540,8 @@ def mistakes():
                         ("weight", lambda: ce(x, t, torch.ones(8))), ("norm", lambda: rms(x, (8,), torch.ones(8))),
                         ("host alone", lambda: LF.srms_norm(x.cpu())),
                         ("linear_weight", lambda: lce(x, w.cpu(), t)), ("theta", lambda: lrpe(cube, theta.cpu(), (6,))),
+                        ("teacher_input", lambda: LF.linear_kl(x, w, x.cpu(), w)),
+                        ("teacher_weight", lambda: LF.linear_kl(x, w, x, w.cpu())),
                         ("residual", lambda: LF.add_rms_norm(x, x.cpu(), (8,)))):
             raises(f"a tensor of the host: {name}", f, "cpu", "device")
         if torch.cuda.device_count() > 1:
@@ -2425,13 +2637,15 @@ def devices():
     for _ in range(2):  # contexts of both devices, in turns
         loss = LF.linear_cross_entropy(*there, t.to("cuda:1"))
         close("linear_cross_entropy on cuda:1", loss.to(D), LF.linear_cross_entropy(x, w, t))
+        close("linear_kl on cuda:1", LF.linear_kl(*there, *[v.detach() + 1 for v in there]).to(D),
+              LF.linear_kl(x, w, x.detach() + 1, w.detach() + 1))
     close("cross_entropy on cuda:1", LF.cross_entropy(there[0], (t % 12).to("cuda:1")).to(D), LF.cross_entropy(x, t % 12))
 
 
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
           "cross_entropy_ids": cross_entropy_ids, "upstreams": upstreams, "launches": launches,
-          "linear_cross_entropy": linear_cross_entropy, "row_weight": row_weight, "learned": learned, "md_lrpe_cosine": md_lrpe_cosine,
-          "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
+          "linear_cross_entropy": linear_cross_entropy, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
+          "md_lrpe_cosine": md_lrpe_cosine, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
           "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,
           "checkpoint": checkpoint, "threads": threads,

@@ -25,14 +25,14 @@ variable_list once(variable_list gradients, const char *op)
     return node->apply(std::move(gradients));
 }
 
-// lk_rescale's history of each device, one for cross_entropy and one for linear_cross_entropy. The first call makes it, and waits
-// until it is there, since other streams may read it. A first call in a capture cannot wait; it does without.
-static Tensor history_of(const Tensor &x, bool is_head)
+// lk_rescale's history of each device and loss. The first call makes it, and waits until it is there, since other streams may
+// read it. A first call in a capture cannot wait; it does without.
+static Tensor history_of(const Tensor &x, Reduced loss)
 {
-    static auto &histories = *new std::map<std::pair<int, bool>, Tensor>;
+    static auto &histories = *new std::map<std::pair<int, Reduced>, Tensor>;
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
-    Tensor &h = histories[{x.device().index(), is_head}];
+    Tensor &h = histories[{x.device().index(), loss}];
     if (h.defined()) return h;
 #ifndef LK_TORCH_CPU
     if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return {};
@@ -45,7 +45,7 @@ static Tensor history_of(const Tensor &x, bool is_head)
     return h;
 }
 
-Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_head)
+Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, Reduced loss)
 {
     if (has(grad_scale)) {
         TORCH_CHECK_VALUE(grad_scale->numel() == 1, "lk: grad_scale has shape ", grad_scale->sizes(), "; it must be one number");
@@ -62,7 +62,7 @@ Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_hea
     // What was expected may round gradients twice or once: where bits must not depend on earlier calls, 1 is expected.
     if (traced(x) || x.scalar_type() == at::kHalf || at::globalContext().deterministicAlgorithms()) return {};
     const Stream stream(x);
-    const Tensor history = history_of(x, is_head);
+    const Tensor history = history_of(x, loss);
     if (!history.defined()) return {};
     const Tensor now = make({}, x, at::kFloat);
 #ifdef LK_TORCH_CPU
@@ -323,7 +323,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
     if (inplace) check_inplace(logits, reduction, in_forward);
     Tensor loss, saved;
     if (reduction != LK_REDUCTION_NONE && in_forward && !traced(logits)) {
-        const Expected expected = expected_upstream(logits, grad_scale, false);
+        const Expected expected = expected_upstream(logits, grad_scale, Reduced::CROSS_ENTROPY);
         const auto node = make_node<LossBackward>(logits);
         {
             const Below below;

@@ -4,7 +4,6 @@
 #include "lk_torch.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include <ATen/autocast_mode.h>
@@ -13,29 +12,6 @@
 LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY)
 
 namespace lk_torch {
-
-// A context for each device, made by the first call. One call at a time may use it, so its lock is held until all is launched.
-// It is never destroyed: at exit CUDA may be gone before it.
-struct Context {
-    std::mutex mutex;
-    bool made = false;
-    lk_linear_cross_entropy_context context;
-};
-struct Locked {
-    explicit Locked(const Tensor &x)
-    {
-        static auto &contexts = *new std::map<int, Context>;
-        static std::mutex finding;
-        finding.lock();
-        Context &c = contexts[x.device().index()];
-        finding.unlock();
-        lock = std::unique_lock<std::mutex>(c.mutex);
-        if (!c.made) TORCH_CHECK(lk_linear_cross_entropy_init(&c.context) == LK_OK, lk_last_error());
-        c.made = true, context = &c.context;
-    }
-    std::unique_lock<std::mutex> lock;
-    lk_linear_cross_entropy_context *context;
-};
 
 #define PARAMETERS                                                                                                             \
     const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias, const Maybe &class_weight,                 \
@@ -130,7 +106,7 @@ struct HeadCall {
         else LK_RUN(lk_linear_cross_entropy_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);                 \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
-        const Locked locked(x);                                                                                                \
+        const Locked<lk_linear_cross_entropy_context> locked(x, lk_linear_cross_entropy_init);                                 \
         call.a.context = locked.context;                                                                                       \
         LK_RUN(lk_linear_cross_entropy_##direction, x, &call.a, call.stream);                                                  \
     } while (0)
@@ -364,7 +340,7 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
         return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
     }
     if (reduction != LK_REDUCTION_NONE && (x.scalar_type() != at::kHalf || has(grad_scale)) && !batch_invariant) {
-        const Expected expected = expected_upstream(x, grad_scale, true);
+        const Expected expected = expected_upstream(x, grad_scale, Reduced::LINEAR_CROSS_ENTROPY);
         const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
         Tensor loss, dx, dweight, dbias;
         {

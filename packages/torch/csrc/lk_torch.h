@@ -8,6 +8,9 @@
 // The files see lk's C interface alone. g++ compiles them for both backends: LK_TORCH_CPU is the simulator with CPU tensors.
 #pragma once
 
+#include <map>
+#include <mutex>
+
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -80,6 +83,10 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x
                                                                  const Maybe &bias, const Maybe &class_weight,
                                                                  LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                                                                  int64_t max_counted, bool batch_invariant);
+Tensor linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight,
+                 const Maybe &bias, const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction, int64_t divergence,
+                 double beta, double logit_scale, double teacher_scale, double softcap, double teacher_softcap,
+                 int64_t workspace_mib, bool fast_logits, const Maybe &grad_scale);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, int64_t activation);
 
@@ -167,6 +174,29 @@ struct Workspace {
     }
     c10::DataPtr data;
     void *start = nullptr;
+};
+
+// A context of lk's for each device, made by the first call. One call at a time may use it, so its lock is held until all is
+// launched. It is never destroyed: at exit CUDA may be gone before it.
+template <class Context> struct Locked {
+    struct Shared {
+        std::mutex mutex;
+        bool made = false;
+        Context context;
+    };
+    Locked(const Tensor &x, lk_status (*init)(Context *))
+    {
+        static auto &contexts = *new std::map<int, Shared>;
+        static std::mutex finding;
+        finding.lock();
+        Shared &c = contexts[x.device().index()];
+        finding.unlock();
+        lock = std::unique_lock<std::mutex>(c.mutex);
+        if (!c.made) TORCH_CHECK(init(&c.context) == LK_OK, lk_last_error());
+        c.made = true, context = &c.context;
+    }
+    std::unique_lock<std::mutex> lock;
+    Context *context;
 };
 
 inline Tensor make(at::IntArrayRef sizes, const Tensor &like, at::ScalarType type)
@@ -315,7 +345,8 @@ struct Expected {
     Tensor upstream; // float32, one number on the device; undefined: 1
     Tensor history;  // lk_rescale's, to be told what backward got; undefined: it is not told
 };
-Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, bool is_head);
+enum class Reduced { CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, LINEAR_KL }; // whose histories are apart
+Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, Reduced loss);
 
 // The node of a reduced loss whose gradients were computed in forward, for the upstream gradient `made_for`.
 struct LossBackward : Node {

@@ -138,6 +138,21 @@ def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, entropy, saved, x,
 
 
 @fake
+def linear_kl_forward(x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, reduction, *options):
+    return x.new_empty([] if reduction else x.shape[:-1], dtype=F32)
+
+
+@fake
+def linear_kl_forward_backward(x, weight, teacher_input, teacher_weight, bias, *options):
+    return x.new_empty([], dtype=F32), *head(x, weight, bias, *options[-3:])
+
+
+@fake
+def linear_kl_backward(dloss, x, weight, teacher_input, teacher_weight, bias, *options):
+    return head(x, weight, bias, *options[-3:])
+
+
+@fake
 def linear_cross_entropy_parallel_forward(x, weight, target, bias, class_weight, reduction, *options):
     stats, saved_bytes = options[-2:]
     per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32)]

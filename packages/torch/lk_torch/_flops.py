@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: MIT
-"""What torch.utils.flop_counter counts for a call of the head: the matmuls that it makes, as PyTorch counts those
+"""What torch.utils.flop_counter counts for a call of a head: the matmuls that it makes, as PyTorch counts those
 of a linear layer. Imported with the counter."""
+import math
+
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 _ops = torch.ops.lk
 
 
-def _matmul(x, weight, op, args):
+def _matmul(x, weight, most=0):
     """Of one matmul. Shapes are those of [..., hidden] and [classes, hidden]."""
-    names = [a.name for a in op.default._schema.arguments]
-    most, tokens = args[names.index("max_counted")], 1
-    for n in x[:-1]:
-        tokens *= n
+    tokens = math.prod(x[:-1])
     return 2 * (min(tokens, most) if most > 0 else tokens) * weight[0] * weight[1]
 
 
 def _register(op, x, matmuls):
+    most = [a.name for a in op.default._schema.arguments].index("max_counted")
+
     def formula(*args, out_shape=None, **kwargs):
-        return matmuls(args) * _matmul(args[x], args[x + 1], op, args)
+        return matmuls(args) * _matmul(args[x], args[x + 1], args[most])
+    register_flop_formula(op)(formula)
+
+
+def _register_two(op, x, matmuls):
+    """Likewise, of the student's head; one more of the teacher's."""
+    def formula(*args, out_shape=None, **kwargs):
+        return matmuls(args) * _matmul(args[x], args[x + 1]) + _matmul(args[x + 2], args[x + 3])
     register_flop_formula(op)(formula)
 
 
@@ -30,3 +38,6 @@ _register(_ops.linear_cross_entropy_forward_backward, 0, lambda a: 1 + a[-3] + a
 # The logits are computed again where forward has not saved them.
 _register(_ops.linear_cross_entropy_backward, 6, lambda a: (a[5] is None) + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_parallel_backward, 7, lambda a: (a[6] is None) + a[-3] + a[-2])
+_register_two(_ops.linear_kl_forward, 0, lambda a: 1)
+_register_two(_ops.linear_kl_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
+_register_two(_ops.linear_kl_backward, 1, lambda a: 1 + a[-3] + a[-2])

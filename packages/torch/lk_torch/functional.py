@@ -119,6 +119,20 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     return out.view(shape) if keepdim and shape is not None else out
 
 
+def _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap):
+    """divergence, beta, logit_scale, teacher_scale, softcap, teacher_softcap, as the ops take them."""
+    temperature = _number("temperature", temperature)
+    if not temperature > 0:
+        raise ValueError(f"lk: temperature is {temperature}; it must be above 0")
+    inverse = 1 / temperature
+    scales = [_number(name, scale) * inverse for name, scale in (("logit_scale", logit_scale), ("teacher_scale", teacher_scale))]
+    caps = [_number(name, cap) * inverse for name, cap in (("softcap", softcap), ("teacher_softcap", teacher_softcap))]
+    beta = _number("beta", beta)
+    if not 0 < beta < 1:
+        raise ValueError(f"lk: beta is {beta}; it must be above 0 and below 1")
+    return _value(_DIVERGENCES, "divergence", divergence), beta, *scales, *caps
+
+
 def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0,
        teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. input: the student's logits
@@ -131,17 +145,9 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     rows, or with row_weight over the sum of the weights."""
     _tensors(input=input, teacher=teacher)
     reduced = _value(_REDUCTIONS, "reduction", reduction)
-    temperature = _number("temperature", temperature)
-    if not temperature > 0:
-        raise ValueError(f"lk: temperature is {temperature}; it must be above 0")
-    inverse = 1 / temperature
-    scales = [_number(name, scale) * inverse for name, scale in (("logit_scale", logit_scale), ("teacher_scale", teacher_scale))]
-    caps = [_number(name, cap) * inverse for name, cap in (("softcap", softcap), ("teacher_softcap", teacher_softcap))]
-    beta = _number("beta", beta)
-    if not 0 < beta < 1:
-        raise ValueError(f"lk: beta is {beta}; it must be above 0 and below 1")
+    options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     op = _ops.kl.default if is_compiling() else _C.kl
-    loss = op(input, teacher, row_weight, _value(_DIVERGENCES, "divergence", divergence), beta, *scales, *caps)
+    loss = op(input, teacher, row_weight, *options)
     if reduced == 1:
         return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
     return loss.sum() if reduced else loss
@@ -507,6 +513,40 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits,
         max_counted, batch_invariant, group, shards, temperature))
+
+
+def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
+              beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
+              teacher_softcap=0.0, workspace_mib=None, fast_logits=False, grad_scale=None):
+    """kl of two heads from their hidden states, without storing all logits of either: distillation, with gradients for input,
+    linear_weight and linear_bias. The teacher's tensors get none, and are refused where they require one: detach them, or run
+    the teacher under torch.no_grad().
+
+        kl(F.linear(input, linear_weight, linear_bias), F.linear(teacher_input, teacher_weight, teacher_bias))
+
+    input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]. The teacher's are [..., teacher_hidden],
+    [classes, teacher_hidden] and [classes]; its hidden size may be another one. All have input's type. Where one vocabulary is
+    padded, pass the first rows alone: teacher_weight[:classes]. A bias of -inf masks a class. Logits are float32, whatever the
+    type. The loss is float32, [...] for "none".
+
+    divergence, beta, temperature, scales, softcaps, reduction: as in kl. row_weight [...] is a factor of each token's loss and
+    gradient: 0 for the prompt and padding, whose input has to be finite all the same. A mean is over all tokens, or with
+    row_weight over the sum of the weights. Over the tokens of several micro-batches: reduction="sum" and
+    row_weight=mask / tokens.
+
+    workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory.
+    A small one computes the tokens in several chunks; a gradient of linear_weight in 16 bits may then be rounded after each of
+    them (lk/linear_kl.md). fast_logits stores logits in input's type: less memory and traffic, and a rounding of each.
+
+    A mean or sum computes its gradients in forward, in four matmuls, for the upstream gradient that is expected. grad_scale
+    says which, as in cross_entropy. With reduction="none", and in float16 without grad_scale, backward computes the logits
+    again, with an upstream gradient for each token: six matmuls. Nothing waits for the device."""
+    _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
+    reduced = _value(_REDUCTIONS, "reduction", reduction)
+    options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
+    op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
+    return op(input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, row_weight, reduced, *options,
+              _mib(workspace_mib), fast_logits, _grad_scale(grad_scale))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):

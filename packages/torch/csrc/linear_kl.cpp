@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+// linear_kl: lk/linear_kl.cuh.
+#include "lk_torch.h"
+
+#include <ATen/autocast_mode.h>
+
+#include "lk/linear_kl.cuh"
+LK_DECLARE_ALL(LINEAR_KL)
+
+namespace lk_torch {
+
+#define PARAMETERS                                                                                                             \
+    const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight, const Maybe &bias,       \
+        const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction, int64_t divergence, double beta,                \
+        double logit_scale, double teacher_scale, double softcap, double teacher_softcap, int64_t workspace_mib,               \
+        bool fast_logits
+#define OPTIONS                                                                                                                \
+    reduction, divergence, beta, logit_scale, teacher_scale, softcap, teacher_softcap, workspace_mib, fast_logits
+#define ARGUMENTS x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, OPTIONS
+
+// The hidden states, the weight and the bias of one of the two heads, beside input. b keeps the memory of a copy.
+struct Head {
+    Rows rows, columns;
+    Tensor b;
+    Head(const Tensor &input, const Tensor &x, const Tensor &weight, const Maybe &bias, const char *x_name,
+         const char *weight_name, const char *bias_name)
+        : rows(x, x_name), columns(weight, weight_name)
+    {
+        check_device(input, x, x_name), check_device(input, weight, weight_name), check_device(input, bias, bias_name);
+        TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: ", weight_name, " has shape ", weight.sizes(),
+                          "; it must be [classes, ", rows.cols, "]");
+        check_type(input, x, x_name), check_type(input, weight, weight_name);
+        if (!has(bias)) return;
+        TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: ", bias_name, " has shape ", bias->sizes(),
+                          "; it must be [", columns.rows, "]");
+        check_type(input, *bias, bias_name);
+        b = bias->contiguous();
+    }
+    static void check_type(const Tensor &input, const Tensor &t, const char *name)
+    {
+        TORCH_CHECK_TYPE(t.scalar_type() == input.scalar_type(), "lk: ", name, " is ", c10::toString(t.scalar_type()),
+                         ", but input is ", c10::toString(input.scalar_type()));
+    }
+    const void *bias() const { return b.defined() ? b.const_data_ptr() : nullptr; }
+};
+
+// The arguments that all calls have, and what keeps their memory.
+struct HeadsCall {
+    lk_linear_kl_args a = {};
+    Stream stream;
+    Head student, teacher;
+    Tensor w, up, dx, dweight, dbias;
+    Maybe denominator; // what a loss of one number is divided by; undefined: 1
+    size_t budget;
+    HeadsCall(PARAMETERS)
+        : stream((check_input(x, "input"), check_device(x, row_weight, "row_weight"), x)),
+          student(x, x, weight, bias, "input", "linear_weight", "linear_bias"),
+          teacher(x, teacher_input, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias")
+    {
+        const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
+        TORCH_CHECK_VALUE(teacher_input.dim() == x.dim() && teacher_input.sizes().slice(0, x.dim() - 1) == rows,
+                          "lk: teacher_input has shape ", teacher_input.sizes(), "; an input of ", x.sizes(), " needs ", rows,
+                          " and the teacher's hidden size");
+        TORCH_CHECK_VALUE(teacher.columns.rows == student.columns.rows, "lk: teacher_weight has ", teacher.columns.rows,
+                          " classes, and linear_weight ", student.columns.rows);
+        TORCH_CHECK_VALUE((float)logit_scale != 0 && (float)teacher_scale != 0, "lk: a scale is 0; it must be above 0");
+        TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
+        fill_row_weight(a, x, row_weight, &w);
+        a.x = student.rows.data(), a.x_stride = student.rows.stride, a.tokens = student.rows.rows;
+        a.hidden = student.rows.cols, a.vocab = student.columns.rows;
+        a.weight = student.columns.data(), a.weight_stride = student.columns.stride, a.bias = student.bias();
+        a.teacher_x = teacher.rows.data(), a.teacher_x_stride = teacher.rows.stride, a.teacher_hidden = teacher.rows.cols;
+        a.teacher_weight = teacher.columns.data(), a.teacher_weight_stride = teacher.columns.stride;
+        a.teacher_bias = teacher.bias();
+        a.divergence = (int)divergence, a.beta = (float)beta;
+        a.logit_scale = (float)logit_scale, a.teacher_scale = (float)teacher_scale;
+        a.softcap = (float)softcap, a.teacher_softcap = (float)teacher_softcap;
+        a.fast_logits = fast_logits, a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
+        budget = (size_t)workspace_mib << 20;
+        if (reduction != LK_REDUCTION_MEAN) return;
+        denominator = w.defined() ? w.sum() : at::full({}, (double)a.tokens, x.options().dtype(at::kFloat));
+    }
+    // The gradient of the op's result, undefined for 1: that of each token, or of one number.
+    void take_upstream(const Maybe &upstream, bool per_token)
+    {
+        up = has(upstream) ? upstream->contiguous() : Tensor();
+        if (has(denominator)) up = up.defined() ? at::div(up, *denominator) : at::reciprocal(*denominator);
+        if (up.defined()) a.upstream = up.const_data_ptr<float>(), a.upstream_per_token = per_token;
+    }
+    void want(const Tensor &x, const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
+    {
+        if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
+        if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
+        if (want_dbias) dbias = make({a.vocab}, student.b), a.dbias = dbias.mutable_data_ptr();
+    }
+    Tensor reduced(const Tensor &loss, int64_t reduction) const
+    {
+        if (reduction == LK_REDUCTION_NONE) return loss;
+        return has(denominator) ? at::div(loss.sum(), *denominator) : loss.sum();
+    }
+};
+// A budget of 0 is lk's own.
+#define RUN(direction, call, x)                                                                                                \
+    do {                                                                                                                       \
+        lk_linear_kl_plan plan = {};                                                                                           \
+        if (call.budget) LK_RUN(lk_linear_kl_##direction##_plan, x, &call.a, call.budget, &plan);                              \
+        else LK_RUN(lk_linear_kl_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);                            \
+        const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
+        call.a.workspace = workspace.start;                                                                                    \
+        const Locked<lk_linear_kl_context> locked(x, lk_linear_kl_init);                                                       \
+        call.a.context = locked.context;                                                                                       \
+        LK_RUN(lk_linear_kl_##direction, x, &call.a, call.stream);                                                             \
+    } while (0)
+
+static Tensor linear_kl_forward(PARAMETERS)
+{
+    HeadsCall c(ARGUMENTS);
+    const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
+    c.a.loss = loss.mutable_data_ptr<float>();
+    RUN(forward, c, x);
+    return c.reduced(loss, reduction);
+}
+
+// loss, and the wanted gradients for one upstream gradient, without one for 1
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_kl_forward_backward(PARAMETERS, const Maybe &upstream, bool want_dx,
+                                                                        bool want_dweight, bool want_dbias)
+{
+    HeadsCall c(ARGUMENTS);
+    TORCH_CHECK_VALUE(reduction, "lk: a loss for each token needs its upstream gradients; call forward and backward");
+    const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
+    c.a.loss = loss.mutable_data_ptr<float>();
+    c.take_upstream(upstream, false), c.want(x, weight, want_dx, want_dweight, want_dbias);
+    RUN(forward_backward, c, x);
+    return {c.reduced(loss, reduction), c.dx, c.dweight, c.dbias};
+}
+
+static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PARAMETERS, bool want_dx, bool want_dweight,
+                                                        bool want_dbias)
+{
+    HeadsCall c(ARGUMENTS);
+    if (!want_dx && !want_dweight && !want_dbias) return {};
+    c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(x, weight, want_dx, want_dweight, want_dbias);
+    RUN(backward, c, x);
+    return {c.dx, c.dweight, c.dbias};
+}
+
+struct LinearKlBackward : Node {
+    SavedVariable x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight;
+    int64_t reduction, divergence, workspace_mib;
+    double beta, logit_scale, teacher_scale, softcap, teacher_softcap;
+    bool fast_logits;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP(linear_kl_backward);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined()) return variable_list(3);
+        const Tensor in = x.unpack(), w = weight.unpack(), other = teacher_input.unpack(), other_w = teacher_weight.unpack();
+        const Maybe b = maybe(bias.unpack()), other_b = maybe(teacher_bias.unpack()), factors = maybe(row_weight.unpack());
+        const Below below;
+        auto [dx, dweight, dbias] =
+            linear_kl_backward_op.call(up[0], in, w, other, other_w, b, other_b, factors, OPTIONS, task_should_compute_output(0),
+                                       task_should_compute_output(1), task_should_compute_output(2));
+        return once({dx, dweight, dbias}, "linear_kl");
+    }
+    void release_variables() override
+    {
+        x.reset_data(), weight.reset_data(), teacher_input.reset_data(), teacher_weight.reset_data();
+        bias.reset_data(), teacher_bias.reset_data(), row_weight.reset_data();
+    }
+    void keep(PARAMETERS)
+    {
+        this->x = save(x), this->weight = save(weight), this->bias = save(bias), this->row_weight = save(row_weight);
+        this->teacher_input = save(teacher_input), this->teacher_weight = save(teacher_weight);
+        this->teacher_bias = save(teacher_bias);
+        this->reduction = reduction, this->divergence = divergence, this->beta = beta;
+        this->logit_scale = logit_scale, this->teacher_scale = teacher_scale;
+        this->softcap = softcap, this->teacher_softcap = teacher_softcap;
+        this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
+    }
+};
+
+// A reduced loss computes its gradients in forward: four matmuls, not six. Not in f16 without a known upstream gradient: see
+// linear_cross_entropy.
+Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
+{
+    LK_OP(linear_kl_forward);
+    LK_OP(linear_kl_forward_backward);
+    check_input(x, "input");
+    const std::pair<const char *, Maybe> constants[] = {{"teacher_input", teacher_input}, {"teacher_weight", teacher_weight},
+                                                        {"teacher_bias", teacher_bias}, {"row_weight", row_weight}};
+    for (const auto &[name, t] : constants)
+        TORCH_CHECK_VALUE(!wants_gradient(t), "lk: ", name, " requires a gradient, and gets none; detach it");
+    if (!wants_gradient(x, weight, bias)) {
+        const Below below;
+        return linear_kl_forward_op.call(ARGUMENTS);
+    }
+    if (reduction != LK_REDUCTION_NONE && (x.scalar_type() != at::kHalf || has(grad_scale))) {
+        const Expected expected = expected_upstream(x, grad_scale, Reduced::LINEAR_KL);
+        const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
+        Tensor loss, dx, dweight, dbias;
+        {
+            const Below below;
+            std::tie(loss, dx, dweight, dbias) = linear_kl_forward_backward_op.call(
+                ARGUMENTS, maybe(expected.upstream), x.requires_grad(), weight.requires_grad(), has(bias) && bias->requires_grad());
+        }
+        torch::autograd::set_history(loss, node);
+        for (const Tensor &d : {dx, dweight, dbias}) node->gradients.push_back(save(d));
+        node->expect(expected);
+        node_is_made(node);
+        return loss;
+    }
+    const auto node = make_node<LinearKlBackward>(x, weight, bias.value_or(Tensor()));
+    Tensor loss;
+    {
+        const Below below;
+        loss = linear_kl_forward_op.call(ARGUMENTS);
+    }
+    torch::autograd::set_history(loss, node);
+    node->keep(ARGUMENTS);
+    node_is_made(node);
+    return loss;
+}
+
+// As F.linear: the matmuls' tensors in autocast's type.
+static Tensor linear_kl_autocast(PARAMETERS, const Maybe &grad_scale)
+{
+    LK_OP(linear_kl);
+    const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
+    const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
+    const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
+    return linear_kl_op.call(cast(x), cast(weight), cast(teacher_input), cast(teacher_weight), cast(bias), cast(teacher_bias),
+                             row_weight, OPTIONS, grad_scale);
+}
+
+#define INPUTS                                                                                                                 \
+    "Tensor x, Tensor weight, Tensor teacher_input, Tensor teacher_weight, Tensor? bias, Tensor? teacher_bias, "               \
+    "Tensor? row_weight, int reduction, int divergence, float beta, float logit_scale, float teacher_scale, float softcap, "   \
+    "float teacher_softcap, int workspace_mib, bool fast_logits"
+#define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
+LK_OPS(m)
+{
+    user_op(m, "linear_kl", "(" INPUTS ", Tensor? grad_scale) -> Tensor", &linear_kl);
+    kernel(m, "linear_kl_forward", "(" INPUTS ") -> Tensor", &linear_kl_forward);
+    kernel(m, "linear_kl_forward_backward", "(" INPUTS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
+           &linear_kl_forward_backward);
+    kernel(m, "linear_kl_backward", "(Tensor dloss, " INPUTS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_kl_backward);
+    m.impl("linear_kl", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_autocast));
+}
+
+} // namespace lk_torch
