@@ -1700,6 +1700,7 @@ def modules():
     x, r, target = leaf(normal(4, 16)), leaf(normal(4, 16)), classes(12, 4)
     cube = leaf(normal(2, 2, 6, 16))
     weight = (torch.rand(12, generator=generator) + 0.25).to(D)
+    teacher = normal(4, 8).to(D), normal(12, 8).to(D)
     made = [("RMSNorm", nn.RMSNorm(16), (x,)),
             ("RMSNorm, no weight", nn.RMSNorm((16,), eps=1e-5, elementwise_affine=False), (x,)),
             ("AddRMSNorm", nn.AddRMSNorm(16), (x, r)), ("SRMSNorm", nn.SRMSNorm(), (x,)),
@@ -1717,6 +1718,8 @@ def modules():
             ("CrossEntropyLoss, weights", nn.CrossEntropyLoss(weight=weight, reduction="sum"), (x[:, :12], target)),
             ("LinearCrossEntropyLoss", nn.LinearCrossEntropyLoss(16, 12), (x, target)),
             ("LinearCrossEntropyLoss, bias", nn.LinearCrossEntropyLoss(16, 12, bias=True), (x, target)),
+            ("LinearKLLoss", nn.LinearKLLoss(16, 12, divergence="reverse", temperature=2), (x, *teacher)),
+            ("LinearKLLoss, bias", nn.LinearKLLoss(16, 12, bias=True), (x, *teacher, torch.ones(12, device=D), weight[:4])),
             ("MdLrpeCosine", nn.MdLrpeCosine(2, 16, axes=2), (cube, (2, 3)))]
     for name, module, inputs in made:
         module = module.to(D)
@@ -2501,6 +2504,7 @@ def mistakes():
                 ("md_lrpe_cosine: tokens", lambda: lrpe(cube, theta, (5,)), "shape", "token"),
                 ("md_lrpe_cosine: prefix", lambda: lrpe(cube, theta, (7,), -1), "prefix", "shape"),
                 ("md_lrpe_cosine: 9 axes", lambda: lrpe(cube, theta, (1,) * 8 + (6,)), "axes", "shape"),
+                ("an option of the other module", lambda: lk_torch.LinearKLLoss(8, 9, row_weight=zeros(4)), "row_weight"),
                 ("an option of the module", lambda: lk_torch.LinearCrossEntropyLoss(8, 9, reductoin="sum"), "reductoin"),
                 ("md_lrpe_cosine: offset", lambda: lrpe(cube, theta, (2, 3), 0, None, (1,)), "offset", "shape"),
                 ("md_lrpe_cosine: no axes", lambda: lrpe(cube[:, :, :1], theta, ()), "axes", "shape"),

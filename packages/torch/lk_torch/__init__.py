@@ -18,7 +18,7 @@ if _C.TORCH.split(".")[:2] != torch.__version__.split(".")[:2]:  # all symbols m
 from . import _fake, functional, nn
 from ._patch import Patched, patch, unpatch
 from .functional import CrossEntropyIdsOutput, CrossEntropyOutput
-from .nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, MdLrpeCosine, RMSNorm, SRMSNorm
+from .nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, LinearKLLoss, MdLrpeCosine, RMSNorm, SRMSNorm
 
 
 class _AfterImport:
@@ -50,4 +50,4 @@ _AfterImport("torch.utils.flop_counter", "lk_torch._flops")
 BACKEND = _C.BACKEND
 __version__ = f"{_C.LK_VERSION // 10000}.{_C.LK_VERSION // 100 % 100}.{_C.LK_VERSION % 100}"
 __all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyIdsOutput", "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss",
-           "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional", "nn", "patch", "unpatch"]
+           "LinearKLLoss", "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional", "nn", "patch", "unpatch"]

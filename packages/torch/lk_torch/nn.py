@@ -97,20 +97,16 @@ class CrossEntropyLoss(_Loss):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-class LinearCrossEntropyLoss(_Loss):
-    """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`.
+class _Head(_Loss):
+    """A torch.nn.Linear and a loss of its outputs."""
 
-    options: those of functional.linear_cross_entropy. With group, num_classes are this rank's, and class_weight has all."""
-
-    def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
-        super().__init__()
-        unknown = set(options) - set(LF.linear_cross_entropy.__kwdefaults__)
-        unknown |= set(options) & {"linear_bias", "weight", "denominator", "grad_scale", "row_weight"}
+    def _make(self, function, in_features, num_classes, bias, device, dtype, options):
+        late = {"linear_bias", "teacher_bias", "weight", "denominator", "grad_scale", "row_weight"}  # of forward, or parameters
+        unknown = set(options) - set(function.__kwdefaults__) | set(options) & late
         if unknown:
-            raise TypeError(f"lk: LinearCrossEntropyLoss has no option {', '.join(sorted(unknown))}")
+            raise TypeError(f"lk: {type(self).__name__} has no option {', '.join(sorted(unknown))}")
         self.weight = torch.nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
-        self.register_buffer("class_weight", class_weight)
         self._take(options)
         self.reset_parameters()
 
@@ -118,6 +114,21 @@ class LinearCrossEntropyLoss(_Loss):
         bound = 1 / math.sqrt(self.weight.shape[1])
         for p in (self.weight,) if self.bias is None else (self.weight, self.bias):
             torch.nn.init.uniform_(p, -bound, bound)
+
+    def extra_repr(self):
+        sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
+        return ", ".join([sizes, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+class LinearCrossEntropyLoss(_Head):
+    """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`.
+
+    options: those of functional.linear_cross_entropy. With group, num_classes are this rank's, and class_weight has all."""
+
+    def __init__(self, in_features, num_classes, bias=False, *, class_weight=None, device=None, dtype=None, **options):
+        super().__init__()
+        self._make(LF.linear_cross_entropy, in_features, num_classes, bias, device, dtype, options)
+        self.register_buffer("class_weight", class_weight)
 
     def forward(self, input, target, denominator=None, grad_scale=None, row_weight=None):
         return LF.linear_cross_entropy(input, self.weight, target, linear_bias=self.bias, weight=self.class_weight,
@@ -152,9 +163,19 @@ class LinearCrossEntropyLoss(_Loss):
             except RuntimeError:
                 pass  # the first call says it
 
-    def extra_repr(self):
-        sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
-        return ", ".join([sizes, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+class LinearKLLoss(_Head):
+    """A student's head, a torch.nn.Linear, and its divergence from a teacher's. Tie weights by `loss.weight = head.weight`.
+
+    options: those of functional.linear_kl. The teacher's tensors come with each call, so that they are no part of the module."""
+
+    def __init__(self, in_features, num_classes, bias=False, *, device=None, dtype=None, **options):
+        super().__init__()
+        self._make(LF.linear_kl, in_features, num_classes, bias, device, dtype, options)
+
+    def forward(self, input, teacher_input, teacher_weight, teacher_bias=None, row_weight=None, grad_scale=None):
+        return LF.linear_kl(input, self.weight, teacher_input, teacher_weight, linear_bias=self.bias, teacher_bias=teacher_bias,
+                            row_weight=row_weight, grad_scale=grad_scale, **self._all())
 
 
 class MdLrpeCosine(torch.nn.Module):
