@@ -1138,6 +1138,62 @@ def cross_entropy_ids():
     raises("ids on no tensor", lambda: LF.cross_entropy_ids(x, [1, 2]), "target_ids", kind=TypeError)
 
 
+def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=False, layout="packed", **more):
+    """linear_cross_entropy_ids against the same of logits by PyTorch in float64. wants: upstream gradients of loss, of logp."""
+    inputs = [leaf(normal(*spread, hidden), t, layout), leaf(normal(vocab, hidden, sigma=2 * hidden**-0.5), t)]
+    if biased:
+        inputs.append(leaf(normal(vocab), t))
+    ids, weight = classes(vocab, *spread, n), normal(*spread, n).to(D) if weighted else None
+    name = f"linear_cross_entropy_ids {t} {spread} {hidden} x {vocab} n={n} {options} {weighted} {wants} {biased} {layout} {more}"
+    out = LF.linear_cross_entropy_ids(*inputs[:2], ids, weight, linear_bias=inputs[2] if biased else None, **options, **more)
+    ups = [torch.randn_like(o) if wanted else None for o, wanted in zip(out, wants)]
+    found = torch.autograd.grad([o for o, up in zip(out, ups) if up is not None], inputs, [up for up in ups if up is not None])
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    logits = F.linear(exact[0], exact[1], exact[2] if biased else None) * options.get("logit_scale", 1.0)
+    logp = torch.log_softmax(logits, -1).gather(-1, ids)
+    skipped = ids == options.get("ignore_index", -100)
+    logp = logp.masked_fill(skipped, 0.0)
+    loss = -(logp if weight is None else logp * weight.double()).sum(-1) + options.get("z_loss", 0.0) * (
+        torch.logsumexp(logits, -1)**2).masked_fill(skipped.all(-1), 0.0)
+    reduction = options.get("reduction", "mean")
+    loss = loss if reduction == "none" else loss.sum() / (1 if reduction == "sum" else (~skipped.all(-1)).sum())
+    right = torch.autograd.grad([o for o, up in zip((loss, logp), ups) if up is not None], exact,
+                                [up.double() for up in ups if up is not None])
+    close(f"{name}: loss, logp", list(out), [loss, logp], 2e-4)
+    for what, a, b in zip(("input", "weight", "bias"), found, right):
+        off, size = (a.double() - b).norm().item(), b.norm().item()
+        verdict(f"{name}: gradient of {what}", off <= (3 * HALF[t] + 2e-5) * size + 1e-6, f"off by {off} of {size}")
+
+
+def linear_cross_entropy_ids():
+    for t, reduction, wants in itertools.product(TYPES, ("none", "mean", "sum"), ((True, False), (True, True), (False, True))):
+        head_ids_case(t, (6,), 16, 50, 5, dict(reduction=reduction), True, wants, rng.random() < 0.5, rng.choice(LAYOUTS[:3]))
+    for option in ({"z_loss": 2.0**-7}, {"logit_scale": 1.5}, {"ignore_index": 3}, {"workspace_mib": 1}, {}):
+        head_ids_case(F32, (2, 5), 24, 300, 33, option, True, (True, True), True)
+    head_ids_case(BF16, (4, 3), 16, 41, 128, dict(reduction="sum"), False, (True, True))
+    x, w, ids = leaf(normal(4, 8)), leaf(normal(9, 8)), torch.tensor([[1, 2], [9, 0], [3, 3], [8, 4]], device=D)
+    out = LF.linear_cross_entropy_ids(x, w, ids, reduction="none")
+    dx, dw = torch.autograd.grad(out.loss.sum(), (x, w))
+    bad = torch.tensor([False, True, False, False], device=D)
+    verdict("a bad id: its token alone is NaN",
+            bool((out.loss.isnan() == bad).all() and (dx.isnan().all(1) == bad).all() and dw.isfinite().all()))
+    ids = ids.clamp(0, 8)
+    one = LF.linear_cross_entropy_ids(x, w, ids[:, :1])
+    close("one id of weight 1: linear_cross_entropy", one.loss, LF.linear_cross_entropy(x, w, ids[:, 0]), 1e-6)
+    two = LF.linear_cross_entropy_ids(x, w, ids, temperature=0.5, reduction="none")
+    close("temperature", two.logp, torch.log_softmax(2 * F.linear(x, w), -1).gather(-1, ids), 1e-5)
+    nothing = LF.linear_cross_entropy_ids(x[:0], w, ids[:0], reduction="sum")
+    close("no tokens", [nothing.loss, *torch.autograd.grad(nothing.loss, w)], [torch.zeros((), device=D), torch.zeros_like(w)])
+    raises("the head's ids of another shape", lambda: LF.linear_cross_entropy_ids(x, w, ids[:2]), "target_ids", kind=ValueError)
+    raises("the head's float ids", lambda: LF.linear_cross_entropy_ids(x, w, ids.float()), "target_ids", kind=TypeError)
+    raises("weights with a gradient", lambda: LF.linear_cross_entropy_ids(x, w, ids, leaf(normal(4, 2))), "target_weight",
+           kind=ValueError)
+    raises("a weight of another width", lambda: LF.linear_cross_entropy_ids(x, w[:, :7], ids), "linear_weight", kind=ValueError)
+    raises("a bias of another length", lambda: LF.linear_cross_entropy_ids(x, w, ids, linear_bias=w[:, 0][:8]), "linear_bias",
+           kind=ValueError)
+    raises("a workspace of 0", lambda: LF.linear_cross_entropy_ids(x, w, ids, workspace_mib=0), "workspace_mib", kind=ValueError)
+
+
 def cross_entropy_stats():
     for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), ((6, 50), (2, 1031), (4, 7, 5), (40,))):
         for outputs in ((0, 1, 3), rng.choice(((0,), (1,), (3,)))):
@@ -1504,6 +1560,9 @@ def tools():
             loss.requires_grad and loss.backward()
         found, right = counter.get_total_flops(), 2 * 6 * 20 * (own * 16 + teachers * 8)
         verdict(f"flops of linear_kl, {options}", found == right, f"{found}, not {right}")
+    with FlopCounterMode(display=False) as counter:
+        LF.linear_cross_entropy_ids(x, w, t[:, None]).loss.backward()
+    verdict("flops of linear_cross_entropy_ids", counter.get_total_flops() == 4 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
     compare("dims of numpy", ("one", LF.logsumexp(x, numpy.int64(1)), torch.logsumexp(x, 1), 1e-5),
             ("two", LF.logsumexp(x, (numpy.int32(0), 1)), torch.logsumexp(x, (0, 1)), 1e-5))
     other = "import torch; torch.__version__ = '1.0.0'; import lk_torch"  # an upgrade of PyTorch, after which nothing was built
@@ -1809,6 +1868,9 @@ def functions():
                                                             divergence="jensen_shannon"),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("cross_entropy_ids mean", lambda x: LF.cross_entropy_ids(x, several, positive).loss, [leaf(normal(6, 12))]),
+            ("linear_cross_entropy_ids", lambda x, w, b: sum((v * by).sum() for v, by in zip(
+                LF.linear_cross_entropy_ids(x, w, several, linear_bias=b, reduction="none", row_weight=r), (0.5, positive))),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("cross_entropy_ids none, logp", lambda x: sum((v * by).sum() for v, by in zip(
                 LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
@@ -1992,6 +2054,10 @@ def autocast():
         loss = LF.linear_kl(x, w, y, v.to(BF16), linear_bias=b, teacher_bias=b.detach())
     same = LF.linear_kl(*narrow[:2], y.to(BF16), v.to(BF16), linear_bias=narrow[2], teacher_bias=narrow[2].detach())
     right = [g.float() for g in torch.autograd.grad(same, narrow)]
+    with torch.autocast(D, dtype=BF16):
+        several = LF.linear_cross_entropy_ids(x, w, t[:, None], linear_bias=b).loss
+    close("linear_cross_entropy_ids likewise", several, LF.linear_cross_entropy_ids(*narrow[:2], t[:, None], linear_bias=narrow[2]).loss,
+          4 * HALF[BF16])
     close("linear_kl likewise", [loss, *torch.autograd.grad(loss, [x, w, b])], [same, *right], 4 * HALF[BF16])
     verdict("cross_entropy of bf16 logits is f32", half.dtype == F32 and half.isfinite().item(), str(half.dtype))
     types_found = [v.dtype for v in kept]
@@ -2220,6 +2286,8 @@ def any_size():
     for reduction in ("none", "mean", "sum"):
         cases += [(f"cross_entropy, {reduction}", lambda x, t, r=reduction: loss(x, t, reduction=r)),
                   (f"linear_cross_entropy, {reduction}", lambda x, t, r=reduction: head_loss(x, head, t, reduction=r)),
+                  (f"linear_cross_entropy_ids, {reduction}", lambda x, t, r=reduction: LF.linear_cross_entropy_ids(
+                      x, head, torch.stack((t, 15 - t), 1), reduction=r).logp),
                   (f"linear_kl, {reduction}", lambda x, t, r=reduction: LF.linear_kl(
                       x, head, x.detach()[:, :8] * 2, teacher, reduction=r)),
                   (f"linear_kl, weights, {reduction}", lambda x, t, r=reduction: LF.linear_kl(
@@ -2647,7 +2715,8 @@ def devices():
 
 
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
-          "cross_entropy_ids": cross_entropy_ids, "upstreams": upstreams, "launches": launches,
+          "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
+          "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
           "md_lrpe_cosine": md_lrpe_cosine, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,

@@ -18,23 +18,8 @@ struct IdsCall {
                   check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
           logits(x, "input")
     {
-        const int64_t last = x.dim() - 1;
-        TORCH_CHECK_VALUE(target_ids.dim() == x.dim() && target_ids.sizes().slice(0, last) == x.sizes().slice(0, last),
-                          "lk: target_ids has shape ", target_ids.sizes(), "; an input of ", x.sizes(), " needs ",
-                          x.sizes().slice(0, last), " and the number of ids");
-        TORCH_CHECK_TYPE(target_ids.scalar_type() == at::kLong || target_ids.scalar_type() == at::kInt,
-                         "lk: target_ids must be int64 or int32 numbers of classes, not ", c10::toString(target_ids.scalar_type()));
-        ids = target_ids.contiguous();
-        a.target_ids = ids.const_data_ptr(), a.ids_per_row = target_ids.size(-1);
-        a.common.target_dtype = target_ids.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
-        if (has(target_weight)) {
-            TORCH_CHECK_VALUE(target_weight->sizes() == target_ids.sizes(), "lk: target_weight has shape ", target_weight->sizes(),
-                              "; it must be ", target_ids.sizes());
-            TORCH_CHECK_TYPE(target_weight->is_floating_point(), "lk: target_weight must have a floating type, not ",
-                             c10::toString(target_weight->scalar_type()));
-            weight = target_weight->to(at::kFloat).contiguous();
-            a.target_weight = weight.const_data_ptr<float>();
-        }
+        a.ids_per_row = fill_ids(a.common, x, target_ids, target_weight, &ids, &weight);
+        a.target_ids = ids.const_data_ptr(), a.target_weight = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
         fill_loss(a.common, x, {}, logits.cols, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
         a.common.logits = logits.data(), a.common.logits_stride = logits.stride;
         a.common.rows = logits.rows, a.common.vocab = logits.cols;

@@ -83,6 +83,9 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x
                                                                  const Maybe &bias, const Maybe &class_weight,
                                                                  LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                                                                  int64_t max_counted, bool batch_invariant);
+tuple<Tensor, Tensor> linear_cross_entropy_ids(const Tensor &x, const Tensor &weight, const Tensor &target_ids,
+                                               const Maybe &target_weight, const Maybe &bias, LK_LOSS_PARAMETERS,
+                                               int64_t workspace_mib, bool fast_logits);
 Tensor linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight,
                  const Maybe &bias, const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction, int64_t divergence,
                  double beta, double logit_scale, double teacher_scale, double softcap, double teacher_softcap,
@@ -255,6 +258,27 @@ template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &t
                      "lk: target must be int64 or int32 numbers of classes, not ", c10::toString(target.scalar_type()));
     *t = target.contiguous();
     a.target = t->const_data_ptr(), a.target_dtype = target.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
+}
+// The same for several ids per row; returns how many.
+template <class Args>
+int64_t fill_ids(Args &a, const Tensor &x, const Tensor &target_ids, const Maybe &target_weight, Tensor *ids, Tensor *weight)
+{
+    const int64_t last = x.dim() - 1;
+    TORCH_CHECK_VALUE(target_ids.dim() == x.dim() && target_ids.sizes().slice(0, last) == x.sizes().slice(0, last),
+                      "lk: target_ids has shape ", target_ids.sizes(), "; an input of ", x.sizes(), " needs ",
+                      x.sizes().slice(0, last), " and the number of ids");
+    TORCH_CHECK_TYPE(target_ids.scalar_type() == at::kLong || target_ids.scalar_type() == at::kInt,
+                     "lk: target_ids must be int64 or int32 numbers of classes, not ", c10::toString(target_ids.scalar_type()));
+    *ids = target_ids.contiguous();
+    a.target_dtype = target_ids.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
+    if (has(target_weight)) {
+        TORCH_CHECK_VALUE(target_weight->sizes() == target_ids.sizes(), "lk: target_weight has shape ", target_weight->sizes(),
+                          "; it must be ", target_ids.sizes());
+        TORCH_CHECK_TYPE(target_weight->is_floating_point(), "lk: target_weight must have a floating type, not ",
+                         c10::toString(target_weight->scalar_type()));
+        *weight = target_weight->to(at::kFloat).contiguous();
+    }
+    return target_ids.size(-1);
 }
 template <class Args>
 void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, Tensor *r, LK_LOSS_PARAMETERS)

@@ -137,7 +137,7 @@ PyMODINIT_FUNC PyInit__C()
 #define METHOD(op) Function<&op>::method(#op)
     static PyMethodDef methods[] = {METHOD(rms_norm), METHOD(add_rms_norm), METHOD(logsumexp), METHOD(kl), METHOD(cross_entropy),
                                     METHOD(cross_entropy_stats), METHOD(cross_entropy_ids), METHOD(linear_cross_entropy),
-                                    METHOD(linear_cross_entropy_stats), METHOD(linear_kl), {}};
+                                    METHOD(linear_cross_entropy_stats), METHOD(linear_cross_entropy_ids), METHOD(linear_kl), {}};
     static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
     PyObject *m = PyModule_Create(&module);
     if (m) PyModule_AddStringConstant(m, "BACKEND", LK_DEVICE_TYPE == at::kCPU ? "cpu" : "cuda");

@@ -16,10 +16,11 @@ def _matmul(x, weight, most=0):
 
 
 def _register(op, x, matmuls):
-    most = [a.name for a in op.default._schema.arguments].index("max_counted")
+    names = [a.name for a in op.default._schema.arguments]
+    most = names.index("max_counted") if "max_counted" in names else None
 
     def formula(*args, out_shape=None, **kwargs):
-        return matmuls(args) * _matmul(args[x], args[x + 1], args[most])
+        return matmuls(args) * _matmul(args[x], args[x + 1], args[most] if most else 0)
     register_flop_formula(op)(formula)
 
 
@@ -33,9 +34,11 @@ def _register_two(op, x, matmuls):
 _register(_ops.linear_cross_entropy_forward, 0, lambda a: 1)
 _register(_ops.linear_cross_entropy_stats_forward, 0, lambda a: 1)
 _register(_ops.linear_cross_entropy_parallel_forward, 0, lambda a: 1)
+_register(_ops.linear_cross_entropy_ids_forward, 0, lambda a: 1)
 # The last three arguments say which gradients are wanted. The bias's takes no matmul.
 _register(_ops.linear_cross_entropy_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
 # The logits are computed again where forward has not saved them.
+_register(_ops.linear_cross_entropy_ids_backward, 3, lambda a: 1 + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_backward, 6, lambda a: (a[5] is None) + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_parallel_backward, 7, lambda a: (a[6] is None) + a[-3] + a[-2])
 _register_two(_ops.linear_kl_forward, 0, lambda a: 1)

@@ -32,7 +32,7 @@ class CrossEntropyOutput(NamedTuple):
 
 
 class CrossEntropyIdsOutput(NamedTuple):
-    """Of cross_entropy_ids. Both have gradients."""
+    """Of cross_entropy_ids and linear_cross_entropy_ids. Both have gradients."""
     loss: torch.Tensor
     logp: torch.Tensor
 
@@ -513,6 +513,42 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits,
         max_counted, batch_invariant, group, shards, temperature))
+
+
+def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
+                             linear_bias=None, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
+                             denominator=None, row_weight=None, temperature=1.0, workspace_mib=None, fast_logits=False):
+    """cross_entropy_ids of a head, without storing all logits: several weighted targets per token and their log-probabilities, a
+    CrossEntropyIdsOutput, with gradients for input, linear_weight and linear_bias. For distillation from a teacher's largest
+    probabilities, and for several targets per token.
+
+        cross_entropy_ids(F.linear(input, linear_weight, linear_bias), target_ids, target_weight, ...)
+
+    input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]; target_ids and target_weight [..., n], n from 1
+    to 128, as in cross_entropy_ids. logp is float32 [..., n]. Logits are float32, whatever the type of input.
+
+    workspace_mib and fast_logits: as in linear_cross_entropy. backward computes the logits again. A linear_weight of 16 bits
+    gets its gradient from sums in float. The other arguments are those of cross_entropy."""
+    _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
+    _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
+    if type(ignore_index) is not int:
+        ignore_index = _integer("ignore_index", ignore_index)
+    if factor is not None and input.dtype in _TYPES and input.dim():
+        factor = _per_row(factor, input.shape[:-1])
+        input = (input.float() * factor).to(input.dtype)
+        if linear_bias is not None:
+            if factor.dim():
+                raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
+            linear_bias = linear_bias.float() * factor
+    if CHECK_TARGETS and not is_compiling() and input.dim():
+        used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
+        _check_targets(used, ignore_index, linear_weight.shape[0])
+    op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
+    if denominator is not None:
+        denominator = _denominator(denominator, input)
+    return CrossEntropyIdsOutput(*op(input, linear_weight, target_ids, target_weight, linear_bias,
+                                     _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale,
+                                     zero_when_empty, denominator, row_weight, _mib(workspace_mib), fast_logits))
 
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",

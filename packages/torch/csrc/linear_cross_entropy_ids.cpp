@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+// linear_cross_entropy_ids: lk/linear_cross_entropy_ids.cuh.
+#include "lk_torch.h"
+
+#include <ATen/autocast_mode.h>
+
+#include "lk/linear_cross_entropy_ids.cuh"
+LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY)
+LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_IDS)
+
+namespace lk_torch {
+
+// label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
+#define PARAMETERS                                                                                                             \
+    const Tensor &x, const Tensor &weight, const Tensor &target_ids, const Maybe &target_weight, const Maybe &bias,            \
+        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits
+#define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits
+
+// The arguments that all calls have, and what keeps their memory.
+struct HeadIdsCall {
+    lk_linear_cross_entropy_ids_args a = {};
+    Stream stream;
+    Rows rows, columns;
+    Tensor ids, ids_weight, b, unused, divisor, factors, dx, dweight, dbias;
+    size_t budget;
+    HeadIdsCall(PARAMETERS)
+        : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target_ids, "target_ids"),
+                  check_device(x, target_weight, "target_weight"), check_device(x, bias, "linear_bias"),
+                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
+          rows(x, "input"), columns(weight, "linear_weight")
+    {
+        lk_linear_cross_entropy_args &c = a.common;
+        TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
+                          "; it must be [classes, ", rows.cols, "]");
+        TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
+                         ", but input is ", c10::toString(x.scalar_type()));
+        TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
+        a.ids_per_row = fill_ids(c, x, target_ids, target_weight, &ids, &ids_weight);
+        a.target_ids = ids.const_data_ptr(), a.target_weight = ids_weight.defined() ? ids_weight.const_data_ptr<float>() : nullptr;
+        fill_loss(c, x, {}, columns.rows, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
+        if (has(bias)) {
+            TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
+                              "; it must be [", columns.rows, "]");
+            b = bias->contiguous();
+            c.bias = b.const_data_ptr(), c.bias_dtype = type_beside(b, x.scalar_type(), "linear_bias");
+        }
+        c.x = rows.data(), c.x_stride = rows.stride, c.tokens = rows.rows, c.hidden = rows.cols;
+        c.weight = columns.data(), c.weight_stride = columns.stride, c.vocab = columns.rows, c.fast_logits = fast_logits;
+        c.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
+        budget = (size_t)workspace_mib << 20;
+    }
+};
+// A budget of 0 is lk's own.
+#define RUN(direction, call, x)                                                                                                \
+    do {                                                                                                                       \
+        lk_linear_cross_entropy_plan plan = {};                                                                                \
+        if (call.budget) LK_RUN(lk_linear_cross_entropy_ids_##direction##_plan, x, &call.a, call.budget, &plan);               \
+        else LK_RUN(lk_linear_cross_entropy_ids_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);             \
+        const Workspace workspace(call.a.common.workspace_bytes = plan.workspace_bytes);                                       \
+        call.a.common.workspace = workspace.start;                                                                             \
+        const Locked<lk_linear_cross_entropy_context> locked(x, lk_linear_cross_entropy_init);                                 \
+        call.a.common.context = locked.context;                                                                                \
+        LK_RUN(lk_linear_cross_entropy_ids_##direction, x, &call.a, call.stream);                                              \
+    } while (0)
+
+// loss, logp, lse
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS)
+{
+    HeadIdsCall c(x, weight, target_ids, target_weight, bias, OPTIONS);
+    const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
+    const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), lse = make(tokens, x, at::kFloat);
+    const Tensor logp = make(target_ids.sizes(), x, at::kFloat);
+    c.a.common.loss = loss.mutable_data_ptr<float>(), c.a.common.lse = lse.mutable_data_ptr<float>();
+    c.a.logp = logp.mutable_data_ptr<float>();
+    RUN(forward, c, x);
+    return {loss, logp, lse};
+}
+
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &lse,
+                                                                       PARAMETERS, bool want_dx, bool want_dweight,
+                                                                       bool want_dbias)
+{
+    HeadIdsCall c(x, weight, target_ids, target_weight, bias, OPTIONS);
+    lk_linear_cross_entropy_args &a = c.a.common;
+    const Maybe up = packed(dloss), dp = packed(dlogp); // lk's NULL upstream is 0 beside dlogp
+    const Tensor l = lse.contiguous();
+    a.lse = (float *)l.const_data_ptr();
+    if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_token = !reduction;
+    if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
+    if (want_dx) c.dx = make(x.sizes(), x), a.dx = c.dx.mutable_data_ptr();
+    if (want_dweight) c.dweight = make(weight.sizes(), weight), a.dweight = c.dweight.mutable_data_ptr();
+    if (want_dbias) c.dbias = make({a.vocab}, c.b), a.dbias = c.dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
+    if (!want_dx && !want_dweight && !want_dbias) return {};
+    RUN(backward, c, x);
+    return {c.dx, c.dweight, c.dbias};
+}
+
+struct LinearCrossEntropyIdsBackward : Node {
+    SavedVariable x, weight, ids, ids_weight, bias, lse, divisor, factors;
+    int64_t reduction, ignore_index, workspace_mib;
+    double label_smoothing, z_loss, softcap, logit_scale;
+    bool zero_when_empty, fast_logits;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP(linear_cross_entropy_ids_backward);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined() && !up[1].defined()) return variable_list(3);
+        const Tensor in = x.unpack(), w = weight.unpack(), i = ids.unpack(), l = lse.unpack();
+        const Maybe by = maybe(ids_weight.unpack()), b = maybe(bias.unpack());
+        const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
+        const Below below;
+        auto [dx, dweight, dbias] = linear_cross_entropy_ids_backward_op.call(
+            maybe(up[0]), maybe(up[1]), l, in, w, i, by, b, OPTIONS, task_should_compute_output(0), task_should_compute_output(1),
+            task_should_compute_output(2));
+        return once({dx, dweight, dbias}, "linear_cross_entropy_ids");
+    }
+    void release_variables() override
+    {
+        x.reset_data(), weight.reset_data(), ids.reset_data(), ids_weight.reset_data();
+        bias.reset_data(), lse.reset_data(), divisor.reset_data(), factors.reset_data();
+    }
+};
+
+// Gradients are made in backward: what of logp comes from above is known only then.
+tuple<Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS)
+{
+    LK_OP(linear_cross_entropy_ids_forward);
+    check_input(x, "input"), check_constants(target_ids, {}, denominator, row_weight);
+    TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
+                      "the loss of logp, which has one");
+    const bool wanted = wants_gradient(x, weight, bias);
+    const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
+    Tensor loss, logp, lse;
+    {
+        const Below below;
+        std::tie(loss, logp, lse) =
+            linear_cross_entropy_ids_forward_op.call(x, weight, target_ids, target_weight, bias, OPTIONS);
+    }
+    if (!wanted) return {loss, logp};
+    for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    node->x = save(x), node->weight = save(weight), node->ids = save(target_ids), node->ids_weight = save(target_weight);
+    node->bias = save(bias), node->lse = save(lse), node->divisor = save(denominator), node->factors = save(row_weight);
+    node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
+    node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
+    node->workspace_mib = workspace_mib, node->fast_logits = fast_logits;
+    node_is_made(node);
+    return {loss, logp};
+}
+
+// As F.linear: the matmuls' tensors in autocast's type.
+static tuple<Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETERS)
+{
+    LK_OP(linear_cross_entropy_ids);
+    const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
+    const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
+    const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
+    return linear_cross_entropy_ids_op.call(cast(x), cast(weight), target_ids, target_weight, cast(bias), OPTIONS);
+}
+
+#define INPUTS                                                                                                                 \
+    "Tensor x, Tensor weight, Tensor target_ids, Tensor? target_weight, Tensor? bias, " LK_LOSS_SCHEMA                          \
+    ", int workspace_mib, bool fast_logits"
+LK_OPS(m)
+{
+    user_op(m, "linear_cross_entropy_ids", "(" INPUTS ") -> (Tensor, Tensor)", &linear_cross_entropy_ids);
+    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_ids_forward);
+    kernel(m, "linear_cross_entropy_ids_backward",
+           "(Tensor? dloss, Tensor? dlogp, Tensor lse, " INPUTS
+           ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_ids_backward);
+    m.impl("linear_cross_entropy_ids", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_autocast));
+}
+
+} // namespace lk_torch
