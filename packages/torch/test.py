@@ -462,6 +462,10 @@ def linear_kl():
     for t in (F32, BF16):
         few, many = ([LF.linear_kl(*(q.to(t) for q in (x, w, y, v)), workspace_mib=m) for m in (1, 1024)])
         verdict(f"{NAMES[t]}: as much workspace as one chunk needs, and more", torch.equal(few, many), f"{few}, {many}")
+    half = [leaf(q.detach(), F16, grad=q.requires_grad) for q in (x, w, y, v)]
+    one, other = (torch.autograd.grad(LF.linear_kl(*half, row_weight=ones * 2.0**-k, reduction="sum"), half[:2],
+                                      torch.tensor(2.0**k, device=D)) for k in (0, 20))
+    verdict("f16: an upstream as loss scalers have it brings back small weights", all(map(torch.equal, one, other)))
     wide, fast = (LF.linear_kl(*(q.to(BF16) for q in (x, w, y, v)), fast_logits=f) for f in (False, True))
     verdict("fast_logits rounds the logits", not torch.equal(wide, fast), f"{wide}, {fast}")
     for reduction, wanted in (("none", [x, w, y, v, b]), ("sum", [x, w, b])):  # a sum keeps its gradients
@@ -833,6 +837,12 @@ def upstreams():
         loss = ours(*leaves)
         zero = torch.autograd.grad(loss, leaves, torch._efficientzerotensor(loss.shape, device=D))
         verdict(f"{name} {NAMES[dtype]}: a zero tensor as upstream", all((i == 0).all() for i in zero))
+    of_both = [leaf(normal(6, 16), BF16), leaf(normal(20, 16), BF16)]  # two losses of a step, as distillation beside labels has them
+    for _ in range(3):
+        scaled_gradients(cases[-2][1], of_both, 1.0)
+        found = scaled_gradients(cases[-1][1], of_both, 0.3)[1]
+    known = scaled_gradients(cases[-1][1], of_both, 0.3, grad_scale=0.3)[1]
+    verdict("linear_kl expects its own upstream, not that of linear_cross_entropy", all(map(torch.equal, found, known)))
     inplace()
 
 
