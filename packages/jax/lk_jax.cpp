@@ -23,6 +23,7 @@
 #include "lk/cross_entropy_ids.cuh"
 #include "lk/kl.cuh"
 #include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_kl.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
@@ -82,6 +83,11 @@ FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FI
        FIELD(max_counted) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index)
        FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_token) FIELD(target_dtype) FIELD(bias_dtype)
        FIELD(dweight_dtype) FIELD(dbias_dtype) FIELD(fast_logits) FIELD(tf32) FIELD(batch_invariant))
+FIELDS(linear_kl, FIELD(x) FIELD(weight) FIELD(bias) FIELD(teacher_x) FIELD(teacher_weight) FIELD(teacher_bias) FIELD(row_weight)
+       FIELD(upstream) FIELD(loss) FIELD(dx) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens)
+       FIELD(hidden) FIELD(teacher_hidden) FIELD(vocab) FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap)
+       FIELD(teacher_softcap) FIELD(beta) FIELD(divergence) FIELD(upstream_per_token) FIELD(dweight_dtype) FIELD(fast_logits)
+       FIELD(tf32))
 FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
        FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(theta_heads) FIELD(theta_features)
        FIELD(prefix) FIELD(axes) ELEMENTS(shape) ELEMENTS(offset)
@@ -137,16 +143,22 @@ static Error failed(lk_status status)
 }
 static Error unknown(string_view name) { return Error(ErrorCode::kInternal, "lk_jax: no field " + std::string(name)); }
 
-/* linear_cross_entropy's contexts, one per device. They live as long as the process: at its end CUDA may be gone before them.
- * The mutex is held while a call is launched, since one host thread at a time may use a context. */
+/* The ops with matmuls have contexts, one per op and device. They live as long as the process: at its end CUDA may be gone before
+ * them. The mutex is held while a call is launched, since one host thread at a time may use a context. */
+template <class Args> constexpr bool has_context = false;
+template <> constexpr bool has_context<lk_linear_cross_entropy_args> = true;
+template <> constexpr bool has_context<lk_linear_kl_args> = true;
+static lk_status init(lk_linear_cross_entropy_context *context) { return lk_linear_cross_entropy_init(context); }
+static lk_status init(lk_linear_kl_context *context) { return lk_linear_kl_init(context); }
+
 static std::mutex contexts_mutex;
-static lk_status context_of(int device, lk_linear_cross_entropy_context **context)
+template <class Context> static lk_status context_of(int device, Context **context)
 {
-    static auto *contexts = new std::map<int, std::unique_ptr<lk_linear_cross_entropy_context>>;
+    static auto *contexts = new std::map<int, std::unique_ptr<Context>>;
     auto &found = (*contexts)[device];
     if (!found) {
-        auto made = std::make_unique<lk_linear_cross_entropy_context>();
-        const lk_status status = lk_linear_cross_entropy_init(made.get());
+        auto made = std::make_unique<Context>();
+        const lk_status status = init(made.get());
         if (status) return status;
         found = std::move(made);
     }
@@ -183,9 +195,9 @@ static Error run(cudaStream_t stream, int device, ffi::RemainingArgs in, ffi::Re
             }
     }
     lk_status status;
-    if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) {
+    if constexpr (has_context<Args>) {
         const std::lock_guard<std::mutex> lock(contexts_mutex);
-        status = context_of(device, &args.context);
+        status = context_of(device, &common_of(args).context);
         if (!status) status = launch(&args, stream);
     } else {
         status = launch(&args, stream);
@@ -243,11 +255,22 @@ static Error handle_rescale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, 
 
 /* ---- The workspace ------------------------------------------------------------------------------------------------------- */
 
+/* The workspace of the plan within a budget. */
+template <class Args, class Plan>
+static lk_status planned(lk_status (*plan_for)(const Args *, size_t, Plan *), const Args &args, size_t budget, size_t *bytes)
+{
+    Plan plan = {};
+    const lk_status status = plan_for(&args, budget, &plan);
+    *bytes = plan.workspace_bytes;
+    return status;
+}
+template <class Args> static lk_status planned(std::nullptr_t, const Args &, size_t, size_t *) { return LK_OK; }
+
 /* How many bytes the result `workspace` must have, 0 for none; -1 after an error, with lk_last_error(). lk checks shapes and
  * options here, so that a mistake is found while JAX traces. tensors: the names of all operands and results. names and values:
- * the other fields. A workspace_bytes among them is the budget of linear_cross_entropy's plan. */
-template <class Args, lk_status (*query)(const Args *, size_t *), class Plan>
-static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const char *const *names, const double *values)
+ * the other fields. A workspace_bytes among them is the budget of the plan of an op with a context. */
+template <class Args, lk_status (*query)(const Args *, size_t *), class PlanFor>
+static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const char *const *names, const double *values)
 {
     Args args = {};
     for (string_view list = tensors; !list.empty();)
@@ -256,16 +279,10 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
         if (!set(args, names[i], values[i])) return -2;
     // XLA may give a slice of a larger tensor, which starts anywhere. Without these two the ops answer for any alignment.
     if constexpr (std::is_same_v<Args, lk_srms_norm_args>) args.x = nullptr, args.residual_out = nullptr;
-    if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) args.x = nullptr, args.weight = nullptr;
-    size_t bytes = 0;
-    lk_status status;
-    if constexpr (std::is_same_v<Args, lk_linear_cross_entropy_args>) {
-        lk_linear_cross_entropy_plan plan = {};
-        status = args.workspace_bytes ? plan_for(&args, args.workspace_bytes, &plan) : query(&args, &bytes);
-        if (args.workspace_bytes) bytes = plan.workspace_bytes;
-    } else {
-        status = query(&args, &bytes);
-    }
+    if constexpr (has_context<Args>) common_of(args).x = nullptr, common_of(args).weight = nullptr;
+    size_t bytes = 0, budget = 0;
+    if constexpr (has_context<Args>) budget = common_of(args).workspace_bytes;
+    const lk_status status = budget ? planned(plan_for, args, budget, &bytes) : query(&args, &bytes);
     return status ? -1 : bytes ? (int64_t)bytes + LK_WORKSPACE_ALIGNMENT : 0;
 }
 
@@ -283,6 +300,7 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
     LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                  \
     LK_DECLARE_KL(T)                                                                                                 \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
+    LK_DECLARE_LINEAR_KL(T)                                                                                          \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
     LK_DECLARE_SCALE(T)                                                                                              \
@@ -301,6 +319,9 @@ static int64_t bytes_of(Plan plan_for, const char *tensors, int count, const cha
     FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
     FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
     FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \
+    FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                   \
+    FUNCTION(linear_kl, backward, T, lk_linear_kl_backward_plan_##T)                                                 \
+    FUNCTION(linear_kl, forward_backward, T, lk_linear_kl_forward_backward_plan_##T)                                 \
     FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                    \
     FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                   \
     FUNCTION(srms_norm, forward, T, nullptr)                                                                         \

@@ -265,6 +265,87 @@ def kl():
             check(f"{name}: a sentence", name.split("'")[0] in str(found), str(found))
 
 
+def linear_kl():
+    tokens, hidden, wide, vocab = (2, 5), 24, 16, 43
+    f64 = lambda a: np.asarray(a, np.float64)
+    weights = jnp.asarray([[0.5, 0.0, 2.0, 1.0, 1.0], [1.0, 1.5, 0.25, 0.0, 3.0]])
+    v32, m32, b32 = normal(1, *tokens, hidden), normal(2, vocab, hidden, scale=0.3), normal(3, vocab)
+    t32, n32, c32 = normal(4, *tokens, wide), normal(5, vocab, wide, scale=0.3), normal(6, vocab)
+    beside = ("fast_logits", "tf32", "workspace_mib")
+    for dtype in DTYPES:
+        v, m, b, t, n, c = (a.astype(dtype) for a in (v32, m32, b32, t32, n32, c32))
+        for divergence in ("forward", "reverse", "jensen_shannon"):
+            for options in ({}, {"reduction": "none", "row_weight": weights}, {"reduction": "sum"}, {"row_weight": weights},
+                            {"temperature": 2.0, "softcap": 5.0, "reduction": "none"}, {"beta": 0.1, "logit_scale": 0.5,
+                            "teacher_scale": 1.5, "teacher_softcap": 4.0}, *({"tf32": True}, {"fast_logits": True}, {
+                            "workspace_mib": 0.1})[:3 if divergence == "reverse" else 0]):
+                known = {k: a for k, a in options.items() if k not in beside}
+                for kind, biases in (("plain", False), ("bias", True), ("float32 weight", False))[:3 if divergence == "forward" and not options else 1]:
+                    w = m.astype("float32") if kind == "float32 weight" else m
+                    more = {"teacher_bias": c} if biases else {}
+                    ours = lambda v, w, b=None: lk.linear_kl(v, w, t, n, bias=b, divergence=divergence, **options, **more)
+                    teacher = f64(t) @ f64(n).T + (f64(c) if biases else 0)
+                    exact = lambda v, w, b=0.0: exact_kl(teacher, divergence, **known)(v @ w.T + b)
+                    up = 1024 * jnp.abs(normal(7, *(tokens if options.get("reduction") == "none" else ())))
+                    name = f"{dtype} {divergence} { {k: a for k, a in options.items() if k != 'row_weight'} } {kind}"
+                    if "fast_logits" in options and dtype != "float32":  # half an ulp of every logit, which are below 8
+                        found, expected = ours(v, w), exactly(exact, v, w, upstream=jnp.float32(1))[0]
+                        check(name, abs(float(found) - float(expected)) <= 16 * ROUNDING[dtype], f"{found} {expected}")
+                        continue
+                    # dZ is rounded, then dx, dweight and dbias, which a late upstream gradient rounds again. TF32: like float16.
+                    compare(name, ours, exact, [v, w] + [b] * biases, up, 3, jit=dtype == "float32",
+                            like="float16" if "tf32" in options and dtype == "float32" else None)
+    # Several chunks of tokens: a small workspace.
+    v, m, t, n = (normal(i, rows, 8, dtype="bfloat16") for i, rows in ((1, 700), (2, 30), (3, 700), (4, 30)))
+    for mib in (0.3, 0.06):
+        compare(f"chunks in {mib} MiB", lambda v, m: lk.linear_kl(v, m, t, n, workspace_mib=mib), lambda v, m: exact_kl(
+            f64(t) @ f64(n).T)(v @ m.T), [v, m], jnp.float32(1024), 6)
+    # Where the two nearly agree, the digits are those of the logits.
+    v, m, near_m = normal(1, 4, 8), normal(2, 40, 8), normal(4, 40, 8)
+    near_v = v + 1e-3 * normal(3, 4, 8)
+    compare("where the two nearly agree", lambda v: lk.linear_kl(v, m, near_v, m, "none"), lambda v: exact_kl(
+        f64(near_v) @ f64(m).T, reduction="none")(v @ f64(m).T), [v], jnp.ones(4), like="bfloat16")
+    masked = lk.linear_kl(v, m, v, m, bias=jnp.zeros(40).at[3].set(-jnp.inf), divergence="reverse")
+    check("a masked column", bool(jnp.isfinite(masked)) and float(masked) > 0, masked)
+    # No tokens, frozen arrays, one program.
+    check("no tokens", float(lk.linear_kl(v[:0], m, v[:0], m, "sum")) == 0 and lk.linear_kl(v[:0], m, v[:0], m, "none").shape == (0,) and
+          bool(jnp.isnan(lk.linear_kl(v[:0], m, v[:0], m))))
+    check("gradients of no tokens", not jax.grad(lambda w: lk.linear_kl(v[:0], w, v[:0], m, "sum"))(m).any())
+    of = lambda v, m, *a: lk.linear_kl(v, m, near_v, near_m, *a)
+    inputs = "x weight teacher_x teacher_weight"
+    for wanted, made in [(0, "dx"), (1, "dweight"), ((0, 1), "dx dweight")]:
+        calls = calls_in(jax.grad(of, wanted), v, m)
+        check(f"only the gradient of {made}", calls == [("linear_kl_forward_backward_f32", f"{inputs} upstream",
+                                                         f"loss {made} workspace")], calls)
+    calls = calls_in(jax.grad(lambda *a: of(*a, "none").sum()), v, m)
+    check("a gradient alone of a loss per token", calls == [("linear_kl_backward_f32", f"{inputs} upstream", "dx workspace")], calls)
+    made = programs(lambda i: jax.grad(lambda v: lk.linear_kl(v, m, near_v, m, row_weight=jnp.full(4, i)))(v), range(1, 6))
+    check("a new row_weight is no new program", made == 0, f"{made} programs for 3 values")
+    grad = lambda name: jax.grad(lambda a: lk.linear_kl(**{**dict(x=v, weight=m, teacher_x=near_v, teacher_weight=m), name: a}))
+    for expected, f, error in (
+            ("weight has the shape (40, 7); it must have (40, 8)", lambda: lk.linear_kl(v, m[:, :7], v, m), ValueError),
+            ("teacher_x has the shape (3, 8); it must have (4, 8)", lambda: lk.linear_kl(v, m, v[:3], m), ValueError),
+            ("teacher_weight has the shape (39, 8); it must have (40, 8)", lambda: lk.linear_kl(v, m, v, m[1:]), ValueError),
+            ("teacher_x is float16; it must be float32, as x is", lambda: lk.linear_kl(v, m, v.astype("float16"), m), TypeError),
+            ("bias has the shape (8,); it must have (40,)", lambda: lk.linear_kl(v, m, v, m, bias=m[0]), ValueError),
+            ("teacher_bias is bfloat16; it must be float32", lambda: lk.linear_kl(
+                v, m, v, m, teacher_bias=m[:, 0].astype("bfloat16")), TypeError),
+            ("row_weight has the shape (3,); it must have (4,)", lambda: lk.linear_kl(v, m, v, m, row_weight=np.ones(3)), ValueError),
+            ("beta is 1.0", lambda: lk.linear_kl(v, m, v, m, beta=1.0), ValueError),
+            ("divergence is 'jsd'", lambda: lk.linear_kl(v, m, v, m, divergence="jsd"), ValueError),
+            ("reduction is 'max'", lambda: lk.linear_kl(v, m, v, m, "max"), ValueError),
+            ("softcap is -1", lambda: lk.linear_kl(v, m, v, m, softcap=-1.0), ValueError),
+            ("temperature is traced", lambda: jax.jit(lambda s: lk.linear_kl(v, m, v, m, temperature=s))(2.0), TypeError),
+            ("the budget is 1; this call needs", lambda: lk.linear_kl(v, m, v, m, workspace_mib=1e-6), ValueError),
+            *((f"{name} would need a gradient", lambda name=name, a=a: grad(name)(a), TypeError) for name, a in (
+                ("teacher_x", v), ("teacher_weight", m), ("teacher_bias", m[:, 0]), ("row_weight", jnp.ones(4))))):
+        try:
+            f()
+            check(expected, False, "no error")
+        except (TypeError, ValueError) as found:
+            check(expected, type(found) is error and expected in str(found), f"a {type(found).__name__}: {found}")
+
+
 def with_aux(result):
     loss, aux = result
     return loss, aux["lse"], aux["entropy"]
@@ -638,6 +719,7 @@ def launches():
         ce, lce, norm, lrpe = "cross_entropy", "linear_cross_entropy", "srms_norm", "md_lrpe_cosine"
         cei, ids, a32 = "cross_entropy_ids", integers(3, 64, 6, 4), normal(9, 6, 4)
         rescaled = lambda op, n: ([f"{op}_forward_backward", *["rescale"] * n], [])
+        tx, tw = a(10, 6, 16), a(11, 40, 16)
         # name, function, arrays that have a gradient, other arrays, calls and others of loss and gradient
         for name, f, arrays, others, (calls, stays) in [
                 ("logsumexp", lambda x: lk.logsumexp(x, 1), [x], [], each("logsumexp")),
@@ -672,6 +754,7 @@ def launches():
                  [th, g], rescaled(lce, 2)),
                 ("linear_cross_entropy lse alone", lambda x, m, t: lk.linear_cross_entropy(x, m, t, reduction="none", aux=(
                     "lse",))[1]["lse"], [x, m], [th], each(lce)),
+                ("linear_kl none", lambda *a: lk.linear_kl(*a, "none"), [x, m], [tx, tw], each("linear_kl")),
                 ("md_lrpe_cosine", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6), [q, theta32], [], each(lrpe)),
                 ("md_lrpe_cosine silu", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6, activation="silu"), [q, theta32], [],
                  each(lrpe)),
@@ -836,6 +919,8 @@ def functions():
         "logsumexp": (lambda x: lk.logsumexp(x, -1), (x,), ()),
         "logsumexp axis 0": (lambda x: lk.logsumexp(x, 0), (x,), ()),
         "kl": (lambda x: lk.kl(x, normal(8, 6, 16), "none", divergence="reverse"), (x,), ()),
+        "linear_kl": (lambda x, m: lk.linear_kl(x, m, normal(8, 6, 16), normal(9, 20, 16), "none"), (x,), (m,)),
+        "linear_kl mean": (lambda x, m: lk.linear_kl(x, m, normal(8, 6, 16), normal(9, 20, 16)), (x,), (m,)),
         "cross_entropy none": (lambda x, t: lk.cross_entropy(x, t, reduction="none"), (x, t), ()),
         "cross_entropy aux": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse", "argmax")), (x, t), ()),
         "cross_entropy lse alone": (lambda x, t: lk.cross_entropy(x, t, reduction="none", aux=("lse",))[1]["lse"], (x, t), ()),
@@ -1191,7 +1276,7 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "numbers", "md_lrpe_cosine", "logsumexp", "kl",
-              "rms_norm", "scales", "launches", "transforms", "mistakes", "x64",
+              "linear_kl", "rms_norm", "scales", "launches", "transforms", "mistakes", "x64",
               "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

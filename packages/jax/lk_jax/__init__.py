@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, kl, linear_cross_entropy,
-md_lrpe_cosine, rms_norm.
+linear_kl, md_lrpe_cosine, rms_norm.
 
 Every function works under jit, grad, vmap, scan, checkpoint and shard_map. Arrays are float32, float16 or bfloat16. Sums are
 float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -19,7 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
-__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "kl", "linear_cross_entropy",
+__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "kl", "linear_cross_entropy", "linear_kl",
            "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
@@ -242,7 +242,7 @@ def _logsumexp(scale, dtype, outer, cols, inner, row):
     return f
 
 
-# ---- kl ----------------------------------------------------------------------------------------------------------------------
+# ---- kl and linear_kl --------------------------------------------------------------------------------------------------------
 
 
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
@@ -259,24 +259,26 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     teacher = _array(teacher, "teacher")
     _demand(teacher.dtype == logits.dtype, f"teacher is {teacher.dtype.name}; it must be {logits.dtype.name}, as logits are", TypeError)
     _demand(teacher.shape == logits.shape, f"teacher has the shape {teacher.shape}; it must have {logits.shape}")
-    rows, temperature = logits.shape[:-1], _number(temperature, "temperature")
+    rows, row_weight = logits.shape[:-1], _row_weight(row_weight, logits.shape[:-1])
+    fields = dict(rows=math.prod(rows), vocab=logits.shape[-1], **_kl_fields(
+        divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
+    loss = _kl(tuple(fields.items()))(*same_axes(logits, teacher, row_weight))
+    if _choice(reduction, REDUCTIONS, "reduction") == 1:
+        return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
+    return loss if reduction == "none" else loss.sum()
+
+
+def _kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap):
+    """The options that kl and linear_kl share, as fields. A temperature divides the logits after the softcap."""
+    temperature, beta = _number(temperature, "temperature"), _number(beta, "beta")
     _demand(temperature > 0, f"temperature is {temperature}; it must be above 0")
-    beta = _number(beta, "beta")
     _demand(0 < beta < 1, f"beta is {beta}; it must be above 0 and below 1")
     scales = {name: _number(value, name) / temperature for name, value in (
         ("logit_scale", logit_scale), ("teacher_scale", teacher_scale))}
     _demand(all(scales.values()), "a scale is 0; it must be above 0")
     caps = {name: 0.0 if value is None else _number(value, name) / temperature for name, value in (
         ("softcap", softcap), ("teacher_softcap", teacher_softcap))}
-    if row_weight is not None:
-        row_weight = jnp.asarray(row_weight, _f32)
-        _demand(row_weight.shape == rows, f"row_weight has the shape {row_weight.shape}; it must have {rows}")
-    fields = dict(rows=math.prod(rows), vocab=logits.shape[-1], beta=beta, divergence=_choice(divergence, DIVERGENCES, "divergence"),
-                  **scales, **caps)
-    loss = _kl(tuple(fields.items()))(*same_axes(logits, teacher, row_weight))
-    if _choice(reduction, REDUCTIONS, "reduction") == 1:
-        return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
-    return loss if reduction == "none" else loss.sum()
+    return dict(beta=beta, divergence=_choice(divergence, DIVERGENCES, "divergence"), **scales, **caps)
 
 
 @functools.lru_cache(None)
@@ -302,6 +304,102 @@ def _kl(fields):
         found = call(f"kl_backward_{TYPES[logits.dtype.name]}", inputs, {"dlogits": _like(logits)},
                      dict(fields, upstream_per_row=1), "rows")
         return found["dlogits"], None, None
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
+              beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
+              fast_logits=False, tf32=False, workspace_mib=None):
+    """kl of two heads, from their hidden states: of the logits x @ weight.T + bias and teacher_x @ teacher_weight.T + teacher_bias,
+    without storing all logits of either. For distillation over the whole vocabulary. float32; of tokens for "none".
+
+    x [..., hidden], weight [vocab, hidden], bias [vocab]: the student's, with gradients. teacher_x [..., teacher_hidden],
+    teacher_weight [vocab, teacher_hidden], teacher_bias [vocab]: the teacher's, constants; its hidden size may be another one. All
+    have the type of x, but weight may be float32 beside 16-bit x: the matmuls then have x's type, and its gradient is float32,
+    not rounded. Vocabularies of different lengths: pass the rows of both weights that stand for the same tokens.
+
+    divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap and row_weight are those of kl; all numbers
+    are part of the compiled program. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds nothing to
+    gradients; keep its x and teacher_x finite.
+    fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
+    workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
+
+    A reduced loss makes its gradients together with the loss: 4 matmuls for 6. Not in float16, whose gradients need the upstream
+    gradient before they are rounded; nor with "none". lk/linear_kl.cuh has the formulas, lk/linear_kl.md the accuracy.
+    """
+    x = _array(x, "x", 1)
+    weight = _array(weight, "weight", 2)
+    weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
+    shape, vocab = x.shape[:-1], weight.shape[0]
+    teacher_x = _array(teacher_x, "teacher_x", 1)
+    others = dict(bias=(bias, (vocab,)), teacher_x=(teacher_x, (*shape, teacher_x.shape[-1])),
+                  teacher_weight=(teacher_weight, (vocab, teacher_x.shape[-1])), teacher_bias=(teacher_bias, (vocab,)))
+    others = {name: None if a is None else _alike(a, name, x.dtype, wanted) for name, (a, wanted) in others.items()}
+    row_weight = _row_weight(row_weight, shape)
+    fields = dict(_kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap),
+                  fast_logits=int(fast_logits), tf32=int(tf32), workspace_bytes=_budget(workspace_mib))
+    divisor = None
+    if _choice(reduction, REDUCTIONS, "reduction") == 1:
+        divisor = jnp.asarray(math.prod(shape), _f32) if row_weight is None else row_weight.sum()
+    return _linear_kl(tuple(fields.items()), reduction != "none")(*same_axes(x, weight, *others.values(), row_weight, divisor))
+
+
+def _alike(a, name, dtype, shape):
+    """Checks a tensor that must have x's type."""
+    a = _array(a, name)
+    _demand(a.dtype == dtype, f"{name} is {a.dtype.name}; it must be {dtype.name}, as x is", TypeError)
+    _demand(a.shape == shape, f"{name} has the shape {a.shape}; it must have {shape}")
+    return a
+
+
+@functools.lru_cache(None)
+def _linear_kl(options, reduced):
+    """divisor: of a mean; None for a sum."""
+
+    def run(direction, arrays, upstream, outputs, upstream_per_token=0):
+        x, weight, bias, teacher_x, teacher_weight, teacher_bias, row_weight, _ = arrays
+        fields = dict(options, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], teacher_hidden=teacher_x.shape[-1],
+                      vocab=weight.shape[0], upstream_per_token=upstream_per_token,
+                      dweight_dtype=_dtype_field(outputs.get("dweight"), x.dtype))
+        return call(f"linear_kl_{direction}_{TYPES[x.dtype.name]}",
+                    {"x": x, "weight": weight.astype(x.dtype), "bias": bias, "teacher_x": teacher_x,
+                     "teacher_weight": teacher_weight, "teacher_bias": teacher_bias, "row_weight": row_weight,
+                     "upstream": upstream}, outputs, fields, "tokens",
+                    ("teacher_weight", "teacher_bias", *_shared(False, upstream_per_token)))
+
+    def result(loss, divisor):
+        loss = loss.sum() if reduced else loss
+        return loss if divisor is None else loss / divisor
+
+    def outputs(arrays, wanted=()):
+        x, weight, bias, *_ = arrays
+        return {"loss": _of(x.shape[:-1], _f32), **{n: _like(dict(dx=x, dweight=weight, dbias=bias)[n]) for n in wanted}}
+
+    @jax.custom_vjp
+    def f(*arrays):
+        return result(run("forward", arrays, None, outputs(arrays))["loss"], arrays[-1])
+
+    def fwd(*primals):
+        arrays = x, *_, divisor = _values(*primals)
+        _constants(teacher_x=primals[3], teacher_weight=primals[4], teacher_bias=primals[5], row_weight=primals[6])
+        wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[2])
+        if reduced and x.dtype != jnp.float16:
+            found = run("forward_backward", arrays, None if divisor is None else 1 / divisor, outputs(arrays, wanted))
+            return result(found["loss"], divisor), {"made": {name: found[name] for name in wanted}}
+        return f(*arrays), {"arrays": arrays, "wanted": wanted}
+
+    def bwd(kept, dloss):
+        if _given(dloss) is None:
+            return (None,) * 8
+        if "made" in kept:
+            made = _scaled(kept["made"], dloss, None)
+        else:
+            arrays = kept["arrays"]
+            likes = {name: like for name, like in outputs(arrays, kept["wanted"]).items() if name != "loss"}
+            made = run("backward", arrays, dloss if arrays[-1] is None else dloss / arrays[-1], likes, int(not reduced))
+        return made.get("dx"), made.get("dweight"), made.get("dbias"), None, None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
@@ -666,7 +764,7 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
 
 
 def _budget(workspace_mib):
-    """The field workspace_bytes. 0: lk's own choice, what lk_linear_cross_entropy_<direction>_workspace_bytes says."""
+    """The field workspace_bytes. 0: lk's own choice, what lk_<op>_<direction>_workspace_bytes says."""
     if workspace_mib is None:
         return 0
     workspace_mib = _number(workspace_mib, "workspace_mib")
