@@ -23,6 +23,7 @@
 #include "lk/cross_entropy_ids.cuh"
 #include "lk/kl.cuh"
 #include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_cross_entropy_ids.cuh"
 #include "lk/linear_kl.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
@@ -83,6 +84,12 @@ FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FI
        FIELD(max_counted) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index)
        FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_token) FIELD(target_dtype) FIELD(bias_dtype)
        FIELD(dweight_dtype) FIELD(dbias_dtype) FIELD(fast_logits) FIELD(tf32) FIELD(batch_invariant))
+FIELDS(linear_cross_entropy_ids, COMMON(x) COMMON(weight) COMMON(bias) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight)
+       COMMON(upstream) COMMON(dlse) FIELD(dlogp) COMMON(denominator) COMMON(loss) FIELD(logp) COMMON(lse) COMMON(valid_rows)
+       COMMON(dx) COMMON(dweight) COMMON(dbias) COMMON(workspace) COMMON(workspace_bytes) COMMON(tokens) COMMON(hidden)
+       COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index) COMMON(logit_scale) COMMON(softcap) COMMON(z_loss)
+       COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty) COMMON(upstream_per_token) COMMON(target_dtype)
+       COMMON(bias_dtype) COMMON(dweight_dtype) COMMON(dbias_dtype) COMMON(fast_logits) COMMON(tf32))
 FIELDS(linear_kl, FIELD(x) FIELD(weight) FIELD(bias) FIELD(teacher_x) FIELD(teacher_weight) FIELD(teacher_bias) FIELD(row_weight)
        FIELD(upstream) FIELD(loss) FIELD(dx) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens)
        FIELD(hidden) FIELD(teacher_hidden) FIELD(vocab) FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap)
@@ -122,9 +129,10 @@ template <class Args, class V> static bool set(Args &args, string_view name, V v
     return false;
 }
 
-/* The struct that has an op's workspace. */
+/* The struct that has an op's workspace and context. */
 template <class Args> static Args &common_of(Args &args) { return args; }
 static lk_cross_entropy_args &common_of(lk_cross_entropy_ids_args &args) { return args.common; }
+static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_args &args) { return args.common; }
 
 /* Takes the first word off a list of words. */
 static string_view next_word(string_view &list)
@@ -143,10 +151,11 @@ static Error failed(lk_status status)
 }
 static Error unknown(string_view name) { return Error(ErrorCode::kInternal, "lk_jax: no field " + std::string(name)); }
 
-/* The ops with matmuls have contexts, one per op and device. They live as long as the process: at its end CUDA may be gone before
- * them. The mutex is held while a call is launched, since one host thread at a time may use a context. */
+/* The ops with matmuls have contexts, one per type of context and device. They live as long as the process: at its end CUDA may be
+ * gone before them. The mutex is held while a call is launched, since one host thread at a time may use a context. */
 template <class Args> constexpr bool has_context = false;
 template <> constexpr bool has_context<lk_linear_cross_entropy_args> = true;
+template <> constexpr bool has_context<lk_linear_cross_entropy_ids_args> = true;
 template <> constexpr bool has_context<lk_linear_kl_args> = true;
 static lk_status init(lk_linear_cross_entropy_context *context) { return lk_linear_cross_entropy_init(context); }
 static lk_status init(lk_linear_kl_context *context) { return lk_linear_kl_init(context); }
@@ -300,6 +309,7 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                  \
     LK_DECLARE_KL(T)                                                                                                 \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                           \
     LK_DECLARE_LINEAR_KL(T)                                                                                          \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
@@ -319,6 +329,8 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
     FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
     FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \
+    FUNCTION(linear_cross_entropy_ids, forward, T, lk_linear_cross_entropy_ids_forward_plan_##T)                     \
+    FUNCTION(linear_cross_entropy_ids, backward, T, lk_linear_cross_entropy_ids_backward_plan_##T)                   \
     FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                   \
     FUNCTION(linear_kl, backward, T, lk_linear_kl_backward_plan_##T)                                                 \
     FUNCTION(linear_kl, forward_backward, T, lk_linear_kl_forward_backward_plan_##T)                                 \

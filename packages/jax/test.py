@@ -280,7 +280,8 @@ def linear_kl():
                             "teacher_scale": 1.5, "teacher_softcap": 4.0}, *({"tf32": True}, {"fast_logits": True}, {
                             "workspace_mib": 0.1})[:3 if divergence == "reverse" else 0]):
                 known = {k: a for k, a in options.items() if k not in beside}
-                for kind, biases in (("plain", False), ("bias", True), ("float32 weight", False))[:3 if divergence == "forward" and not options else 1]:
+                kinds = ("plain", False), ("bias", True), ("float32 weight", False)
+                for kind, biases in kinds[:3 if divergence == "forward" and not options else 1]:
                     w = m.astype("float32") if kind == "float32 weight" else m
                     more = {"teacher_bias": c} if biases else {}
                     ours = lambda v, w, b=None: lk.linear_kl(v, w, t, n, bias=b, divergence=divergence, **options, **more)
@@ -308,8 +309,8 @@ def linear_kl():
     masked = lk.linear_kl(v, m, v, m, bias=jnp.zeros(40).at[3].set(-jnp.inf), divergence="reverse")
     check("a masked column", bool(jnp.isfinite(masked)) and float(masked) > 0, masked)
     # No tokens, frozen arrays, one program.
-    check("no tokens", float(lk.linear_kl(v[:0], m, v[:0], m, "sum")) == 0 and lk.linear_kl(v[:0], m, v[:0], m, "none").shape == (0,) and
-          bool(jnp.isnan(lk.linear_kl(v[:0], m, v[:0], m))))
+    total, each, mean = (lk.linear_kl(v[:0], m, v[:0], m, reduction) for reduction in ("sum", "none", "mean"))
+    check("no tokens", float(total) == 0 and each.shape == (0,) and bool(jnp.isnan(mean)))
     check("gradients of no tokens", not jax.grad(lambda w: lk.linear_kl(v[:0], w, v[:0], m, "sum"))(m).any())
     of = lambda v, m, *a: lk.linear_kl(v, m, near_v, near_m, *a)
     inputs = "x weight teacher_x teacher_weight"
@@ -318,7 +319,8 @@ def linear_kl():
         check(f"only the gradient of {made}", calls == [("linear_kl_forward_backward_f32", f"{inputs} upstream",
                                                          f"loss {made} workspace")], calls)
     calls = calls_in(jax.grad(lambda *a: of(*a, "none").sum()), v, m)
-    check("a gradient alone of a loss per token", calls == [("linear_kl_backward_f32", f"{inputs} upstream", "dx workspace")], calls)
+    check("a gradient alone of a loss per token", calls == [("linear_kl_backward_f32", f"{inputs} upstream", "dx workspace")],
+          calls)
     made = programs(lambda i: jax.grad(lambda v: lk.linear_kl(v, m, near_v, m, row_weight=jnp.full(4, i)))(v), range(1, 6))
     check("a new row_weight is no new program", made == 0, f"{made} programs for 3 values")
     grad = lambda name: jax.grad(lambda a: lk.linear_kl(**{**dict(x=v, weight=m, teacher_x=near_v, teacher_weight=m), name: a}))
@@ -330,7 +332,8 @@ def linear_kl():
             ("bias has the shape (8,); it must have (40,)", lambda: lk.linear_kl(v, m, v, m, bias=m[0]), ValueError),
             ("teacher_bias is bfloat16; it must be float32", lambda: lk.linear_kl(
                 v, m, v, m, teacher_bias=m[:, 0].astype("bfloat16")), TypeError),
-            ("row_weight has the shape (3,); it must have (4,)", lambda: lk.linear_kl(v, m, v, m, row_weight=np.ones(3)), ValueError),
+            ("row_weight has the shape (3,); it must have (4,)", lambda: lk.linear_kl(v, m, v, m, row_weight=np.ones(3)),
+             ValueError),
             ("beta is 1.0", lambda: lk.linear_kl(v, m, v, m, beta=1.0), ValueError),
             ("divergence is 'jsd'", lambda: lk.linear_kl(v, m, v, m, divergence="jsd"), ValueError),
             ("reduction is 'max'", lambda: lk.linear_kl(v, m, v, m, "max"), ValueError),
@@ -596,6 +599,122 @@ def linear_cross_entropy():
         check(f"only the gradient of {made}", calls == [(name, "x weight target", f"loss {made} workspace")], calls)
 
 
+def linear_cross_entropy_ids():
+    tokens, hidden, vocab = 11, 24, 43
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    beside = ("fast_logits", "tf32", "workspace_mib")
+    at = lambda f, i: lambda *a: f(*a)[i]
+    lean = [{"fast_logits": True}, {"tf32": True}, {"workspace_mib": 0.1}]
+    for dtype in DTYPES:
+        x, m = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype)
+        for options in ({}, {"ignore_index": None, "softcap": 5.0}, dict(z_loss=0.01, softcap=8.0, logit_scale=1.5, temperature=2.0,
+                        ignore_index=1), *lean):
+            ids, w = ids_case(3, vocab, 5, tokens, ignore_index=options.get("ignore_index", -100))
+            for reduction in ("mean",) if options in lean else ("none", "sum") if options else ("mean", "none"):
+                full = dict(options, reduction=reduction)
+                known = {k: v for k, v in full.items() if k not in beside}
+                ups = 1024 * jnp.abs(normal(6, *((tokens,) if reduction == "none" else ()))), 256 * normal(7, tokens, 5)
+                name = f"{dtype} {full}"
+                ours = lambda v, m, b=None: tuple(lk.linear_cross_entropy_ids(v, m, ids, w, bias=b, **full))
+                exact = lambda v, m, b=0.0: exact_ids(v @ m.T + b, ids, w, **known)
+                if "fast_logits" in full and dtype != "float32":  # half an ulp of every logit, which are below 8
+                    for i, (a, b) in enumerate(zip(ours(x, m), exactly(exact, x, m, upstream=ups)[0])):
+                        check(f"{name} {i}", bool((jnp.abs(a - b) <= 32 * ROUNDING[dtype]).all()), f"{a} {b}")
+                    continue
+                like = "float16" if "tf32" in full and dtype == "float32" else None  # TF32 has as many digits
+                compare(name, ours, exact, [x, m], ups, 3, jit=reduction == "sum", like=like)
+                if options:
+                    continue
+                for kind in dict.fromkeys((dtype, "float32")):
+                    compare(f"{name}, weight and bias {kind}", ours, exact, [x, m.astype(kind), bias.astype(kind)], ups, 3)
+                for k, only in enumerate(("loss", "logp")):
+                    compare(f"{name} {only} alone", at(ours, k), at(exact, k), [x, m], ups[k], 3)
+                r = np.array(normal(8, tokens))
+                r[0] = np.nan  # the token is ignored
+                compare(f"{name} row_weight", lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, w, **full, row_weight=r)),
+                        lambda v, m: exact_ids(v @ m.T, ids, w, **full, row_weight=r), [x, m], ups, 3)
+                plain = np.where(w == 0, 2, ids)
+                compare(f"{name} no weights", lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, plain, **full)),
+                        lambda v, m: exact_ids(v @ m.T, plain, **full), [x, m], ups, 3)
+                if reduction == "mean":
+                    compare(f"{name} denominator", lambda v, m: tuple(lk.linear_cross_entropy_ids(
+                        v, m, ids, w, denominator=jnp.float32(2.5))), lambda v, m: exact_ids(
+                            v @ m.T, ids, w, denominator=2.5), [x, m], ups, 3)
+        # Numbers that are operands.
+        ids, w = ids_case(3, vocab, 5, tokens)
+        one, each = jnp.float32(0.7), jnp.abs(normal(6, tokens)) + 0.5
+        ups = 1024 * jnp.float32(1), 64 * normal(7, tokens, 5)
+        for what, options in (("logit_scale", one), ("logit_scale", each), ("temperature", one), ("z_loss", jnp.float32(0.02))):
+            compare(f"{dtype} {what} {options.shape}", lambda v, m, s: tuple(lk.linear_cross_entropy_ids(
+                v, m, ids, w, **{what: s})), lambda v, m, s: exact_ids(v @ m.T, ids, w, **{what: s}), [x, m, options], ups, 8,
+                jit=options is one, like=dtype)
+        compare(f"{dtype} logit_scale and bias", lambda v, m, b, s: tuple(lk.linear_cross_entropy_ids(
+            v, m, ids, w, bias=b, logit_scale=s)), lambda v, m, b, s: exact_ids(v @ m.T + b, ids, w, logit_scale=s),
+            [x, m, bias.astype(dtype), one], ups, 8, like=dtype)
+    # Several chunks of tokens: a small workspace.
+    v, n = normal(1, 700, 8, dtype="bfloat16"), normal(2, 30, 8, dtype="bfloat16")
+    k, kw = ids_case(5, 30, 3, 700)
+    for mib in (0.3, 0.12):
+        compare(f"chunks in {mib} MiB", lambda v, n: tuple(lk.linear_cross_entropy_ids(v, n, k, kw, workspace_mib=mib)),
+                lambda v, n: exact_ids(v @ n.T, k, kw), [v, n], (jnp.float32(1024), normal(3, 700, 3)), 6)
+    # A bad id, and a token whose ids are all ignored.
+    x, ids = normal(7, 2, 2, hidden), np.array([[[3, 4], [vocab, 2]], [[-100, -100], [5, -1]]], np.int32)
+    out, pull = jax.vjp(lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, reduction="none")), x, weights)
+    check("shapes and types", [a.shape for a in out] == [(2, 2), (2, 2, 2)] and all(a.dtype == jnp.float32 for a in out))
+    check("bad ids", np.array_equal(jnp.isnan(out[0]), [[0, 1], [0, 1]]) and float(out[0][1, 0]) == 0 and not out[1][1, 0].any())
+    dx, dm = pull((jnp.ones((2, 2)), jnp.ones((2, 2, 2))))
+    check("gradients of bad ids", np.array_equal(jnp.isnan(dx).any(-1), [[0, 1], [0, 1]]) and not dx[1, 0].any() and
+          bool(jnp.isfinite(dm).all()))
+    # One id is a target. A mean over nothing. No tokens.
+    x, t = x[0], jnp.array([4, 9])
+    loss, same = lk.linear_cross_entropy_ids(x, weights, t[:, None]).loss, lk.linear_cross_entropy(x, weights, t)
+    close("one id", loss, same, 4)
+    empty = jnp.full((2, 3), -100)
+    check("mean over nothing", bool(jnp.isnan(lk.linear_cross_entropy_ids(x, weights, empty).loss)) and float(
+        lk.linear_cross_entropy_ids(x, weights, empty, zero_when_empty=True).loss) == 0)
+    zero = lambda m: lk.linear_cross_entropy_ids(x, m, empty, zero_when_empty=True).loss
+    check("its gradient", not jax.grad(zero)(weights).any())
+    none = lambda m: lk.linear_cross_entropy_ids(x[:0], m, empty[:0], reduction="none")
+    check("of no tokens", [a.shape for a in none(weights)] == [(0,), (0, 3)] and not jax.grad(lambda m: none(m).logp.sum())(
+        weights).any())
+    # The calls: what is not used is not there.
+    forward, back = ("linear_cross_entropy_ids_" + d for d in ("forward_f32", "backward_f32"))
+    ids, w = jnp.asarray(integers(3, vocab, 2, 4)), jnp.ones((2, 4))
+    calls = calls_in(lk.linear_cross_entropy_ids, x, weights, ids)
+    check("a call without options", calls == [(forward, "x weight target_ids", "loss logp workspace")], calls)
+    for made, wanted in (("dx", 0), ("dweight", 1), ("dweight dx", (0, 1))):
+        for only, i, upstream in (("loss", 0, "upstream"), ("logp", 1, "dlogp")):
+            calls = calls_in(jax.grad(lambda v, m: at(lk.linear_cross_entropy_ids, i)(v, m, ids).sum(), wanted), x, weights)
+            check(f"{made} of {only} alone", calls == [(forward, "x weight target_ids", "loss lse logp workspace"), (
+                back, f"x weight target_ids lse {upstream}", f"{made} workspace")], calls)
+    made = programs(lambda i: jax.grad(lambda v, s: sum(a.sum() for a in lk.linear_cross_entropy_ids(
+        v, weights, ids, i * w, z_loss=s, logit_scale=s, denominator=i, row_weight=np.full(2, i))), (0, 1))(x, jnp.float32(i)),
+        range(1, 6))
+    check("new numbers are no new program", made == 0, f"{made} programs for 3 values")
+    f = functools.partial(lk.linear_cross_entropy_ids, x, weights)
+    for expected, g, error in (
+            ("weight has the shape (43, 23); it must have (43, 24)", lambda: lk.linear_cross_entropy_ids(
+                x, weights[:, 1:], ids), ValueError),
+            ("target_ids is float32; it must be int32 or int64", lambda: f(w), TypeError),
+            ("target_ids has the shape (1, 4); the shape of x asks for (2,) and the number of ids", lambda: f(ids[:1]), ValueError),
+            ("target_weight has the shape (2, 3); it must have (2, 4)", lambda: f(ids, w[:, 1:]), ValueError),
+            ("ids_per_row is 0", lambda: f(ids[:, :0]), ValueError),
+            ("ids_per_row is 129", lambda: f(np.zeros((2, 129), np.int32)), ValueError),
+            ("bias has the shape (24,); it must have (43,)", lambda: f(ids, bias=weights[0]), ValueError),
+            ("with a bias it must be one number", lambda: f(ids, bias=bias, logit_scale=jnp.ones(2)), ValueError),
+            ("softcap is -1", lambda: f(ids, softcap=-1.0), ValueError),
+            ("with a denominator it must be 'mean'", lambda: f(ids, reduction="sum", denominator=3), ValueError),
+            ("the budget is 1; this call needs", lambda: f(ids, workspace_mib=1e-6), ValueError),
+            *((f"{name} would need a gradient, and gets none", lambda name=name, a=a: jax.grad(lambda a: f(ids, **{
+                name: a}).loss)(a), TypeError) for name, a in (("target_weight", w), ("denominator", jnp.float32(2)),
+                                                               ("row_weight", jnp.ones(2))))):
+        try:
+            g()
+            check(expected, False, "no error")
+        except (TypeError, ValueError) as found:
+            check(expected, type(found) is error and expected in str(found), f"a {type(found).__name__}: {found}")
+
+
 def md_lrpe_cosine():
     cases = [((6,), 0, None, None), ((2, 3), 1, "relu", None), ((3, 2), 0, "sigmoid", (5, -2)), ((2, 2, 2), 2, "silu", None),
              ((4,), 1, "softmax", (100,)), ((2, 20), 1, "softmax_tokens", (3, 0)), ((1, 1), 0, None, (7, 9))]
@@ -754,6 +873,8 @@ def launches():
                  [th, g], rescaled(lce, 2)),
                 ("linear_cross_entropy lse alone", lambda x, m, t: lk.linear_cross_entropy(x, m, t, reduction="none", aux=(
                     "lse",))[1]["lse"], [x, m], [th], each(lce)),
+                ("linear_cross_entropy_ids", lambda x, m, i: tuple(lk.linear_cross_entropy_ids(x, m, i)), [x, m], [ids],
+                 each("linear_cross_entropy_ids")),
                 ("linear_kl none", lambda *a: lk.linear_kl(*a, "none"), [x, m], [tx, tw], each("linear_kl")),
                 ("md_lrpe_cosine", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6), [q, theta32], [], each(lrpe)),
                 ("md_lrpe_cosine silu", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6, activation="silu"), [q, theta32], [],
@@ -941,6 +1062,10 @@ def functions():
         "linear none logit_scale": (lambda x, t, m, s: lk.linear_cross_entropy(x, m, t, reduction="none", logit_scale=s), (x, t),
                                     (m, jnp.int32(2))),  # whole: a gradient's sum depends on what XLA fuses
         "linear mean": (lambda x, t, m: lk.linear_cross_entropy(x, m, t), (x, t), (m,)),
+        "linear_cross_entropy_ids": (lambda x, i, m: lk.linear_cross_entropy_ids(x, m, i, normal(8, 6, 4), reduction="none"), (
+            x, ids), (m,)),
+        "linear_cross_entropy_ids of the same x": (lambda i, x, m: lk.linear_cross_entropy_ids(x, m, i, reduction="none"), (ids,), (
+            x[0], m)),
         "md_lrpe_cosine": (lambda x, theta: lk.md_lrpe_cosine(x, theta, 2, activation="silu"), (x.reshape(4, 3, 2, 16),),
                            (theta,)),
         "md_lrpe_cosine offset": (lambda x, theta, o: lk.md_lrpe_cosine(x, theta, 2, offset=o), (x.reshape(4, 3, 2, 16),),
@@ -1211,6 +1336,8 @@ def x64():
         ups, ignored = (jnp.float32(1), normal(4, 4, 2)), int(t[1])
         compare(f"cross_entropy_ids {end.__name__}", lambda v: tuple(lk.cross_entropy_ids(v, ids, ignore_index=ignored)),
                 lambda v: exact_ids(v, ids, ignore_index=ignored), [x], ups)
+        compare(f"linear_cross_entropy_ids {end.__name__}", lambda v, m: tuple(lk.linear_cross_entropy_ids(
+            v, m, ids, ignore_index=ignored)), lambda v, m: exact_ids(v @ m.T, ids, ignore_index=ignored), [x, m], ups, 3)
         loss, aux = lk.cross_entropy(x, t, aux=("argmax", "valid_rows"))
         check("types of aux", loss.dtype == jnp.float32 and aux["argmax"].dtype == aux["valid_rows"].dtype == jnp.int32)
         check("argmax", np.array_equal(aux["argmax"], np.argmax(x, -1)))
@@ -1258,7 +1385,7 @@ def worker(name):
     counts[group] = [0, 0, 0.0]
     globals()[name]()
     passed, failed, worst = counts[group]
-    print(f"{group:21} {passed:5} passed {failed:3} failed   largest error / limit {worst:5.2f}   {time.time() - began:5.1f} s",
+    print(f"{group:24} {passed:5} passed {failed:3} failed   largest error / limit {worst:5.2f}   {time.time() - began:5.1f} s",
           flush=True)
 
 
@@ -1275,8 +1402,8 @@ def child(name):
 
 def main():
     began = time.time()
-    groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "numbers", "md_lrpe_cosine", "logsumexp", "kl",
-              "linear_kl", "rms_norm", "scales", "launches", "transforms", "mistakes", "x64",
+    groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "scales", "launches", "transforms", "mistakes", "x64",
               "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

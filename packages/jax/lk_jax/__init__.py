@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, kl, linear_cross_entropy,
-linear_kl, md_lrpe_cosine, rms_norm.
+linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm.
 
 Every function works under jit, grad, vmap, scan, checkpoint and shard_map. Arrays are float32, float16 or bfloat16. Sums are
 float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -19,8 +19,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
-__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "kl", "linear_cross_entropy", "linear_kl",
-           "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
+__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "kl", "linear_cross_entropy",
+           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
@@ -405,7 +405,7 @@ def _linear_kl(options, reduced):
     return f
 
 
-# ---- cross_entropy, cross_entropy_ids and linear_cross_entropy ---------------------------------------------------------------
+# ---- cross_entropy, linear_cross_entropy, and both with ids ------------------------------------------------------------------
 
 
 def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
@@ -627,7 +627,7 @@ def _cross_entropy(options, in_place, aux):
 
 
 class CrossEntropyIdsOutput(NamedTuple):
-    """Of cross_entropy_ids. Both have gradients."""
+    """Of cross_entropy_ids and linear_cross_entropy_ids. Both have gradients."""
     loss: jax.Array
     logp: jax.Array
 
@@ -653,27 +653,48 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
-    ids = _whole(target_ids, "target_ids")
-    _demand(ids.ndim == logits.ndim and ids.shape[:-1] == shape,
-            f"target_ids has the shape {ids.shape}; the shape of logits asks for {shape} and the number of ids")
-    if target_weight is not None:
-        target_weight = jnp.asarray(target_weight, _f32)
-        _demand(target_weight.shape == ids.shape, f"target_weight has the shape {target_weight.shape}; it must have {ids.shape}")
-    _check_targets("target_ids", vocab, ignore_index, ids, *(() if target_weight is None else (target_weight,)))
+    ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "logits", vocab, ignore_index)
     if _operand(logit_scale):
         logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "row"))
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
+    arrays = same_axes(logits, ids, target_weight, denominator, row_weight)
+    call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
+    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp",))
+    return CrossEntropyIdsOutput(loss, found["logp"])
+
+
+def _ids(target_ids, target_weight, shape, of, vocab, ignore_index):
+    """The ids, their weights, and ignored(): which rows have no id that counts."""
+    ids = _whole(target_ids, "target_ids")
+    _demand(ids.ndim == len(shape) + 1 and ids.shape[:-1] == shape,
+            f"target_ids has the shape {ids.shape}; the shape of {of} asks for {shape} and the number of ids")
+    if target_weight is not None:
+        target_weight = jnp.asarray(target_weight, _f32)
+        _demand(target_weight.shape == ids.shape, f"target_weight has the shape {target_weight.shape}; it must have {ids.shape}")
+    _check_targets("target_ids", vocab, ignore_index, ids, *(() if target_weight is None else (target_weight,)))
 
     def ignored():
         skipped = False if ignore_index is None else ids == ignore_index
         if target_weight is not None:
             skipped |= (target_weight == 0) & ((ids < 0) | (ids >= vocab))
         return jnp.all(jnp.broadcast_to(skipped, ids.shape), -1)
-    arrays = same_axes(logits, ids, target_weight, denominator, row_weight)
-    call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
-    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp",))
-    return CrossEntropyIdsOutput(loss, found["logp"])
+    return ids, target_weight, ignored
+
+
+def _ids_outputs(aux, reduced, ids, more=()):
+    names = [n for n in dict.fromkeys((*aux, *more)) if n != "logp"]
+    return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32)}
+
+
+def _ids_upstream(cotangents, reduced):
+    """upstream, whether it is one per row, dlogp and dlse; None where all are certainly 0."""
+    loss, others = cotangents
+    dloss, dlogp, dlse = _given(loss), _given(others["logp"]), _given(others["lse"]) if "lse" in others else None
+    if dloss is None and dlogp is None and dlse is None:
+        return None
+    # Beside dlogp lk takes a NULL upstream for 0.
+    return (*((None, 0) if dloss is None and dlogp is not None else _upstream_of_loss(dloss, reduced)), dlogp, dlse)
 
 
 @functools.lru_cache(None)
@@ -690,28 +711,22 @@ def _cross_entropy_ids(options, aux):
                     {"logits": logits, "target_ids": ids, "target_weight": target_weight, "denominator": denominator,
                      "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row))
 
-    def outputs(ids, more=()):
-        names = [n for n in dict.fromkeys((*aux, *more)) if n != "logp"]
-        return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32)}
-
     @jax.custom_vjp
     def f(*arrays):
-        return _result(aux, run("forward", arrays, {}, outputs(arrays[1])))
+        return _result(aux, run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[1])))
 
     def fwd(*primals):
         _constants(target_weight=primals[2], denominator=primals[3], row_weight=primals[4])
         arrays = _values(*primals)
         more = ["lse", *(["valid_rows"] if options["reduction"] == 1 else [])]
-        found = run("forward", arrays, {}, {**outputs(arrays[1], more), "lse_low": _of(arrays[1].shape[:-1], _f32)})
+        found = run("forward", arrays, {}, {**_ids_outputs(aux, reduced, arrays[1], more),
+                                            "lse_low": _of(arrays[1].shape[:-1], _f32)})
         return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in (*more, "lse_low")}}
 
     def bwd(kept, cotangents):
-        loss, others = cotangents
-        dloss, dlogp, dlse = _given(loss), _given(others["logp"]), _given(others["lse"]) if "lse" in others else None
-        if dloss is None and dlogp is None and dlse is None:
+        if (ups := _ids_upstream(cotangents, reduced)) is None:
             return (None,) * 5
-        # Beside dlogp lk takes a NULL upstream for 0.
-        dloss, each = (None, 0) if dloss is None and dlogp is not None else _upstream_of_loss(dloss, reduced)
+        dloss, each, dlogp, dlse = ups
         found = run("backward", kept["arrays"], {**kept["saved"], "upstream": dloss, "dlse": dlse, "dlogp": dlogp},
                     {"dlogits": _like(kept["arrays"][0])}, each)
         return found["dlogits"], None, None, None, None
@@ -749,11 +764,7 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
                   batch_invariant=int(batch_invariant), workspace_bytes=_budget(workspace_mib))
     aux = tuple(aux)
     _loss_outputs(aux, _AUX, False, shape)
-    if _operand(logit_scale):
-        logit_scale = _factor(logit_scale, "logit_scale", shape, "token")
-        _demand(bias is None or logit_scale.ndim == 0,
-                f"logit_scale has the shape {logit_scale.shape}; with a bias it must be one number")
-        x, bias = _times(x, logit_scale), None if bias is None else bias.astype(_f32) * logit_scale
+    x, bias = _scaled_head(x, bias, logit_scale)
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
     arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), denominator, row_weight,
@@ -824,6 +835,90 @@ def _linear_cross_entropy(options, aux):
             made = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
                                                     "dentropy": dentropy}, likes, each)
         return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None, None
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=None, reduction="mean", ignore_index=-100,
+                             z_loss=0.0, softcap=0.0, logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None,
+                             row_weight=None, fast_logits=False, tf32=False, workspace_mib=None):
+    """cross_entropy_ids of the logits x @ weight.T + bias, without storing all of them: a CrossEntropyIdsOutput, float32. For
+    distillation from a teacher's largest probabilities, several targets per token, policies over some tokens.
+
+    x [..., hidden], weight [vocab, hidden], bias [vocab]; target_ids [..., n], n from 1 to 128, target_weight [..., n]. loss and
+    logp, ids that are ignored, skipped or bad, and the other arguments are those of cross_entropy_ids. For a token with a bad id,
+    loss, logp and the gradient of x are NaN; it adds nothing to those of weight and bias.
+    weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
+    An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
+
+    x, weight and bias have gradients, of loss and of logp, made in backward, which computes the logits again: 4 matmuls in all.
+    """
+    x = _array(x, "x", 1)
+    weight = _array(weight, "weight", 2)
+    weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
+    shape, vocab = x.shape[:-1], weight.shape[0]
+    bias = None if bias is None else _beside(bias, "bias", x.dtype, (vocab,))
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
+    fields.update(fast_logits=int(fast_logits), tf32=int(tf32), workspace_bytes=_budget(workspace_mib))
+    ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "x", vocab, ignore_index)
+    x, bias = _scaled_head(x, bias, logit_scale)
+    denominator = _denominator(denominator, reduction)
+    row_weight = _row_weight(row_weight, shape)
+    arrays = same_axes(x, weight, ids, bias, target_weight, denominator, row_weight)
+    call = lambda aux: _linear_cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
+    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp",))
+    return CrossEntropyIdsOutput(loss, found["logp"])
+
+
+def _scaled_head(x, bias, logit_scale):
+    """x and bias, times a logit_scale that is an operand."""
+    if not _operand(logit_scale):
+        return x, bias
+    logit_scale = _factor(logit_scale, "logit_scale", x.shape[:-1], "token")
+    _demand(bias is None or logit_scale.ndim == 0,
+            f"logit_scale has the shape {logit_scale.shape}; with a bias it must be one number")
+    return _times(x, logit_scale), None if bias is None else bias.astype(_f32) * logit_scale
+
+
+@functools.lru_cache(None)
+def _linear_cross_entropy_ids(options, aux):
+    """aux: as in _cross_entropy_ids."""
+    options = dict(options)
+    reduced = bool(options["reduction"])
+
+    def run(direction, arrays, inputs, outputs, upstream_per_token=0):
+        x, weight, ids, bias, target_weight, denominator, row_weight = arrays
+        fields = dict(options, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], vocab=weight.shape[0],
+                      ids_per_row=ids.shape[-1], target_dtype=int(ids.dtype == jnp.int32),
+                      bias_dtype=_dtype_field(bias, x.dtype), upstream_per_token=upstream_per_token)
+        for name in ("dweight", "dbias"):
+            fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
+        return call(f"linear_cross_entropy_ids_{direction}_{TYPES[x.dtype.name]}",
+                    {"x": x, "weight": weight.astype(x.dtype), "target_ids": ids, "bias": bias, "target_weight": target_weight,
+                     "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
+                    _shared(reduced, upstream_per_token))
+
+    @jax.custom_vjp
+    def f(*arrays):
+        return _result(aux, run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2])))
+
+    def fwd(*primals):
+        _constants(target_weight=primals[4], denominator=primals[5], row_weight=primals[6])
+        arrays = _values(*primals)
+        found = run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2], ["lse"]))
+        wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
+        return _result(aux, found), {"arrays": arrays, "lse": found["lse"], "wanted": wanted}
+
+    def bwd(kept, cotangents):
+        if (ups := _ids_upstream(cotangents, reduced)) is None:
+            return (None,) * 7
+        dloss, each, dlogp, dlse = ups
+        x, weight, _, bias, *_ = kept["arrays"]
+        likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
+        made = run("backward", kept["arrays"], {"lse": kept["lse"], "upstream": dloss, "dlse": dlse, "dlogp": dlogp}, likes, each)
+        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
