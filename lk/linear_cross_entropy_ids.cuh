@@ -92,7 +92,7 @@ typedef struct {
     lk_lce_ids all;
     const float *dlse;   /* the caller's, of all tokens */
     float *scaled_dlse;  /* of these rows */
-    float *factor;       /* likewise */
+    float *factor;       /* of these rows */
     const lk_lce_counts *counts;
     int64_t first_row;
 } lk_lce_ids_work;
@@ -247,7 +247,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, void
     ids->bytes = arena.used;
 }
 
-/* Checks what this header adds, and makes the call that linear_cross_entropy gets. */
+/* Checks what this header adds, and fills in the call that linear_cross_entropy gets. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, int direction, bool query, lk_lce_ids *ids,
                                    lk_lce_args *call)

@@ -2,12 +2,12 @@
 /* linear_kl.cuh - Kullback-Leibler divergence of two language-model heads, a teacher's and a student's, from their hidden states:
  * distillation without storing the logits of either, and all gradients of the student's head.
  *
- *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]                  teacher[t,j] likewise, with a hidden size of its own
+ *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]                  teacher[t,j]: the teacher's, with its own hidden size
  *   loss, lse, teacher_lse, entropy    those of kl.cuh for these logits; its comment has the formulas and the divergences
  *   dZ[t,j]      the gradient of logits[t,j], by kl.cuh's formula, with upstream and row_weight
  *   dx[t,d]      = sum_j dZ[t,j] weight[j,d]
  *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
- *   dbias[j]     = sum_t dZ[t,j]               likewise
+ *   dbias[j]     = sum_t dZ[t,j]               with accumulate added to its old contents
  *
  * All columns of both heads count: this is the divergence itself and not that of the teacher's largest columns.
  *
@@ -30,8 +30,8 @@
  *            forward computes loss, lse, teacher_lse and entropy. backward computes dx, dweight and dbias, and needs nothing of
  *            forward: it computes the logits again. forward_backward computes all with two matmuls fewer; upstream has to be
  *            known before. Outputs whose pointer is NULL are not computed.
- *            The workspace function answers what the fastest plan within a sixteenth of the device's memory needs, or the
- *            smallest plan if that needs more. For another amount of memory, ask for a plan:
+ *            The workspace function answers what the fastest plan within a sixteenth of the device's memory (without a device
+ *            1 GiB) needs, or the smallest plan if that needs more. For another amount of memory, ask for a plan:
  *                lk_linear_kl_plan plan;
  *                status = lk_linear_kl_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
@@ -169,7 +169,7 @@ typedef struct {
 typedef struct {
     lk_linear_kl_args a; /* with every default filled in; without the outputs of other calls */
     bool gradient;       /* dx, dweight or dbias is wanted */
-    bool apart;          /* dZ is not in place of the student's logits, whose type is another one */
+    bool separate;       /* dZ has memory of its own, since the student's logits have another type */
     int type, logits_type;
 } lk_linear_kl_call;
 
@@ -182,7 +182,7 @@ typedef struct {
     void *dz;            /* T [chunk, stride]; in place of student where the types are one */
     float *dx;           /* [chunk, hidden], where dx is a sum of two matmuls */
     float *dweight;      /* [vocab, hidden], sums over chunks */
-    float *dbias;        /* [vocab], likewise */
+    float *dbias;        /* [vocab], sums over chunks */
     void *cublas;
     int64_t stride;      /* a multiple of 64 elements */
     size_t bytes;
@@ -207,7 +207,7 @@ LK_HOST void *lk_linear_kl_take(lk_arena *arena, bool wanted, int64_t rows, int6
     return lk_take_bytes(arena, wanted, lk_linear_kl_min(lk_count(rows, row_bytes), (int64_t)1 << 61));
 }
 
-/* Columns that have matmuls of their own, see lk_cublas_multiply_columns. */
+/* The number of tail columns, which have matmuls of their own: lk_cublas_multiply_columns. */
 LK_HOST int64_t lk_linear_kl_tail(const lk_linear_kl_call *call)
 {
     return call->a.vocab > 8 && (call->type != LK_DTYPE_F32 || call->a.tf32) ? call->a.vocab % 8 : 0;
@@ -227,8 +227,8 @@ LK_HOST lk_linear_kl_space lk_linear_kl_lay_out(const lk_linear_kl_call *call, c
     ws.teacher_bias = lk_take_bytes(&arena, a.teacher_bias != NULL, a.vocab * f32);
     ws.student = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
     ws.teacher = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
-    ws.dz = lk_linear_kl_take(&arena, call->apart, plan->chunk_tokens, stride * bytes);
-    if (call->gradient && !call->apart) ws.dz = ws.student;
+    ws.dz = lk_linear_kl_take(&arena, call->separate, plan->chunk_tokens, stride * bytes);
+    if (call->gradient && !call->separate) ws.dz = ws.student;
     const bool two_matmuls = a.dx && call->type != LK_DTYPE_F32 && lk_linear_kl_tail(call);
     ws.dx = (float *)lk_linear_kl_take(&arena, two_matmuls, plan->chunk_tokens, a.hidden * f32);
     ws.dweight = (float *)lk_linear_kl_take(&arena, plan->dweight_sums, a.vocab, a.hidden * f32);
@@ -267,8 +267,8 @@ LK_HOST lk_linear_kl_plan lk_linear_kl_smallest(const lk_linear_kl_call *call)
     const lk_linear_kl_args &a = call->a;
     lk_linear_kl_plan plan = {};
     plan.chunk_tokens = lk_linear_kl_min(a.chunk_tokens ? a.chunk_tokens : LK_LINEAR_KL_LEAST, a.tokens);
-    plan.slice_tokens = lk_linear_kl_min(a.slice_tokens && call->apart ? a.slice_tokens : LK_LINEAR_KL_LEAST, plan.chunk_tokens);
-    if (!call->apart) plan.slice_tokens = plan.chunk_tokens;
+    plan.slice_tokens = lk_linear_kl_min(a.slice_tokens && call->separate ? a.slice_tokens : LK_LINEAR_KL_LEAST, plan.chunk_tokens);
+    if (!call->separate) plan.slice_tokens = plan.chunk_tokens;
     return plan;
 }
 
@@ -286,13 +286,13 @@ LK_HOST bool lk_linear_kl_search(const lk_linear_kl_call *call, int sums, size_t
     *plan = lk_linear_kl_smallest(call);
     plan->dweight_sums = sums, plan->cublas_bytes = cublas_bytes;
     if (!lk_linear_kl_fits(call, plan, budget)) return false;
-    const bool chunks = !a.chunk_tokens, slices = call->apart && !a.slice_tokens;
+    const bool chunks = !a.chunk_tokens, slices = call->separate && !a.slice_tokens;
     if (chunks) { /* first slices of some length, then chunks of any */
         const int64_t most = slices ? lk_linear_kl_min(LK_LINEAR_KL_SLICE, a.tokens) : a.tokens;
-        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, slices || !call->apart, most, budget);
-        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, !call->apart, a.tokens, budget);
+        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, slices || !call->separate, most, budget);
+        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, !call->separate, a.tokens, budget);
         plan->chunk_tokens = lk_linear_kl_even(a.tokens, plan->chunk_tokens);
-        plan->slice_tokens = call->apart ? lk_linear_kl_min(plan->slice_tokens, plan->chunk_tokens) : plan->chunk_tokens;
+        plan->slice_tokens = call->separate ? lk_linear_kl_min(plan->slice_tokens, plan->chunk_tokens) : plan->chunk_tokens;
     }
     if (slices) lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::slice_tokens, false, plan->chunk_tokens, budget);
     return true;
@@ -390,7 +390,7 @@ typedef struct {
     int mode; /* LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul */
 } lk_linear_kl_job;
 
-/* A product of which one size is the vocabulary's. of_dz: one of its factors is dZ. */
+/* A product with the vocabulary as one of its sizes, `cols`. of_dz: one of its factors is dZ. */
 LK_HOST lk_status lk_linear_kl_multiply(const lk_linear_kl_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols, bool of_dz)
 {
     const lk_linear_kl_args &a = job->p.call.a;
@@ -583,7 +583,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     if (tokens <= 1) a->x_stride = lk_linear_kl_up(a->hidden, 8), a->teacher_x_stride = lk_linear_kl_up(a->teacher_hidden, 8);
     call->gradient = a->dx || a->dweight || a->dbias;
     call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-    call->apart = call->gradient && call->type != call->logits_type;
+    call->separate = call->gradient && call->type != call->logits_type;
     size_t needed = 0;
     if (some) {
         const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
