@@ -20,6 +20,7 @@ static const shape shapes[] = {
     {"rows=4096 vocab=131072", "backward", "bf16", 4096, 131072, LK_KL_FORWARD},
     {"rows=4096 vocab=1024", "forward_backward", "bf16", 4096, 1024, LK_KL_FORWARD},
     {"rows=4096 vocab=4096", "forward_backward", "bf16", 4096, 4096, LK_KL_FORWARD},
+    {"rows=4096 vocab=8192", "forward_backward", "bf16", 4096, 8192, LK_KL_FORWARD},
     {"rows=4096 vocab=32768", "forward_backward", "bf16", 4096, 32768, LK_KL_FORWARD},
     {"rows=4096 vocab=131072", "forward_backward", "bf16", 4096, 131072, LK_KL_FORWARD},
     {"rows=4096 vocab=151936", "forward_backward", "bf16", 4096, 151936, LK_KL_FORWARD},

@@ -22,11 +22,11 @@
  *                args.loss = loss, args.dlogits = dlogits;
  *                lk_status status = lk_kl_forward_backward_bf16(&args, stream);
  *            forward computes loss, lse, teacher_lse and entropy; backward dlogits, from the logits alone: it needs nothing of
- *            forward; forward_backward all of them. They read each tensor once while a row fits the chip, see Fastest.
+ *            forward; forward_backward all of them. What they read twice, kl.md says.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: ..._workspace_bytes_<T> sets *bytes
  *            to 0.
- * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight 0,
- *            padding say, is not read: its loss is 0, and so are its other results and dlogits.
+ * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight
+ *            0, padding say, is not read: its loss is 0, and so are its other results and dlogits.
  *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps these over t; people then multiply the loss
  *            by t^2, that is upstream.
  *            A logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its gradient is finite.
@@ -40,9 +40,10 @@
  *            Language Models", 2023, whose generalised Jensen-Shannon divergence this is.
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
- * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring both
- * rows into shared memory. The team sums the exponentials of both, then the terms of the divergence, then writes the gradient. For
- * example, a row of 131072 columns in bf16 on an H100: 8 blocks, 8 vectors of each tensor per thread.
+ * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring the
+ * first vectors of both rows into shared memory. The team sums the exponentials of both, then the terms of the divergence, and
+ * writes the gradient: in FORWARD beside the terms, else after them. For example, a row of 131072 columns in bf16 on an H100: 8
+ * blocks, 8 vectors of each tensor per thread, of which 6 are read once and 2 twice.
  */
 #ifndef LK_KL_CUH
 #define LK_KL_CUH
@@ -93,8 +94,7 @@ typedef struct {
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence or path is none of its enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
  * Fastest: rows of all tensors start on 16 bytes, or at the same place behind a multiple of 16. Where teacher or dlogits do not
- * lie as logits do, they are read or written element by element. Longer rows than shared memory holds, on an H100 512 KiB of each
- * tensor, are in part read again for each of the three steps. */
+ * lie as logits do, they are read or written element by element. */
 
 #define LK_KL_DECLARE(T)                                                                                                       \
     LK_PROTOTYPES(kl, forward, T)                                                                                              \
@@ -114,58 +114,116 @@ typedef struct {
     lk_lse student, teacher;
 } lk_kl_state;
 
-/* What a row's probabilities follow from: log p = scale (x - max) - log_sum, x a logit, or under a softcap z with scale 1. */
+/* What a row's probabilities follow from: log2 p = rate (x - max) - log2_sum, x a logit, or z under a softcap. */
 typedef struct {
-    float scale, max, log_sum;
+    float rate, max, log2_sum;
 } lk_kl_softmax;
 
 LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float scale)
 {
-    return {scale, lk_lse_reference(s.max), s.sum > 0.0f && lk_is_finite(s.sum) ? lk_lse_log({0.0f, s.sum}) : NAN};
+    const bool some = s.sum > 0.0f && lk_is_finite(s.sum);
+    return {scale * LK_LOG2E, lk_lse_reference(s.max), some ? lk_lse_log({0.0f, s.sum}) * LK_LOG2E : NAN};
 }
-LK_DEVICE float lk_kl_log_p(const lk_kl_softmax &s, float x)
+LK_DEVICE float lk_kl_log2_p(const lk_kl_softmax &s, float x)
 {
-    return fmaf(s.scale, x - s.max, -s.log_sum);
-}
-
-/* w (e^-a - 1 + a), which is never negative; other is w e^-a, which is more exact where a is not small. */
-LK_DEVICE float lk_kl_term(float w, float other, float a)
-{
-    float h = fmaf(a, -0x1.a01a02p-13f, 0x1.6c16c2p-10f); /* 1/7!, 1/6!, ... 1/2! */
-    h = fmaf(a, h, -0x1.111112p-7f);
-    h = fmaf(a, h, 0x1.555556p-5f);
-    h = fmaf(a, h, -0x1.555556p-3f);
-    h = fmaf(a, h, 0.5f);
-    return w == 0.0f ? other : fabsf(a) < 0.25f ? w * a * a * h : fmaf(w, a, other - w);
+    return fmaf(s.rate, x - s.max, -s.log2_sum);
 }
 
-/* A column: log p, p, and for the gradient `slope`, which is log(p / q) or log(p / m). */
-typedef struct {
-    float log_p, p, q, slope;
-    float terms[2]; /* of the divergence, and of KL(p || m) */
-} lk_kl_column;
-
-template <int DIVERGENCE> LK_DEVICE lk_kl_column lk_kl_column_of(float log_p, float log_q, float beta)
+/* The sum of w (e^-a - 1 + a), which is never negative, with a = a2 ln 2; other is w e^-a, which is more exact where a is not
+ * small. Each step is one loop, so that n chains of additions run side by side. */
+template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&other)[n], const float (&a2)[n])
 {
-    lk_kl_column c = {log_p, lk_exp(log_p), lk_exp(log_q), 0.0f, {0.0f, 0.0f}};
-    const float d = log_q - log_p;
-    if (DIVERGENCE == LK_KL_FORWARD) c.terms[0] = lk_kl_term(c.q, c.p, d);
-    if (DIVERGENCE == LK_KL_REVERSE) c.slope = -d, c.terms[0] = lk_kl_term(c.p, c.q, -d);
-    if (DIVERGENCE == LK_KL_JENSEN_SHANNON) { /* log(q / m) and log(p / m), from the larger one. Not used where p and q are 0 */
-        const float r = expm1f(-fabsf(d)), larger = -log1pf((d < 0.0f ? beta : 1.0f - beta) * r), smaller = larger - fabsf(d);
-        const float m = fmaf(beta, c.q, (1.0f - beta) * c.p);
-        c.slope = d < 0.0f ? larger : smaller;
-        c.terms[1] = lk_kl_term(c.p, m, c.slope);
-        c.terms[0] = beta * lk_kl_term(c.q, m, d < 0.0f ? smaller : larger) + (1.0f - beta) * c.terms[1];
+    float a[n], h[n], sum = 0.0f;
+    LK_UNROLL for (int j = 0; j < n; j++) a[j] = a2[j] * LK_LN2;
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], 0x1.6c16c2p-10f, -0x1.111112p-7f); /* 1/6!, 1/5!, ... 1/2! */
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], 0x1.555556p-5f);
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], -0x1.555556p-3f);
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], 0.5f);
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = lk_hold(w[j] * a[j] * (a[j] * h[j]));
+    LK_UNROLL for (int j = 0; j < n; j++) {
+        const float term = fabsf(a[j]) < 0.25f ? h[j] : fmaf(w[j], a[j], other[j] - w[j]);
+        sum += w[j] == 0.0f ? other[j] : term;
     }
-    return c;
+    return sum;
+}
+
+/* N columns of both tensors: the logits x and y, capped; then log2 p and log2 q. slope: the softcap's. */
+template <int N> struct lk_kl_values {
+    float x[N], y[N], slope[N], p[N], q[N];
+};
+
+template <int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const lk_kl_args &a)
+{
+    float unused[N];
+    if (a.softcap > 0.0f) lk_ce_cap(v->x, v->slope, a.logit_scale, a.softcap);
+    if (a.teacher_softcap > 0.0f) lk_ce_cap(v->y, unused, a.teacher_scale, a.teacher_softcap);
+}
+template <int N> LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q)
+{
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        v->x[j] = lk_kl_log2_p(p, v->x[j]), v->y[j] = lk_kl_log2_p(q, v->y[j]);
+        v->p[j] = lk_ex2(v->x[j]), v->q[j] = lk_ex2(v->y[j]);
+    }
+}
+
+/* log2(p / m) and log2(q / m), for JENSEN_SHANNON: first that of the larger one. Not used where p and q are 0. */
+typedef struct {
+    float p, q;
+} lk_kl_ratios;
+LK_DEVICE lk_kl_ratios lk_kl_ratios_of(float log2_p, float log2_q, float beta)
+{
+    const float d = log2_q - log2_p, least = -fabsf(d), weight = d < 0.0f ? beta : 1.0f - beta;
+    const float larger = -lk_lg2(fmaf(weight, lk_ex2(least) - 1.0f, 1.0f)), smaller = larger + least; /* m / larger one */
+    return d < 0.0f ? lk_kl_ratios{larger, smaller} : lk_kl_ratios{smaller, larger};
+}
+
+/* The sums of a row: of the divergence, of the entropy and, for JENSEN_SHANNON, of KL(p || m). */
+#define LK_KL_SUMS(DIVERGENCE) (DIVERGENCE == LK_KL_JENSEN_SHANNON ? 3 : 2)
+
+/* Adds the columns' terms to the sums. */
+template <int DIVERGENCE, int N>
+LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl_values<N> &v, const lk_kl_args &a)
+{
+    float of_p[N], of_q[N], m[N];
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        lk_kl_ratios r = {v.x[j] - v.y[j], v.y[j] - v.x[j]};
+        if (DIVERGENCE == LK_KL_JENSEN_SHANNON) r = lk_kl_ratios_of(v.x[j], v.y[j], a.beta);
+        of_p[j] = r.p, of_q[j] = r.q, m[j] = fmaf(a.beta, v.q[j], (1.0f - a.beta) * v.p[j]);
+    }
+    if (DIVERGENCE == LK_KL_FORWARD) sum[0] += lk_kl_terms(v.q, v.p, of_q);
+    if (DIVERGENCE == LK_KL_REVERSE) sum[0] += lk_kl_terms(v.p, v.q, of_p);
+    if constexpr (DIVERGENCE == LK_KL_JENSEN_SHANNON) {
+        const float from_p = lk_kl_terms(v.p, m, of_p);
+        sum[0] += a.beta * lk_kl_terms(v.q, m, of_q) + (1.0f - a.beta) * from_p, sum[2] += from_p;
+    }
+    if (!a.entropy) return;
+    LK_UNROLL for (int j = 0; j < N; j++) sum[1] -= v.p[j] == 0.0f ? 0.0f : v.p[j] * v.x[j];
+}
+
+/* Turns x into gradients. factor: upstream, row_weight and scale. mean: what the sum of p log(p / q) or of p log(p / m) is. */
+template <int DIVERGENCE, int N>
+LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, float factor, float mean, const lk_kl_args &a)
+{
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        float g = v->p[j] - v->q[j];
+        if (DIVERGENCE != LK_KL_FORWARD) {
+            const bool reverse = DIVERGENCE == LK_KL_REVERSE;
+            const float slope = reverse ? v->x[j] - v->y[j] : lk_kl_ratios_of(v->x[j], v->y[j], a.beta).p;
+            g = v->p[j] == 0.0f ? 0.0f : v->p[j] * fmaf(slope, LK_LN2, -mean);
+        }
+        v->x[j] = factor * g;
+    }
+    if (a.softcap > 0.0f) {
+        LK_UNROLL for (int j = 0; j < N; j++) v->x[j] *= v->slope[j];
+    }
 }
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------------------- */
 
 #define LK_KL_THREADS 256
-#define LK_KL_SLOTS 8 /* of a thread, each a vector of both tensors, until a row has a cluster of 8 blocks: three blocks on an SM */
-#define LK_KL_BLOCKS (LK_ARCH >= 1000 ? 2 : 3) /* per SM: as many as registers allow without spills */
+#define LK_KL_VECS 8 /* of both tensors, of a thread, until a row has a cluster of 8 blocks */
+#define LK_KL_HELD 6 /* of them, in shared memory, 48 KiB of a block, so that four blocks fit an SM; the rest is read again */
+#define LK_KL_BLOCKS (LK_ARCH < 900 ? 3 : 4) /* per SM: as many as registers allow without spills */
 
 typedef struct {
     lk_kl_args a; /* with all defaults filled in; without outputs that the call does not have */
@@ -173,62 +231,71 @@ typedef struct {
     int slots;
 } lk_kl_call;
 
-/* A thread's part of a row. The first in_slots of its vectors lie in shared memory. */
+/* A thread's part of a row. The first in_slots of its vectors lie in shared memory. Vector u lies u steps behind the first. */
 template <class T> struct lk_kl_thread {
-    lk_row<T> row; /* of logits */
-    const T *teacher;
+    lk_row<T> row;                  /* of logits */
+    const T *from, *teacher_from;   /* the first vectors */
     lk_vec<T> *slot, *teacher_slot; /* of the first; the next are blockDim.x apart */
+    uint32_t step;                  /* bytes */
     int in_slots;
     bool wide; /* the teacher's vectors lie on 16 bytes too */
 };
 
-/* N logits of both tensors: x and y, capped. slope: the softcap's. */
-template <int N> struct lk_kl_values {
-    float x[N], y[N], slope[N];
-};
-template <int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const lk_kl_args &a)
+/* Where vector u of a thread is: u steps of so many bytes behind the first. */
+template <class E> LK_DEVICE E *lk_kl_place(E *first, uint32_t step, int u)
 {
-    float unused[N];
-    if (a.softcap > 0.0f) lk_ce_cap(v->x, v->slope, a.logit_scale, a.softcap);
-    if (a.teacher_softcap > 0.0f) lk_ce_cap(v->y, unused, a.teacher_scale, a.teacher_softcap);
+    return (E *)((uintptr_t)first + (uint64_t)step * (uint32_t)u);
 }
 
-template <class T> LK_DEVICE lk_vec<T> lk_kl_load_teacher(const lk_kl_thread<T> &t, int u)
+template <class T> LK_DEVICE lk_vec<T> lk_kl_load_narrow(const T *from)
 {
-    const T *from = t.teacher + lk_row_col(t.row, u);
-    if (t.wide) return lk_load_vec(from);
     T each[LK_VEC<T>];
     lk_vec<T> v;
     LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) each[j] = from[j];
     memcpy(&v, each, sizeof v);
     return v;
 }
+template <class T> LK_DEVICE lk_vec<T> lk_kl_load_teacher(const lk_kl_thread<T> &t, int u)
+{
+    const T *const from = lk_kl_place(t.teacher_from, t.step, u);
+    return t.wide ? lk_load_vec(from) : lk_kl_load_narrow(from);
+}
 
 /* Starts the copies of vectors begin to end - 1, as a group. */
 template <class T> LK_DEVICE void lk_kl_copy(const lk_kl_thread<T> &t, int begin, int end)
 {
-    LK_NO_UNROLL for (int u = begin; u < end; u++) {
-        const int at = u * LK_KL_THREADS;
-        lk_cp_async_16(t.slot, at * 16, t.row.data + lk_row_col(t.row, u));
-        if (t.wide) lk_cp_async_16(t.teacher_slot, at * 16, t.teacher + lk_row_col(t.row, u));
-        else t.teacher_slot[at] = lk_kl_load_teacher(t, u);
-    }
+    LK_NO_UNROLL for (int u = begin; u < end; u++)
+        lk_cp_async_16(t.slot, u * LK_KL_THREADS * 16, lk_kl_place(t.from, t.step, u));
+    LK_NO_UNROLL for (int u = begin; u < end && t.wide; u++)
+        lk_cp_async_16(t.teacher_slot, u * LK_KL_THREADS * 16, lk_kl_place(t.teacher_from, t.step, u));
+    LK_NO_UNROLL for (int u = begin; u < end && !t.wide; u++) t.teacher_slot[u * LK_KL_THREADS] = lk_kl_load_teacher(t, u);
     lk_cp_async_commit_group();
 }
 
-/* Vector u of a thread, and the single element of a column. */
-template <class T> LK_DEVICE lk_kl_values<LK_VEC<T>> lk_kl_get(const lk_kl_thread<T> &t, int u, const lk_kl_args &a)
+/* Vector u of a thread. */
+template <class T> struct lk_kl_vecs {
+    lk_vec<T> x, y;
+};
+template <class T> LK_DEVICE lk_kl_vecs<T> lk_kl_load(const lk_kl_thread<T> &t, int u)
 {
-    lk_kl_values<LK_VEC<T>> v;
-    const bool held = u < t.in_slots;
-    lk_unpack(v.x, held ? t.slot[u * LK_KL_THREADS] : lk_load_vec(t.row.data + lk_row_col(t.row, u)));
-    lk_unpack(v.y, held ? t.teacher_slot[u * LK_KL_THREADS] : lk_kl_load_teacher(t, u));
+    if (u < t.in_slots) return {t.slot[u * LK_KL_THREADS], t.teacher_slot[u * LK_KL_THREADS]};
+    return {lk_load_vec(lk_kl_place(t.from, t.step, u)), lk_kl_load_teacher(t, u)};
+}
+
+/* The N logits from element `first` of a vector, or of all of it, and the logits of a column. */
+template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T> &vecs, int first, const lk_kl_args &a)
+{
+    lk_kl_values<N> v;
+    float x[LK_VEC<T>], y[LK_VEC<T>];
+    lk_unpack(x, vecs.x), lk_unpack(y, vecs.y);
+    LK_UNROLL for (int j = 0; j < N; j++) v.x[j] = x[first + j], v.y[j] = y[first + j];
     lk_kl_cap(&v, a);
     return v;
 }
-template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_thread<T> &t, int64_t col, const lk_kl_args &a)
+template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_args &a, int64_t row, int64_t col)
 {
-    lk_kl_values<1> v = {{lk_to_float(t.row.data[col])}, {lk_to_float(t.teacher[col])}, {1.0f}};
+    const T x = ((const T *)a.logits)[row * a.logits_stride + col], y = ((const T *)a.teacher)[row * a.teacher_stride + col];
+    lk_kl_values<1> v = {{lk_to_float(x)}, {lk_to_float(y)}, {1.0f}, {}, {}};
     lk_kl_cap(&v, a);
     return v;
 }
@@ -238,38 +305,22 @@ template <int N> LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, const lk_kl_valu
     return {lk_lse_add(s.student, v.x, scale), lk_lse_add(s.teacher, v.y, teacher_scale)};
 }
 
-/* Adds the columns' terms to the sums: of the divergence, of KL(p || m), of the entropy. */
-template <int DIVERGENCE, int N>
-LK_DEVICE void lk_kl_add_terms(float (&sum)[3], const lk_kl_values<N> &v, const lk_kl_softmax &p, const lk_kl_softmax &q,
-                               float beta)
-{
-    float part[3] = {};
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        const lk_kl_column c = lk_kl_column_of<DIVERGENCE>(lk_kl_log_p(p, v.x[j]), lk_kl_log_p(q, v.y[j]), beta);
-        part[0] += c.terms[0], part[1] += c.terms[1];
-        part[2] -= c.p == 0.0f ? 0.0f : c.p * c.log_p;
-    }
-    LK_UNROLL for (int i = 0; i < 3; i++) sum[i] += part[i];
-}
+template <int N> struct lk_kl_floats {
+    float of[N];
+};
 
-/* Turns x into gradients. factor: upstream, row_weight and scale. mean: what the sum of p slope is. */
-template <int DIVERGENCE, int N>
-LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, float factor, float mean,
-                                   const lk_kl_args &a)
+/* Stores N neighbours; wide: at a multiple of N sizeof(D) bytes. */
+template <class D, int N> LK_NOINLINE void lk_kl_store_narrow(D *to, lk_kl_floats<N> x)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        const lk_kl_column c = lk_kl_column_of<DIVERGENCE>(lk_kl_log_p(p, v->x[j]), lk_kl_log_p(q, v->y[j]), a.beta);
-        float g = c.p - c.q;
-        if (DIVERGENCE != LK_KL_FORWARD) g = c.p == 0.0f ? 0.0f : c.p * (c.slope - mean);
-        v->x[j] = factor * g;
-        if (a.softcap > 0.0f) v->x[j] *= v->slope[j];
-    }
+    LK_UNROLL for (int j = 0; j < N; j++) lk_put(to + j, x.of[j]);
 }
-
-/* N neighbours at a multiple of N sizeof(D) bytes. */
-template <class D, int N> LK_DEVICE void lk_kl_store(D *to, const float (&x)[N])
+template <class D, int N> LK_DEVICE void lk_kl_store(D *to, const float (&x)[N], bool wide)
 {
-    if constexpr (N == LK_VEC<D>) {
+    if (!wide) {
+        lk_kl_floats<N> row;
+        LK_UNROLL for (int j = 0; j < N; j++) row.of[j] = x[j];
+        lk_kl_store_narrow(to, row);
+    } else if constexpr (N == LK_VEC<D>) {
         lk_store_n<true>(to, x);
     } else { /* half a vector */
         D each[N];
@@ -279,6 +330,30 @@ template <class D, int N> LK_DEVICE void lk_kl_store(D *to, const float (&x)[N])
         memcpy(&packed, each, sizeof packed);
         *(uint2 *)to = packed;
     }
+}
+
+/* The gradient of a row that is not read. */
+template <class T, class D> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<T> &t, D *out, D *to, bool wide)
+{
+    const float zeros[LK_VEC<T>] = {};
+    LK_NO_UNROLL
+    for (int u = 0; u < t.row.count; u++) lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(D), u), zeros, wide);
+    LK_NO_UNROLL for (int i = t.row.rank; i < t.row.split.edge; i += 1 << t.row.size_log2)
+        lk_put(out + lk_edge_col<T>(t.row.split, i), 0.0f);
+}
+
+/* Adds up the sums of a row's team, and writes what they are. */
+template <int SUMS, class T>
+LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, float weight, const lk_kl_args &a)
+{
+    if (row.size_log2 > 5) {
+        lk_sum_cluster(sum, 0);
+    } else {
+        LK_UNROLL for (int i = 0; i < SUMS; i++) sum[i] = lk_sum_warp(sum[i], row.lanes);
+    }
+    if (!row.there || row.rank != 0) return;
+    if (a.loss) a.loss[row.number] = weight * sum[0];
+    if (a.entropy) a.entropy[row.number] = LK_LN2 * sum[1];
 }
 
 /* A team owns a row. D: the type of dlogits, which may be in place of logits where D is T. */
@@ -299,11 +374,16 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     lk_griddepcontrol_wait();
     const float weight = t.row.there && a.row_weight ? a.row_weight[row] : 1.0f;
     const bool read = t.row.there && weight != 0.0f; /* the same in all threads of the team */
+    D *const out = (D *)a.dlogits + row * a.dlogits_stride, *const to = out + (t.row.first - t.row.data);
+    const bool out_wide = (uintptr_t)(out + t.row.split.head) % (N * sizeof(D)) == 0;
+    t.step = 16u << t.row.size_log2;
+    if (t.row.there && !read && a.dlogits) lk_kl_write_zeros(t, out, to, out_wide);
     const int count = read ? t.row.count : 0, edge = read ? t.row.split.edge : 0;
-    t.teacher = (const T *)a.teacher + row * a.teacher_stride;
+    const T *const teacher = (const T *)a.teacher + row * a.teacher_stride;
+    t.from = t.row.first, t.teacher_from = teacher + (t.row.first - t.row.data);
     t.slot = &slots + threadIdx.x, t.teacher_slot = t.slot + call.slots * LK_KL_THREADS;
     t.in_slots = count < call.slots ? count : call.slots;
-    t.wide = (uintptr_t)(t.teacher + t.row.split.head) % 16 == 0;
+    t.wide = (uintptr_t)(teacher + t.row.split.head) % 16 == 0;
     const int half = (t.in_slots + 1) / 2;
     lk_kl_copy(t, 0, half);
     lk_kl_copy(t, half, t.in_slots);
@@ -313,11 +393,11 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     lk_cp_async_wait_group<1>();
     LK_NO_UNROLL for (int u = 0; u < count; u++) {
         if (u == half) lk_cp_async_wait_group<0>();
-        s = lk_kl_add(s, lk_kl_get(t, u, a), scale, teacher_scale);
+        s = lk_kl_add(s, lk_kl_get<N>(lk_kl_load(t, u), 0, a), scale, teacher_scale);
     }
     lk_cp_async_wait_group<0>();
     LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
-        s = lk_kl_add(s, lk_kl_get_one(t, lk_edge_col<T>(t.row.split, i), a), scale, teacher_scale);
+        s = lk_kl_add(s, lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i)), scale, teacher_scale);
     s = {lk_lse_warp(s.student, t.row.lanes, scale), lk_lse_warp(s.teacher, t.row.lanes, teacher_scale)};
     if (team > 32) {
         lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
@@ -330,49 +410,56 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     }
     const lk_kl_softmax p = lk_kl_softmax_of(s.student, scale), q = lk_kl_softmax_of(s.teacher, teacher_scale);
 
-    float sum[3] = {};
-    if (a.loss || a.entropy || (DIVERGENCE != LK_KL_FORWARD && a.dlogits)) {
-        LK_NO_UNROLL for (int u = 0; u < count; u++) lk_kl_add_terms<DIVERGENCE>(sum, lk_kl_get(t, u, a), p, q, a.beta);
-        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
-            lk_kl_add_terms<DIVERGENCE>(sum, lk_kl_get_one(t, lk_edge_col<T>(t.row.split, i), a), p, q, a.beta);
-        if (team > 32) lk_sum_cluster(sum, 0);
-        LK_UNROLL for (int i = 0; i < 3 && team <= 32; i++) sum[i] = lk_sum_warp(sum[i], t.row.lanes);
-    }
-    if (t.row.there && t.row.rank == 0) {
-        if (a.loss) a.loss[row] = read ? weight * sum[0] : 0.0f;
-        if (a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
-        if (a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * s.teacher.max, s.teacher.sum}) : 0.0f;
-        if (a.entropy) a.entropy[row] = sum[2];
-    }
-    if (!a.dlogits || !t.row.there) return;
+    const bool first = t.row.there && t.row.rank == 0;
+    if (first && a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
+    if (first && a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * s.teacher.max, s.teacher.sum}) : 0.0f;
 
-    const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
-    const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
-    const float factor = upstream * weight * a.logit_scale * mixed, mean = DIVERGENCE == LK_KL_REVERSE ? sum[0] : sum[1];
-    D *const out = (D *)a.dlogits + row * a.dlogits_stride;
-    const bool wide = (uintptr_t)(out + t.row.split.head) % (N * sizeof(D)) == 0;
-    LK_NO_UNROLL for (int u = 0; u < t.row.count; u++) {
-        lk_kl_values<N> v = {};
-        if (read) {
-            v = lk_kl_get(t, u, a);
-            lk_kl_differentiate<DIVERGENCE>(&v, p, q, factor, mean, a);
+    /* The gradient of FORWARD needs none of the sums, so it is computed beside the terms. The others' gradients need them. */
+    const bool beside = DIVERGENCE == LK_KL_FORWARD && a.dlogits;
+    const bool terms = a.loss || a.entropy || (DIVERGENCE != LK_KL_FORWARD && a.dlogits);
+    float sum[LK_KL_SUMS(DIVERGENCE)] = {};
+    if (terms && !beside) {
+        LK_NO_UNROLL for (int u = 0; u < count; u++) {
+            const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
+            LK_UNROLL for (int at = 0; at < N; at += 4) {
+                lk_kl_values<4> v = lk_kl_get<4>(vecs, at, a);
+                lk_kl_normalize(&v, p, q);
+                lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+            }
         }
-        D *const to = out + lk_row_col(t.row, u);
-        if (wide) {
-            lk_kl_store(to, v.x);
-        } else {
-            LK_UNROLL for (int j = 0; j < N; j++) lk_put(to + j, v.x[j]);
+        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
+            lk_kl_values<1> v = lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i));
+            lk_kl_normalize(&v, p, q);
+            lk_kl_add_terms<DIVERGENCE>(sum, v, a);
         }
     }
-    LK_NO_UNROLL for (int i = t.row.rank; i < t.row.split.edge; i += team) {
-        const int64_t col = lk_edge_col<T>(t.row.split, i);
-        lk_kl_values<1> v = {};
-        if (read) {
-            v = lk_kl_get_one(t, col, a);
-            lk_kl_differentiate<DIVERGENCE>(&v, p, q, factor, mean, a);
+    if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish(sum, t.row, weight, a);
+    if (a.dlogits) {
+        const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
+        const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
+        const float factor = upstream * weight * a.logit_scale * mixed, mean = sum[DIVERGENCE == LK_KL_JENSEN_SHANNON ? 2 : 0];
+        LK_NO_UNROLL for (int u = 0; u < count; u++) {
+            const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
+            float g[N];
+            LK_UNROLL for (int at = 0; at < N; at += 4) {
+                lk_kl_values<4> v = lk_kl_get<4>(vecs, at, a);
+                lk_kl_normalize(&v, p, q);
+                if (beside && terms) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+                lk_kl_differentiate<DIVERGENCE>(&v, factor, mean, a);
+                LK_UNROLL for (int j = 0; j < 4; j++) g[at + j] = v.x[j];
+            }
+            lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(D), u), g, out_wide);
         }
-        lk_put(out + col, v.x[0]);
+        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
+            const int64_t col = lk_edge_col<T>(t.row.split, i);
+            lk_kl_values<1> v = lk_kl_get_one<T>(a, row, col);
+            lk_kl_normalize(&v, p, q);
+            if (beside && terms) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+            lk_kl_differentiate<DIVERGENCE>(&v, factor, mean, a);
+            lk_put((D *)a.dlogits + row * a.dlogits_stride + col, v.x[0]);
+        }
     }
+    if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_finish(sum, t.row, weight, a);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -446,14 +533,15 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
 
 /* ---- The calls, and their workspace: none -------------------------------------------------------------------------------- */
 
-/* Divides the rows among teams. A row gets threads with LK_KL_SLOTS vectors each, up to a block; a longer one gets a cluster of up to
- * 8 blocks; a still longer one more slots per thread, while there is room. Where rows are few, each gets a cluster at once. */
+/* Divides the rows among teams. A row gets threads with LK_KL_VECS vectors each, up to a block; a longer one gets a cluster of
+ * up to 8 blocks. Where rows are many, a warp takes up to four times as many vectors; where they are few, each row gets a cluster
+ * at once. */
 LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t vecs)
 {
-    const int64_t rows = call->a.rows, preferred = lk_ceil_div(vecs, LK_KL_SLOTS);
+    const int64_t rows = call->a.rows, preferred = lk_ceil_div(vecs, LK_KL_VECS), by_warp = rows >= 16 * device->sms ? 128 : 32;
     int64_t least = 1, most = LK_KL_THREADS;
     int path = call->a.path;
-    if (path == LK_KL_AUTO && (preferred <= 32 || rows > LK_TEAM_ROWS)) path = LK_KL_WARP;
+    if (path == LK_KL_AUTO && (preferred <= by_warp || rows > LK_TEAM_ROWS)) path = LK_KL_WARP;
     if (path == LK_KL_AUTO && device->arch >= 90 && (preferred > LK_KL_THREADS || rows < 2 * device->sms)) path = LK_KL_CLUSTER;
     if (path == LK_KL_WARP) most = 32;
     else if (path == LK_KL_CLUSTER) {
@@ -461,8 +549,8 @@ LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t ve
     } else least = LK_KL_THREADS;
     call->team = lk_team_of(rows, preferred > least ? preferred : least, most, LK_KL_THREADS);
     const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call->team.size_log2);
-    const int64_t room = (device->smem > 150 ? 128 : 64) * 1024 / (2 * 16 * LK_KL_THREADS);
-    call->slots = (int)(slots < room ? slots : room);
+    const int held = device->smem > 150 ? LK_KL_HELD : LK_KL_HELD / 2;
+    call->slots = slots < held ? (int)slots : held;
 }
 
 /* a: checked, without defaults. */

@@ -60,6 +60,14 @@ LK_DEVICE float lk_ex2(float x)
     return y;
 }
 
+/* lg2.approx.ftz.f32 (9.7.3.20): the logarithm to base 2, within 2^-22 from 1/2 to 2, and elsewhere of relative error 2^-22. */
+LK_DEVICE float lk_lg2(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* griddepcontrol.wait (9.7.13.13): returns when all earlier grids of the stream have ended and their writes are
  * visible. Every thread of a kernel started by lk_launch_pdl executes it before it reads or writes global memory. */
 LK_DEVICE void lk_griddepcontrol_wait(void)
@@ -457,6 +465,13 @@ LK_DEVICE unsigned lk_tid_x(void)
 LK_DEVICE void lk_forget(uint4 *v)
 {
     asm volatile("" : "+r"(v->x), "+r"(v->y), "+r"(v->z), "+r"(v->w));
+}
+
+/* No instruction. The compiler computes x in any case, also where it is used in one of two cases only, instead of behind a branch. */
+LK_DEVICE float lk_hold(float x)
+{
+    asm("" : "+f"(x));
+    return x;
 }
 
 #endif /* the simulator or CUDA */

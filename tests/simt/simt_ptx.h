@@ -35,6 +35,7 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 /* ---- arithmetic, and what has no effect here ------------------------------------------------------------------------- */
 
 LK_DEVICE float lk_ex2(float x) { return exp2f(x); }
+LK_DEVICE float lk_lg2(float x) { return log2f(x); }
 LK_DEVICE float lk_sin(float x) { return sinf(x); }
 LK_DEVICE float lk_cos(float x) { return cosf(x); }
 
@@ -48,6 +49,7 @@ template <int registers> LK_DEVICE void lk_setmaxnreg_dec(void) {
 }
 LK_DEVICE unsigned lk_tid_x(void) { return threadIdx.x; }
 LK_DEVICE void lk_forget(uint4 *) {}
+LK_DEVICE float lk_hold(float x) { return x; }
 
 /* ---- clusters and named barriers ------------------------------------------------------------------------------------- */
 
