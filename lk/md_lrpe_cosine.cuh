@@ -343,12 +343,9 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
 template <int STEP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
 {
     if (!call.offset_device) return; /* one branch, so that calls without it pay for nothing else */
-    const int last = lk_lrpe_axis(call, min(feature + STEP * (N - 1), call.dim - 1));
-    LK_NO_UNROLL for (int axis = lk_lrpe_axis(call, min(feature, call.dim - 1)); axis <= last; axis++) {
-        const uint32_t offset = (uint32_t)call.offset_device[axis];
-        const int begin = axis * call.e - feature;
-        LK_UNROLL for (int j = 0; j < N; j++)
-            if ((unsigned)(STEP * j - begin) < (unsigned)call.e) s[j] = (int)((uint32_t)s[j] + offset);
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        const int axis = lk_lrpe_axis(call, min(feature + STEP * j, call.dim - 1));
+        s[j] = (int)((uint32_t)s[j] + (uint32_t)call.offset_device[axis]);
     }
 }
 
