@@ -50,7 +50,8 @@
 
 /* A thread's part of a row. Its vectors of logits and the probabilities of their columns have slots in shared memory, as in
  * lk_cross_entropy_gradient_kernel; those from in_slots on are read where they are used. */
-#define LK_CE_PROB_SLOTS(bytes) (64 * 1024 / LK_CROSS_ENTROPY_BLOCK_MOST / (bytes)) /* so that three blocks fit on an SM */
+#define LK_CE_PROB_VECS 8 /* per thread until a row has a whole block, then 8 blocks */
+#define LK_CE_PROB_SLOTS(bytes) (64 * 1024 / LK_CROSS_ENTROPY_BLOCK_MOST / (bytes)) /* at most, so that three blocks fit on an SM */
 #define LK_CE_PROB_STREAM 16 /* forward of plain rows: vectors per thread until a row has a whole block */
 template <class T, class Q> struct lk_ce_prob_thread {
     lk_ce_share<T> at;
@@ -358,10 +359,11 @@ LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *devi
     const bool plain = a.softcap == 0.0f && !a.class_weight && !a.entropy && !a.argmax && !a.dentropy;
     const bool streams = plain && !a.dlogits; /* then no vector has a slot: a warp or a block per row, at first */
     const lk_ce_layout at = lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, streams ? 1 : bytes, 0,
-                                                    streams ? LK_CE_PROB_STREAM : slots, streams ? 1 << 20 : slots);
-    if (streams) call.slots = 0;
+                                                    streams ? LK_CE_PROB_STREAM : LK_CE_PROB_VECS,
+                                                    streams ? 1 << 20 : LK_CE_PROB_VECS);
+    if (call.slots > (streams ? 0 : slots)) call.slots = streams ? 0 : slots;
     call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
-    const size_t shared = call.slots ? (size_t)at.bytes : 16; /* the kernel names its first slot in any case */
+    const size_t shared = call.slots ? (size_t)call.slots * at.threads * bytes : 16; /* the kernel names its first slot in any case */
     return lk_launch_pdl(op, device,
                          plain ? lk_cross_entropy_prob_kernel<T, Q, true, backward>
                                : lk_cross_entropy_prob_kernel<T, Q, false, backward>,
