@@ -339,13 +339,25 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
     }
 }
 
-/* Adds offset_device to them. After the wait only: the kernel before may write it. */
-template <int STEP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
+/* Adds offset_device to them. After the wait only: the kernel before may write it. LOOP: in a loop over the axes, which a vector
+ * has few of. Also where there is no offset, kernels without dtheta are 3 to 6 % faster with the loop, and those with it 5 %
+ * without. */
+template <int STEP, bool LOOP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
 {
     if (!call.offset_device) return; /* one branch, so that calls without it pay for nothing else */
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        const int axis = lk_lrpe_axis(call, min(feature + STEP * j, call.dim - 1));
-        s[j] = (int)((uint32_t)s[j] + (uint32_t)call.offset_device[axis]);
+    if (LOOP) {
+        const int last = lk_lrpe_axis(call, min(feature + STEP * (N - 1), call.dim - 1));
+        LK_NO_UNROLL for (int axis = lk_lrpe_axis(call, min(feature, call.dim - 1)); axis <= last; axis++) {
+            const uint32_t offset = (uint32_t)call.offset_device[axis];
+            const int begin = axis * call.e - feature;
+            LK_UNROLL for (int j = 0; j < N; j++)
+                if ((unsigned)(STEP * j - begin) < (unsigned)call.e) s[j] = (int)((uint32_t)s[j] + offset);
+        }
+    } else {
+        LK_UNROLL for (int j = 0; j < N; j++) {
+            const int axis = lk_lrpe_axis(call, min(feature + STEP * j, call.dim - 1));
+            s[j] = (int)((uint32_t)s[j] + (uint32_t)call.offset_device[axis]);
+        }
     }
 }
 
@@ -373,7 +385,7 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<
 {
     uint32_t phase[N];
     lk_lrpe_positions<STEP>(angles->s, call, token - call.grid.prefix, feature);
-    lk_lrpe_move<STEP>(angles->s, call, feature);
+    lk_lrpe_move<STEP, false>(angles->s, call, feature);
     LK_UNROLL for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
     lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < call.grid.prefix);
 }
@@ -724,7 +736,7 @@ LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_ang
     lk_lrpe_turns<N> turns;
     lk_lrpe_load_turns<T, 1>(&turns, call, item.head, phases->feature);
     phases->not_finite = turns.not_finite;
-    lk_lrpe_move<1>(phases->s, call, phases->feature);
+    lk_lrpe_move<1, true>(phases->s, call, phases->feature);
     LK_UNROLL for (int j = 0; j < N; j++) {
         const bool along = WALK && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
         phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
