@@ -7,12 +7,14 @@ tsan_args ?= # --without f16, say
 check_archs ?= # those of `make check`; all where it is empty
 mutate_args ?= # --part 0/4, say: every fourth mutant
 full_args ?= # of make test-full: --part 0/2, say
+only ?= # "kl link", say: these of make test and make sanitize; all where it is empty
 
 # Tests of what all ops share. lk_check has -DLK_CHECK: nothing that threads see.
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check)
 parts := cross_entropy_ids linear_cross_entropy_ids # headers beside an op's that have tests and mutants of their own
-longest := linear_cross_entropy cross_entropy $(shared) # first, so that the others fill the gaps at the end
-programs = $(simt_tests) $(if $(simt),test_rewrite) link $(shared) $(parts) $(ops)
+longest := linear_cross_entropy cross_entropy $(shared) linear_cross_entropy_ids linear_kl # first, so that the others fill the gaps at the end
+chosen = $(filter $(or $(strip $(only)),%),$(longest) $(filter-out $(longest),$(parts) $(ops)) $(if $(simt),simt) link)
+programs = $(if $(filter simt,$(chosen)),$(simt_tests) test_rewrite) $(filter-out simt,$(chosen))
 ifdef simt
 schedules ?= forward$(if $(FULL), reverse random:1 random:2)
 small := $(if $(filter plain,$(SAN)),$(if $(FULL),,--small),--small)
@@ -21,11 +23,9 @@ simt_tests := test_simt test_cublaslt $(if $(filter plain,$(SAN)),test_convert)
 beside := -b
 # Tests run side by side on all cores, unless -j says otherwise. On a GPU they would disturb one another.
 jobs = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 1))
-# `make test` runs every third case of the three longest; make test-full the others too.
-quick_cross_entropy := --part 0/3
-quick_linear_cross_entropy := --part 0/3
-quick_lk_check := --part 0/3
-quick = $(if $(filter plain,$(SAN)),$(if $(or $(FULL),$(strip $(ARGS))),,$(quick_$*)))
+# `make test` runs every third case of the longest; make test-full the others too.
+thirds := cross_entropy linear_cross_entropy linear_cross_entropy_ids linear_kl lk_check
+quick = $(if $(filter plain,$(SAN)),$(if $(or $(FULL),$(strip $(ARGS))),,$(if $(filter $*,$(thirds)),--part 0/3)))
 else
 schedules := device
 endif
@@ -34,12 +34,12 @@ minutes_plain := $(if $(FULL),$(if $(word 2,$(schedules)),14,6),3)
 minutes_asan := $(if $(word 2,$(schedules)),6,4)
 minutes_tsan := 8
 under := $(patsubst %,under %,$(filter-out plain,$(SAN)))
-left_out := $(if $(FULL)$(under),,Not in it: all shapes and schedules, sm_80, two thirds of the cases of the cross entropies and \
-	of lk_check (make test-full); make sanitize; make test-mutants.)
+left_out := $(if $(FULL)$(under),,Not in it: all shapes and schedules, sm_80, two thirds of the cases of $(thirds) \
+	(make test-full); make sanitize; make test-mutants.)
 plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedules) $(sm_80) $(under)):" \
 	"about $(minutes_$(SAN)) minutes on two cores that nothing else uses. $(left_out)"
 
-test-parts: $(addprefix test-,$(longest) $(filter-out $(longest),$(shared) $(parts) $(ops))) $(if $(simt),test-simt) test-link
+test-parts: $(addprefix test-,$(chosen))
 test-%: $(out)/tests/% | backend
 	@tests/run $(beside) -o $(out)/counts -s "$(schedules) $(sm_80)" $< $(small) $(quick) $(ARGS)
 test-link: $(out)/tests/link/program | backend
