@@ -735,7 +735,7 @@ static void graphs(int type, int direction, int path)
     collect(&p), settle(&p, true, "");
     test_graph(again, &p);
 #if defined(__CUDACC__)
-    test_busy(again, &p);
+    if (!test.small) test_busy(again, &p); /* under compute-sanitizer a call takes longer than the SMs are held */
 #endif
 }
 
