@@ -58,7 +58,9 @@ def read_results(path):
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
             if row["dtype"] == "bf16" and not EXTRAS.search(row["case"]):
-                name = row["case"].replace(" dweight=bf16", " reduction=mean")
+                name = row["case"]
+                if row["op"] == "linear_cross_entropy":
+                    name = name.replace(" dweight=bf16", " reduction=mean")
                 rows[row["op"], row["direction"], name][row["provider"]] = row
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
     for (op, direction, name), row_of in rows.items():
