@@ -24,7 +24,7 @@ beside := -b
 # Tests run side by side on all cores, unless -j says otherwise. On a GPU they would disturb one another.
 jobs = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 1))
 # `make test` runs every third case of the longest; make test-full the others too.
-thirds := cross_entropy linear_cross_entropy linear_cross_entropy_ids linear_kl lk_check
+thirds := cross_entropy linear_cross_entropy $(parts) kl linear_kl $(shared)
 quick = $(if $(filter plain,$(SAN)),$(if $(or $(FULL),$(strip $(ARGS))),,$(if $(filter $*,$(thirds)),--part 0/3)))
 else
 schedules := device
@@ -34,7 +34,7 @@ minutes_plain := $(if $(FULL),$(if $(word 2,$(schedules)),14,6),3)
 minutes_asan := $(if $(word 2,$(schedules)),6,4)
 minutes_tsan := 8
 under := $(patsubst %,under %,$(filter-out plain,$(SAN)))
-left_out := $(if $(FULL)$(under),,Not in it: all shapes and schedules, sm_80, two thirds of the cases of $(thirds) \
+left_out := $(if $(FULL)$(under),,Not in it: all shapes and schedules, sm_80, two thirds of the cases of $(strip $(thirds)) \
 	(make test-full); make sanitize; make test-mutants.)
 plan = @echo "lk: $(if $(small),small,all) shapes in schedules $(strip $(schedules) $(sm_80) $(under)):" \
 	"about $(minutes_$(SAN)) minutes on two cores that nothing else uses. $(left_out)"
