@@ -22,16 +22,17 @@
  *                args.loss = loss, args.dlogits = dlogits;
  *                lk_status status = lk_kl_forward_backward_bf16(&args, stream);
  *            forward computes loss, lse, teacher_lse and entropy; backward dlogits, from the logits alone: it needs nothing of
- *            forward; forward_backward all of them. What they read twice, kl.md says.
+ *            forward; forward_backward all of them. How often they read a row, kl.md says.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: ..._workspace_bytes_<T> sets *bytes
  *            to 0.
  * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight
  *            0, padding say, is not read: its loss is 0, and so are its other results and dlogits.
- *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps these over t; people then multiply the loss
- *            by t^2, that is upstream.
- *            A logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its gradient is finite.
- *            Where q is 0 and p is not, REVERSE is +inf, and the row's gradient NaN. JENSEN_SHANNON is finite. A row of
- *            -inf alone, or with +inf or NaN, in either tensor: loss and gradient are NaN.
+ *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps these over t. People then multiply the loss
+ *            by t^2: for the gradient pass t^2 as upstream, or as row_weight, which multiplies the loss too.
+ *            Without a softcap, a logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its
+ *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
+ *            where p is 0. JENSEN_SHANNON is finite. A row of -inf alone, or with +inf or NaN, in either tensor: the loss is
+ *            NaN, and so is the gradient, which may be 0 where p is 0.
  * Exact      A term q log(q / p) is added as q (e^-d - 1 + d), which is never negative, so the sums have no cancellation: the
  *            loss is never negative, and has relative accuracy where p and q nearly agree. (The two forms have the same sum,
  *            since p and q add up to 1.)
@@ -41,9 +42,9 @@
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
  * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring the
- * first vectors of both rows into shared memory. The team sums the exponentials of both, then the terms of the divergence, and
- * writes the gradient: in FORWARD beside the terms, else after them. For example, a row of 131072 columns in bf16 on an H100: 8
- * blocks, 8 vectors of each tensor per thread, of which 6 are read once and 2 twice.
+ * first vectors of both rows into shared memory. The team sums the exponentials of both, then the terms of the divergence. It
+ * computes the gradient in the same pass as the terms in FORWARD, else in a pass after them. For example, a row of 131072 columns
+ * in bf16 on an H100: 8 blocks, 8 vectors of each tensor per thread, of which 6 are read from memory once, 2 in every pass.
  */
 #ifndef LK_KL_CUH
 #define LK_KL_CUH
@@ -129,8 +130,8 @@ LK_DEVICE float lk_kl_log2_p(const lk_kl_softmax &s, float x)
     return fmaf(s.rate, x - s.max, -s.log2_sum);
 }
 
-/* The sum of w (e^-a - 1 + a), which is never negative, with a = a2 ln 2; other is w e^-a, which is more exact where a is not
- * small. Each step is one loop, so that n chains of additions run side by side. */
+/* The sum of w (e^-a - 1 + a), which is never negative, with a = a2 ln 2; other is w e^-a. Where a is small, its series is more
+ * exact than w a + (other - w). Each step is one loop, so that n chains of multiply-adds run side by side. */
 template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&other)[n], const float (&a2)[n])
 {
     float a[n], h[n], sum = 0.0f;
@@ -166,14 +167,17 @@ template <int N> LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_
     }
 }
 
-/* log2(p / m) and log2(q / m), for JENSEN_SHANNON: first that of the larger one. Not used where p and q are 0. */
+/* log2(p / m) and log2(q / m), for JENSEN_SHANNON: first that of the larger one, from m over the larger one: share + weight e with
+ * share + weight = 1, or 1 + weight (e - 1), which is more exact where e is near 1. Not used where p and q are 0. */
 typedef struct {
     float p, q;
 } lk_kl_ratios;
 LK_DEVICE lk_kl_ratios lk_kl_ratios_of(float log2_p, float log2_q, float beta)
 {
-    const float d = log2_q - log2_p, least = -fabsf(d), weight = d < 0.0f ? beta : 1.0f - beta;
-    const float larger = -lk_lg2(fmaf(weight, lk_ex2(least) - 1.0f, 1.0f)), smaller = larger + least; /* m / larger one */
+    const float d = log2_q - log2_p, least = -fabsf(d), e = lk_ex2(least);
+    const float weight = d < 0.0f ? beta : 1.0f - beta, share = d < 0.0f ? 1.0f - beta : beta; /* of the smaller, the larger one */
+    const float m = least < -1.0f ? fmaf(weight, e, share) : fmaf(weight, e - 1.0f, 1.0f);
+    const float larger = -lk_lg2(m), smaller = larger + least;
     return d < 0.0f ? lk_kl_ratios{larger, smaller} : lk_kl_ratios{smaller, larger};
 }
 
@@ -200,7 +204,8 @@ LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl
     LK_UNROLL for (int j = 0; j < N; j++) sum[1] -= v.p[j] == 0.0f ? 0.0f : v.p[j] * v.x[j];
 }
 
-/* Turns x into gradients. factor: upstream, row_weight and scale. mean: what the sum of p log(p / q) or of p log(p / m) is. */
+/* Turns x into gradients. factor: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta. mean: the row's sum of
+ * p log(p / q), or of p log(p / m). */
 template <int DIVERGENCE, int N>
 LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, float factor, float mean, const lk_kl_args &a)
 {
@@ -221,8 +226,8 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, float factor, float mean,
 /* ---- The kernel ---------------------------------------------------------------------------------------------------------- */
 
 #define LK_KL_THREADS 256
-#define LK_KL_VECS 8 /* of both tensors, of a thread, until a row has a cluster of 8 blocks */
-#define LK_KL_HELD 6 /* of them, in shared memory, 48 KiB of a block, so that four blocks fit an SM; the rest is read again */
+#define LK_KL_VECS 8 /* of each tensor, that a thread should have: see lk_kl_lay_out */
+#define LK_KL_HELD 6 /* of them, in shared memory, 48 KiB of a block, so that four blocks fit an SM; or half as many */
 #define LK_KL_BLOCKS (LK_ARCH < 900 ? 3 : 4) /* per SM: as many as registers allow without spills */
 
 typedef struct {
@@ -282,7 +287,7 @@ template <class T> LK_DEVICE lk_kl_vecs<T> lk_kl_load(const lk_kl_thread<T> &t, 
     return {lk_load_vec(lk_kl_place(t.from, t.step, u)), lk_kl_load_teacher(t, u)};
 }
 
-/* The N logits from element `first` of a vector, or of all of it, and the logits of a column. */
+/* The N logits from element `first` of a vector on. */
 template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T> &vecs, int first, const lk_kl_args &a)
 {
     lk_kl_values<N> v;
@@ -292,6 +297,7 @@ template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T
     lk_kl_cap(&v, a);
     return v;
 }
+/* The logits of a row's column, from memory. */
 template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_args &a, int64_t row, int64_t col)
 {
     const T x = ((const T *)a.logits)[row * a.logits_stride + col], y = ((const T *)a.teacher)[row * a.teacher_stride + col];
@@ -435,7 +441,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     }
     if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish(sum, t.row, weight, a);
     if (a.dlogits) {
-        const float upstream = a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
+        const float upstream = read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
         const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
         const float factor = upstream * weight * a.logit_scale * mixed, mean = sum[DIVERGENCE == LK_KL_JENSEN_SHANNON ? 2 : 0];
         LK_NO_UNROLL for (int u = 0; u < count; u++) {

@@ -386,6 +386,8 @@ static void specials(int type, int direction, int path)
             p.special = special, p.divergence = k, p.seed += (uint64_t)(special + k);
             p.softcap = special == NEAR && type == TEST_F32 && k == 2 ? 20 : 0, p.teacher_softcap = p.softcap;
             check(&p);
+            p.beta = 0x1p-30f; /* 1 - beta is 1 */
+            if (k == LK_KL_JENSEN_SHANNON && special != NEAR) check(&p); /* there the loss is below what 2^-22 of log(p / m) adds */
         }
 }
 
