@@ -77,7 +77,8 @@ __global__ void rung_3_kernel(rung_args a)
     a.loss[row] = loss;
 }
 
-/* Rung 4: p = q e^-d, so the term is q (e^-d - 1 + d) = q (d^2 / 2 - d^3 / 6 + ...), by its series where d is small: lk_kl_term. */
+/* Rung 4: p = q e^-d, so the term is q (e^-d - 1 + d) = q (d^2 / 2 - d^3 / 6 + ...), by its series where d is small. lk_kl_terms adds
+ * several such terms, here one; its d is in base 2. */
 __global__ void rung_4_kernel(rung_args a)
 {
     const int row = threadIdx.x;
@@ -86,7 +87,8 @@ __global__ void rung_4_kernel(rung_args a)
     float loss = 0.0f;
     for (int c = 0; c < COLS; c++) {
         const float log_p = a.x[row * COLS + c] - lse_p, log_q = a.y[row * COLS + c] - lse_q;
-        loss += lk_kl_term(lk_exp(log_q), lk_exp(log_p), log_q - log_p);
+        const float q[1] = {lk_exp(log_q)}, p[1] = {lk_exp(log_p)}, d[1] = {(log_q - log_p) * LK_LOG2E};
+        loss += lk_kl_terms(q, p, d);
     }
     a.loss[row] = loss;
 }

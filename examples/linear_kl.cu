@@ -52,7 +52,14 @@ __device__ float lse_of(const float *logits)
     return lk_lse_log(state);
 }
 
-/* Losses, and dZ in place of the student's logits; a thread per token. lk_kl_term: examples/kl.cu. */
+/* A column's term of the loss; lk_kl_terms: examples/kl.cu. */
+static __device__ float term(float q, float p, float log_ratio)
+{
+    const float of_q[1] = {q}, of_p[1] = {p}, d[1] = {log_ratio * LK_LOG2E};
+    return lk_kl_terms(of_q, of_p, d);
+}
+
+/* Losses, and dZ in place of the student's logits; a thread per token. */
 __global__ void kl_kernel(rung_args a)
 {
     const int t = blockIdx.x * THREADS + threadIdx.x;
@@ -62,7 +69,7 @@ __global__ void kl_kernel(rung_args a)
     const float lse_p = lse_of(x), lse_q = lse_of(y);
     for (int j = 0; j < VOCAB; j++) {
         const float log_p = x[j] - lse_p, log_q = y[j] - lse_q, p = lk_exp(log_p), q = lk_exp(log_q);
-        loss += lk_kl_term(q, p, log_q - log_p);
+        loss += term(q, p, log_q - log_p);
         x[j] = p - q;
     }
     a.loss[a.first + t] = loss;
@@ -103,7 +110,7 @@ __global__ void again_kernel(rung_args a)
     for (int j = 0; j < VOCAB; j++) {
         const float log_p = dot(x, a.weight + j * HIDDEN, HIDDEN) - lse_p;
         const float log_q = dot(y, a.teacher_weight + j * TEACHER, TEACHER) - lse_q, p = lk_exp(log_p), q = lk_exp(log_q);
-        loss += lk_kl_term(q, p, log_q - log_p);
+        loss += term(q, p, log_q - log_p);
         for (int d = 0; d < HIDDEN; d++) {
             dx[d] = fmaf(p - q, a.weight[j * HIDDEN + d], dx[d]);
             atomicAdd(&a.dweight[j * HIDDEN + d], (p - q) * x[d]);
