@@ -467,7 +467,7 @@ LK_DEVICE void lk_forget(uint4 *v)
     asm volatile("" : "+r"(v->x), "+r"(v->y), "+r"(v->z), "+r"(v->w));
 }
 
-/* No instruction. The compiler computes x in any case, also where it is used in one of two cases only, instead of behind a branch. */
+/* No instruction. The compiler computes x before a choice that may not use it, and does not move x behind a branch. */
 LK_DEVICE float lk_hold(float x)
 {
     asm("" : "+f"(x));

@@ -340,8 +340,7 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
 }
 
 /* Adds offset_device to them. After the wait only: the kernel before may write it. LOOP: in a loop over the axes, which a vector
- * has few of. Also where there is no offset, kernels without dtheta are 3 to 6 % faster with the loop, and those with it 5 %
- * without. */
+ * has few of. Even where there is no offset, kernels without dtheta are faster with the loop, and those with dtheta without it. */
 template <int STEP, bool LOOP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
 {
     if (!call.offset_device) return; /* one branch, so that calls without it pay for nothing else */

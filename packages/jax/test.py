@@ -1085,8 +1085,8 @@ def equal(name, a, b):
 def near(name, a, b):
     """Equal up to the order of sums, which depends on the number of rows.
 
-    A gradient has the cosine of a result in it. For a result of up to 60, whose sums differ by some 2^-24 of it, the cosines differ by
-    2^-17, so gradients get twice the limit of values.
+    A gradient has the cosine of a result in it. For a result of up to 60, whose sums differ by a few 2^-24 of it, the cosines differ by
+    some 2^-17, so gradients get twice the limit of values.
     """
     for i, (u, v) in enumerate(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)):
         close(f"{name}, {i}", u.astype(jnp.float32), v, 8 if " gradient" in name else 4)
