@@ -292,6 +292,7 @@ typedef struct {
     int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits, so a step reads all before it writes */
     int64_t classes;             /* the columns of all ranks; a.vocab without ranks */
     int state_bytes;             /* with ranks: of a row's packed state; 0 in a call of backward alone */
+    int adds_state;              /* not 0: to the states that are there, of other columns. linear_cross_entropy has panels */
     float confidence;            /* with target_prob: 1 - label_smoothing */
     float smoothing_per_class;   /* and label_smoothing / vocab */
 } lk_cross_entropy_call;
@@ -1020,12 +1021,15 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
 /* The state of a rank's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange returns it,
  * in all threads; one of them writes. */
 template <class T>
-LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s)
+LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s, float scale)
 {
     if (!t.owner || t.row >= call.a.rows) return;
     if (t.y == -1) s = lk_ce_row_empty();
     if (s.top != INT64_MIN) s.top -= call.a.parallel.vocab_start; /* the argmax is a column of all ranks */
-    s.target = (unsigned)t.y < (unsigned)call.a.vocab ? t.logit : -INFINITY;
+    lk_ce_row before = lk_ce_row_empty();
+    if (call.adds_state) before = lk_ce_unpack_state(call.a.states, call.state_bytes, t.row);
+    if (call.adds_state) s = lk_ce_row_merge<true>(before, s, scale);
+    s.target = (unsigned)t.y < (unsigned)call.a.vocab ? t.logit : before.target; /* a maximum would lose a NaN */
     lk_ce_pack_state(call.a.states, call.state_bytes, t.row, s);
 }
 
@@ -1042,7 +1046,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     others = lk_ce_exchange<!plain, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (forward && call.state_bytes) {
-        lk_ce_put_state(call, *t, others);
+        lk_ce_put_state(call, *t, others, scale);
         return {};
     }
     const lk_ce_row all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);

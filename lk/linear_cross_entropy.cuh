@@ -98,8 +98,9 @@
  *   every call, first     lk_lce_prepare_kernel: what the targets mean, the divisor of a mean, the factor of each row's gradient
  *   CHUNKS, each chunk    logits by cuBLASLt, all columns at once or in slices of tokens; the kernels of cross_entropy.cuh compute
  *                         losses and dZ from them; lk_lce_columns_kernel sums dbias; dweight and dx by cuBLASLt
- *   PANELS, each chunk    for each panel logits by cuBLASLt, which lk_lce_state_kernel adds to the rows' states. When lse is known,
- *                         for each panel logits again, lk_lce_dz_kernel, dbias, dweight and dx by cuBLASLt
+ *   PANELS, each chunk    a panel is to cross_entropy.cuh's kernels what a rank's columns are. For each panel logits by
+ *                         cuBLASLt, which they add to the rows' states; lk_lce_panels_kernel computes the losses. Then for each
+ *                         panel logits again, dZ by them, dbias, dweight and dx by cuBLASLt
  *   FUSED, each chunk     in lk_head_sm90.cuh, for forward_backward:
  *                         1. cuBLASLt: logits of 8 columns, from which references of the exponentials are guessed
  *                         2. lk_lce_fused_kernel: the states of all columns, and exponentials of those that are kept
@@ -312,7 +313,7 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
 {
     const lk_lce_args &a = call->a;
     lk_lce_shape s = {};
-    s.rows = call->rows, s.hidden = a.hidden, s.vocab = a.vocab, s.dweight_stride = a.dweight_stride;
+    s.rows = call->rows, s.hidden = a.hidden, s.vocab = a.vocab, s.classes = call->classes, s.dweight_stride = a.dweight_stride;
     s.chunk_tokens = a.chunk_tokens, s.panel_vocab = a.panel_vocab, s.slice_tokens = a.slice_tokens;
     s.dweight = a.dweight, s.saved = a.saved, s.why_not_fused = call->why_not_fused, s.path = a.path;
     s.type = call->type, s.logits_type = call->logits_type, s.dweight_dtype = a.dweight_dtype, s.clusters = call->clusters;
@@ -339,17 +340,19 @@ typedef struct {
 
 /* ---- Before the matmuls: counts, and what each row needs ----------------------------------------------------------------- */
 
-/* What a token's target means, among the columns of all ranks; and its column here, see lk_lce_workspace. */
+/* What a token's target means, among the columns of all ranks; and what ws.target says of it, see lk_lce_workspace. */
 LK_DEVICE lk_ce_label lk_lce_look_up(const lk_lce_call &call, int64_t token)
 {
     return lk_ce_label_among(call.a, lk_ce_target_at(call.a, token), call.classes);
 }
-LK_DEVICE int lk_lce_column(const lk_lce_call &call, lk_ce_label label)
+LK_DEVICE int lk_lce_column(const lk_lce_work &p, lk_ce_label label)
 {
-    if (!call.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
-    const int64_t col = label.y - call.a.parallel.vocab_start;
-    if (!label.counted) return -1;
-    return label.y >= 0 && col >= 0 && col < call.a.vocab ? (int)col : LK_LCE_ELSEWHERE;
+    const lk_lce_args &a = p.call.a;
+    if (!p.call.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
+    if (!label.counted || (p.ws.states && label.bad && !p.call.gives_loss)) return -1;
+    if (p.ws.states) return label.bad ? LK_LCE_ELSEWHERE : label.y;
+    const int64_t col = label.y - a.parallel.vocab_start;
+    return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_LCE_ELSEWHERE;
 }
 
 /* The weight of a token that counts. */
@@ -453,7 +456,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         }
         if (!mine || row >= p.call.rows) continue;
         const bool good = label.y >= 0;
-        ws.target[row] = lk_lce_column(p.call, label);
+        ws.target[row] = lk_lce_column(p, label);
         if (ws.weight) ws.weight[row] = good ? p.call.weights[label.y] * (ws.class_weight ? rate : 1.0f) : 0.0f;
         if (ws.others && p.call.split && !p.call.gives_loss) ws.others[row] = label.counted ? a.others[token] : 0.0f;
         if (ws.row_weight) ws.row_weight[row] = a.row_weight[token];
@@ -477,7 +480,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     }
     for (int64_t col = from; ws.bias && col < a.vocab; col += step)
         lk_put_as(ws.bias, p.call.logits_type, col, lk_get_as(a.bias, a.bias_dtype, col));
-    for (int64_t col = from; ws.class_weight && col < a.vocab; col += step) ws.class_weight[col] = a.class_weight[col] * rate;
+    const float *const unscaled = ws.states ? p.call.weights : a.class_weight;
+    for (int64_t col = from; ws.class_weight && col < (ws.states ? p.call.classes : a.vocab); col += step)
+        ws.class_weight[col] = unscaled[col] * rate;
     for (int64_t col = from; ws.owners && col < a.vocab; col += step) ws.owners[col] = {INT32_MAX, 0};
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
@@ -853,16 +858,15 @@ LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t index, int64_
     return chunk;
 }
 
-/* The rows of a slice, from logits of all columns to loss and dZ, by cross_entropy.cuh's kernels for rows of any length. */
-template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &chunk)
+/* What cross_entropy.cuh's kernels for rows of any length get of some rows and columns. */
+template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_call &call = chunk.call;
     const lk_lce_workspace &ws = chunk.ws;
     lk_cross_entropy_args f = {};
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     f.logits = ws.slice ? ws.slice : ws.logits, f.target = ws.target + chunk.first_row, f.lse = ws.lse + chunk.first_row;
-    f.class_weight = ws.class_weight ? ws.class_weight : call.a.class_weight;
-    f.rows = chunk.rows, f.vocab = call.a.vocab, f.logits_stride = ws.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
+    f.class_weight = ws.class_weight ? ws.class_weight : call.weights;
+    f.rows = chunk.rows, f.vocab = chunk.cols, f.logits_stride = ws.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
     f.logit_scale = call.a.logit_scale, f.softcap = call.a.softcap;
     f.label_smoothing = call.a.label_smoothing, f.z_loss = call.a.z_loss;
     f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = call.gradient ? call.type : lk_dtype<L>;
@@ -880,8 +884,17 @@ template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
     if (lk_cross_entropy_sums_weights(&f)) p.weight_total = &ws.counts->weights;
     if (ws.row_weight) p.loss_weight = ws.row_weight + chunk.first_row;
+    return p;
+}
+
+/* The rows of a slice, from logits of all columns to loss and dZ. */
+template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &chunk)
+{
+    const lk_lce_call &call = chunk.call;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    lk_cross_entropy_call p = lk_lce_rows_of<L>(job, chunk);
     if (job->other_rows) return job->other_rows->rows(job, chunk, p);
-    if (!call.gradient && lk_cross_entropy_is_plain(&f)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
+    if (!call.gradient && lk_cross_entropy_is_plain(&p.a)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
     if (!call.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
     return call.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
                         : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
@@ -910,17 +923,10 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, 
 
 /* ---- PANELS: some columns of the vocabulary at a time -------------------------------------------------------------------- */
 
-#define LK_LCE_U 4 /* loads in flight per lane */
-
-/* The weights of a vector's columns, 1 without smoothing or class weights. With a softcap v becomes z, else it stays. */
-template <int n>
-LK_DEVICE void lk_lce_values(float (&v)[n], float (&w)[n], const lk_lce_args &a,
-                             const float *class_weight, int64_t col)
+/* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
+LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
 {
-    float slope[n];
-    const bool weighted = class_weight && a.label_smoothing > 0.0f;
-    LK_UNROLL for (int j = 0; j < n; j++) w[j] = weighted ? class_weight[col + j] : 1.0f;
-    if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
+    return a.softcap > 0.0f ? 1.0f : a.logit_scale;
 }
 
 /* Writes a row's results, or with ranks its state, which has the target's logit outside the sums. All threads may call; the one
@@ -955,154 +961,32 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     return r;
 }
 
-/* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
- *   dZ[j] = (F + G + bend(z[j])) p[j] - w_factor w[j]             for j != y
- *   dZ[y] = (G + bend(z[y])) p[y] - F (1 - p[y]) + w_term
- * bend(z) = -dentropy (z + entropy - lse). p_factor is F + G, or NaN where lse is not finite. */
-typedef struct {
-    float F, G, w_term, p_factor, w_factor; /* of lk_ce_target_term and lk_ce_gradient */
-    float entropy_factor, center;           /* -dentropy; entropy - lse */
-} lk_lce_terms;
-
-LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
+/* What a panel is to cross_entropy.cuh: a rank's columns. Its states are added to those of the panels before. */
+template <class L, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
-    lk_lce_terms t = {};
-    if (y < 0) return t;
-    lk_ce_upstream up = {};
-    up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
-    lk_ce_target_term term;
-    const lk_ce_gradient g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
-    t.F = term.F, t.G = term.G, t.w_term = term.w_term, t.w_factor = g.w_factor;
-    t.p_factor = lk_is_finite(lse) ? g.p_factor : NAN;
-    if (ws.dentropy) t.entropy_factor = -a.logit_scale * ws.dentropy[row], t.center = entropy - lse;
-    return t;
+    const lk_lce_call &call = chunk.call;
+    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
+    lk_cross_entropy_call p = lk_lce_rows_of<L>(job, chunk);
+    p.a.parallel.vocab_start = call.a.parallel.vocab_start + chunk.first_col;
+    p.a.parallel.vocab_total = p.classes = call.classes;
+    p.a.states = chunk.ws.states, p.state_bytes = call.state_bytes, p.adds_state = !chunk.first;
+    p.a.others = chunk.ws.others + chunk.first_row;
+    return lk_cross_entropy_gradient<L, direction>(job->op, &job->device, p, job->stream);
 }
 
-/* Likewise, of a row whose lse and entropy are known. */
-LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
+/* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
 {
-    return lk_lce_terms_of(p, row, y, p.ws.lse[row], p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
-}
-
-/* dentropy's part of dZ, without the slope of a softcap; 0 times -inf counts 0. */
-LK_DEVICE float lk_lce_entropy_term(const lk_lce_terms &t, float p, float z)
-{
-    return t.entropy_factor * (p * fmaxf(z + t.center, -FLT_MAX));
-}
-
-/* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
-LK_DEVICE float lk_lce_target_dz(const lk_lce_terms &t, float p, float z, float others, float slope)
-{
-    return slope * (fmaf(t.G, p, t.w_term) - t.F * others + lk_lce_entropy_term(t, p, z));
-}
-
-/* Pass 1: a warp owns a row and adds a panel of its logits to the row's state. The target's logit is not in the sums, so that
- * the sum of the others needs no difference. After the last panel the warp writes the row's results. */
-template <class L> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_state_kernel(lk_lce_work chunk)
-{
-    constexpr int N = LK_VEC<L>, U = LK_LCE_U;
     const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = chunk.first_row + in_chunk;
+    const int64_t in_chunk = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, row = chunk.first_row + in_chunk;
+    const float scale = lk_lce_scale(a);
     lk_griddepcontrol_wait();
     if (in_chunk >= chunk.rows) return;
-    const L *logits = (const L *)ws.logits + in_chunk * ws.logits_stride;
-    const float *class_weight = ws.class_weight ? ws.class_weight : a.class_weight;
-    const int y = ws.target[row];
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
-    const int target_offset = (int)(y - chunk.first_col), cols = y < 0 ? 0 : (int)chunk.cols; /* an ignored row is not read */
-    lk_ce_row s = lk_ce_row_empty();
-    for (int col = lane * N; col < cols; col += 32 * N * U) {
-        lk_vec<L> raw[U];
-        LK_UNROLL for (int u = 0; u < U; u++) /* a row ends with padding up to a multiple of 64 */
-            if (col + u * 32 * N < cols) raw[u] = lk_load_vec(logits + col + u * 32 * N);
-        LK_UNROLL for (int u = 0; u < U; u++) {
-            const int at = col + u * 32 * N;
-            float v[N], weight[N];
-            if (at >= cols) break;
-            lk_unpack(v, raw[u]);
-            if (a.argmax && at + N <= cols) s = lk_ce_add_top(s, v, chunk.first_col + at);
-            for (int j = 0; a.argmax && at + N > cols && j < N; j++)
-                if (at + j < cols) s = lk_ce_row_top(s, v[j], chunk.first_col + at + j);
-            if (at + N <= cols && (unsigned)(target_offset - at) >= (unsigned)N) {
-                lk_lce_values(v, weight, a, class_weight, chunk.first_col + at);
-                s = lk_ce_row_add(s, v, weight, scale);
-                continue;
-            }
-            LK_UNROLL for (int j = 0; j < N; j++) {
-                float one[1] = {v[j]}, one_weight[1];
-                if (at + j >= cols || at + j == target_offset) continue;
-                lk_lce_values(one, one_weight, a, class_weight, chunk.first_col + at + j);
-                s = lk_ce_row_add(s, one, one_weight, scale);
-            }
-        }
-    }
-    s = lk_ce_row_warp<true>(s, scale);
-    if (lane != 0) return;
-    float target = -INFINITY, slope;
-    if (target_offset >= 0 && target_offset < cols) {
-        target = lk_to_float(logits[target_offset]);
-        if (a.softcap > 0.0f) target = lk_ce_cap(target, a.logit_scale, a.softcap, &slope);
-    }
-    if (!chunk.first) {
-        const lk_ce_row before = ((const lk_ce_row *)ws.states)[in_chunk];
-        s = lk_ce_row_merge(before, s, scale);
-        if (!(target_offset >= 0 && target_offset < cols)) target = before.target; /* a maximum of the two would lose a NaN */
-    }
-    s.target = target;
-    ((lk_ce_row *)ws.states)[in_chunk] = s;
-    if (!chunk.last) return;
+    const int y = chunk.ws.target[row];
+    lk_ce_row s = lk_ce_unpack_state(chunk.ws.states, chunk.call.state_bytes, in_chunk);
+    if (chunk.call.split && s.top != INT64_MIN) s.top += a.parallel.vocab_start; /* lk_lce_put_row takes columns of this rank */
+    if (!chunk.call.split) s = lk_ce_row_raise_halfway<true>(s, s.target, scale);
     lk_lce_put_row(chunk, row, y, s, scale, true);
-}
-
-/* Pass 2: a warp owns a row of a panel and writes dZ over its logits. 16-bit dZ of f32 logits lies where this step or earlier
- * ones have read, so the warp synchronizes between a step's reads and its writes. */
-template <class L, class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_dz_kernel(lk_lce_work chunk)
-{
-    constexpr int N = LK_VEC<L>, U = LK_LCE_U;
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t in_chunk = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, row = chunk.first_row + in_chunk;
-    lk_griddepcontrol_wait();
-    if (in_chunk >= chunk.rows) return;
-    const L *logits = (const L *)ws.logits + in_chunk * ws.logits_stride;
-    D *dz = (D *)((L *)ws.logits + in_chunk * ws.logits_stride);
-    const float *class_weight = ws.class_weight ? ws.class_weight : a.class_weight;
-    const int y = ws.target[row], target_offset = (int)(y - chunk.first_col), cols = (int)chunk.cols;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, lse = ws.lse[row];
-    const lk_lce_terms t = lk_lce_terms_at(chunk, row, y);
-    const bool proper = lk_is_finite(lse);
-    for (int step = 0; step < cols; step += 32 * N * U) {
-        const int col = step + lane * N;
-        lk_vec<L> raw[U] = {};
-        LK_UNROLL for (int u = 0; u < U; u++)
-            if (y >= 0 && col + u * 32 * N < cols) raw[u] = lk_load_vec(logits + col + u * 32 * N);
-        __syncwarp(); /* orders the reads of these logits before dZ is written over them */
-        LK_UNROLL for (int u = 0; u < U; u++) {
-            const int at = col + u * 32 * N;
-            float v[N], x[LK_VEC<D>] = {};
-            lk_vec<D> packed;
-            if (at >= cols) break;
-            lk_unpack(v, raw[u]);
-            LK_UNROLL for (int j = 0; j < N; j++) {
-                if (y < 0 || at + j >= cols) continue;
-                float slope = 1.0f;
-                if (a.softcap > 0.0f) v[j] = lk_ce_cap(v[j], a.logit_scale, a.softcap, &slope);
-                const float p = proper ? lk_exp(fmaf(scale, v[j], -lse)) : 1.0f, z = scale * v[j];
-                const bool smooth = class_weight && a.label_smoothing > 0.0f;
-                x[j] = fmaf(t.p_factor, p, -t.w_factor * (smooth ? class_weight[chunk.first_col + at + j] : 1.0f));
-                x[j] = slope * (ws.dentropy ? x[j] + lk_lce_entropy_term(t, p, z) : x[j]);
-                if (at + j == target_offset) x[j] = proper ? lk_lce_target_dz(t, p, z, ws.others[row], slope) : NAN;
-            }
-            lk_pack(&packed, x); /* zeros behind the row, in its padding */
-            if (sizeof(D) == sizeof(L)) lk_store_vec(dz + at, packed);
-            else *(uint2 *)(dz + at) = make_uint2(packed.raw.x, packed.raw.y);
-        }
-    }
 }
 
 /* One chunk in panels: the rows' states, then the gradients. */
@@ -1115,13 +999,15 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     for (int64_t panel = 0; panel < job->plan.panels && !status && (call.gives_loss || !call.split); panel++) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk);
-        if (!status) status = lk_lce_launch(job, lk_lce_state_kernel<L>, lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), chunk);
+        if (!status) status = lk_lce_panel_rows<L, LK_CE_FORWARD>(job, chunk);
+        if (!status && chunk.last)
+            status = lk_lce_launch(job, lk_lce_panels_kernel, lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
     }
     if (!call.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk); /* again; then dZ */
-        if (!status) status = lk_lce_launch(job, lk_lce_dz_kernel<L, T>, lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), chunk);
+        if (!status) status = lk_lce_panel_rows<L, LK_CE_BACKWARD>(job, chunk);
         if (!status) status = lk_lce_dbias<T>(job, chunk);
         if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, chunk);
         if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);

@@ -36,7 +36,7 @@ enum { LK_LCE_PATH_CHUNKS = 1, LK_LCE_PATH_PANELS = 2, LK_LCE_PATH_FUSED = 3 };
 
 typedef struct {
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
-    int64_t hidden, vocab;
+    int64_t hidden, vocab, classes; /* classes: the columns of all ranks */
     int64_t dweight_stride;
     int64_t chunk_tokens, panel_vocab, slice_tokens; /* the caller's; 0: lk chooses */
     void *dweight, *saved;      /* arrays may lie there. NULL: there is none */
@@ -117,7 +117,8 @@ typedef struct {
 typedef struct {
     lk_lce_counts *counts;
     int32_t *target;       /* [rows], the target's column here; -1: ignored, or no token; LK_LCE_ELSEWHERE: another rank has it;
-                              a bad one: 0, with ranks LK_LCE_ELSEWHERE, and its factor is 0 */
+                              a bad one: 0, with ranks LK_LCE_ELSEWHERE, and its factor is 0. Panels: the column among those of
+                              all ranks, and a bad one in a call of backward alone is -1 */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     float *row_weight;     /* [rows], the caller's; where the call gives a loss */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
@@ -137,7 +138,8 @@ typedef struct {
     float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     lk_lce_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
-    float *class_weight;   /* [vocab], times valid_rows / weight_sum: with it class and z-loss terms have one divisor */
+    float *class_weight;   /* [vocab], for panels of all ranks: times valid_rows / weight_sum. So class and z-loss terms have one
+                              divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted; then its dx */
     void *scaled_x;        /* fused: T [chunk, x_stride], v x; over sample, sums, more and references */
@@ -252,7 +254,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, 
     lk_take(&ws.argmax, arena, s->argmax, rows);
     ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
     const bool scaled = s->class_weight && s->mean && !s->denominator && s->z_loss && !(s->split && s->gives_loss);
-    lk_take(&ws.class_weight, arena, scaled, s->vocab);
+    lk_take(&ws.class_weight, arena, scaled, fused ? s->vocab : s->classes);
     lk_take(&ws.dbias, arena, s->dbias, ws.splits * s->vocab);
     ws.x = lk_take_bytes(arena, s->compact, chunk * ws.x_stride * lk_lce_bytes_of(s->type));
     return ws;

@@ -3,7 +3,7 @@
  * tile of lk_gemm.cuh, the two products of the gradients, and the steps of a chunk. Another architecture gets a file of its own.
  *
  * A part of linear_cross_entropy.cuh, which includes it where FUSED stands and has the structs and functions that it uses from
- * there (lk_lce_work, lk_lce_job, lk_lce_put_row, lk_lce_terms). Alone it is empty.
+ * there (lk_lce_work, lk_lce_job, lk_lce_put_row, lk_lce_scale). Alone it is empty.
  *
  * Needs: lk_gemm.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh, lk_cublas.cuh.
  */
@@ -53,10 +53,47 @@ typedef struct {
     int steps;            /* of hidden */
 } lk_lce_fused;
 
-/* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
-LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
+/* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
+ *   dZ[j] = (F + G + bend(z[j])) p[j] - w_factor w[j]             for j != y
+ *   dZ[y] = (G + bend(z[y])) p[y] - F (1 - p[y]) + w_term
+ * bend(z) = -dentropy (z + entropy - lse). p_factor is F + G, or NaN where lse is not finite. */
+typedef struct {
+    float F, G, w_term, p_factor, w_factor; /* of lk_ce_target_term and lk_ce_gradient */
+    float entropy_factor, center;           /* -dentropy; entropy - lse */
+} lk_lce_terms;
+
+LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
 {
-    return a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
+    lk_lce_terms t = {};
+    if (y < 0) return t;
+    lk_ce_upstream up = {};
+    up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
+    lk_ce_target_term term;
+    const lk_ce_gradient g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
+    t.F = term.F, t.G = term.G, t.w_term = term.w_term, t.w_factor = g.w_factor;
+    t.p_factor = lk_is_finite(lse) ? g.p_factor : NAN;
+    if (ws.dentropy) t.entropy_factor = -a.logit_scale * ws.dentropy[row], t.center = entropy - lse;
+    return t;
+}
+
+/* Likewise, of a row whose lse and entropy are known. */
+LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
+{
+    return lk_lce_terms_of(p, row, y, p.ws.lse[row], p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
+}
+
+/* dentropy's part of dZ, without the slope of a softcap; 0 times -inf counts 0. */
+LK_DEVICE float lk_lce_entropy_term(const lk_lce_terms &t, float p, float z)
+{
+    return t.entropy_factor * (p * fmaxf(z + t.center, -FLT_MAX));
+}
+
+/* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
+LK_DEVICE float lk_lce_target_dz(const lk_lce_terms &t, float p, float z, float others, float slope)
+{
+    return slope * (fmaf(t.G, p, t.w_term) - t.F * others + lk_lce_entropy_term(t, p, z));
 }
 
 /* Columns counted from that of the thread's first sum: left, up to the row's end; target, the target's. */

@@ -20,7 +20,7 @@ static void expect(bool holds, const char *what, size_t budget)
 static lk_lce_shape shape_of(bool fused, int dweight_dtype)
 {
     lk_lce_shape s = {};
-    s.rows = 8192, s.hidden = s.dweight_stride = 4096, s.vocab = 131072;
+    s.rows = 8192, s.hidden = s.dweight_stride = 4096, s.vocab = s.classes = 131072;
     s.dweight = (void *)4096, s.dx = s.loss = s.mean = s.gives_loss = s.gradient = true;
     s.type = LK_DTYPE_BF16, s.logits_type = LK_DTYPE_F32, s.dweight_dtype = dweight_dtype;
     s.fused = fused, s.clusters = fused ? 66 : 1, s.why_not_fused = fused ? "" : ": there is no usable CUDA device";
