@@ -14,7 +14,9 @@ Providers  matmuls: the bare products by torch, the yardstick: forward's one, an
            the last case have lk separate, unless --provider names it.
            liger FLSCE, liger FLCE: Liger's CuTe DSL kernels for Hopper. FLSCE makes the logits again too, and its mean is
            torch's; its check of the targets, which waits for the GPU, is off. FLCE keeps bf16 logits.
-           liger Triton, quack, torch and torch.compile as in compare.py. bench/requirements.txt has their versions.
+           liger Triton 4, 16: the Triton head with so many times the memory, its chunk_mem_const, that its default has.
+           liger Triton, quack, torch, torch.compile and torch2.15's four as in compare.py. bench/requirements.txt has their
+           versions.
 Times      burst_ms: the GPU rests for 0.1 s, then 3 calls back to back; the median of two such turns. The providers take turns.
            sustained_ms: calls back to back for 1 s by the fastest call of the bursts, the mean of the second half: a card that
            reaches its power limit is slower then. of_matmuls: sustained_ms of the three matmuls, over that of the provider.
@@ -140,9 +142,14 @@ def peers(env, shape):
                          m.LigerFusedScaledCrossEntropySM90Function.apply(x, weight, target).mean())
     flce = liger_kernel("FLCE", "fused_linear_cross_entropy_sm90", lambda m: lambda x, weight, target:
                         m.liger_fused_linear_cross_entropy_sm90(x, weight, target))
-    triton = dataclasses.replace(known["liger"], name="liger Triton")
-    chosen = [flsce, flce, known["quack"], known["torch"], known["torch.compile"], triton]
-    return [(provider, ("", "")) for provider in ([known["torch"]] if env.smoke else chosen)]
+    triton = [dataclasses.replace(known["liger"], name="liger Triton")]
+    for times in (4, 16):
+        triton.append(compare.peer("liger", "liger_kernel.transformers.functional", lambda m, times=times: lambda x, weight, target:
+                                   m.liger_fused_linear_cross_entropy(x, weight, target, chunk_mem_const=times),
+                                   label=f"liger Triton {times}", directions=(BOTH,)))
+    newer = [dataclasses.replace(p, directions=(BOTH,)) for name, p in known.items() if name.startswith("torch2.15")]
+    chosen = [flsce, flce, known["quack"], known["torch"], known["torch.compile"], *newer, *triton]
+    return [(provider, ("", "")) for provider in ([known["torch"], newer[0]] if env.smoke else chosen)]
 
 
 def matmuls(inputs):
@@ -165,7 +172,7 @@ def case_of(shape):
     return compare.Case("linear_cross_entropy", f"tokens={tokens} hidden={hidden} vocab={vocab} reduction=mean",
                         {"x": compare.normal(tokens, hidden), "weight": compare.normal(vocab, hidden, sigma=hidden**-0.5),
                          "target": compare.targets(tokens, vocab)},
-                        ("x", "weight"), ("loss",), (None,), compare.linear_cross_entropy_reference, {}, [])
+                        ("x", "weight"), ("loss",), (None,), compare.of_head(compare.cross_entropy_formula), {}, [])
 
 
 def run_case(env, rows, progress, case, shape):

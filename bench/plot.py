@@ -132,6 +132,10 @@ STYLES = {  # colour on light, colour on dark, mark
     "liger Triton": ("#15803d", "#4ade80", "D"),
     "liger FLSCE": ("#0f766e", "#2dd4bf", "d"),
     "liger FLCE": ("#65a30d", "#a3e635", "h"),
+    "liger Triton 4": ("#15803d", "#4ade80", "D"),
+    "liger Triton 16": ("#15803d", "#4ade80", "D"),
+    "torch2.15 chunks": ("#374151", "#d1d5db", "X"),
+    "torch2.15 CuTe": ("#b45309", "#fbbf24", "X"),
 }
 THEMES = {"": {"background": "#ffffff", "ink": "#1f2328", "grid": "#d8dee4"},
           "-dark": {"background": "#0d1117", "ink": "#e6edf3", "grid": "#30363d"}}
