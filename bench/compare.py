@@ -3,8 +3,8 @@
 """lk beside the libraries that its users would take otherwise: `make compare`, `make compare-<op>`, `make compare-calls`.
 linear_cross_entropy at several sizes of workspace, its time against its memory: frontier.py.
 
-    compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT] [--provider NAME]...
-               [--reference [--compile PROCESSES]] [--list] [--device cpu --smoke]
+    compare.py [OP...] [--calls] [--csv FILE] [--quick] [--budget SECONDS] [--resume] [--case TEXT]...
+               [--provider NAME]... [--reference [--compile PROCESSES]] [--list] [--device cpu --smoke]
 
 Providers  lk, through its PyTorch extension lk_torch (packages/torch); PyTorch eager and torch.compile; Liger-Kernel,
            flash-linear-attention, cut-cross-entropy and quack-kernels where they import (bench/requirements.txt pins what was
@@ -40,8 +40,8 @@ Memory     extra_mb: the peak during a call beyond inputs, upstream gradients an
 Ceiling    The time of a plain kernel with the same reads and writes, from lk's own bench (bench/results/<gpu>.csv) where it has
            the case (ceiling_from bench), cases of less and of more traffic (bench between) or of less alone (bench beyond);
            else a copy by torch of as many bytes, timed here (copy). linear_cross_entropy: the bare matmuls by torch, their
-           vocabulary in whole eights, timed here (matmul). forward_backward: the sum of both directions; for cross_entropy
-           one read and one write, for linear_cross_entropy three matmuls.
+           vocabulary in whole eights, timed here (matmul); so are other heads. forward_backward: the sum of both directions; for
+           cross_entropy one read and one write, for linear_cross_entropy three matmuls, for linear_kl four.
 Rows       are appended to the CSV as they finish, so a run that is stopped leaves what it measured; at the end the newest row
            of each case stays. --budget ends the run in time and names what it left out; --resume skips rows of this commit that
            are there. `make compare-plots` makes plots and tables from the CSV; it needs matplotlib, and no GPU.
@@ -998,8 +998,8 @@ class Ceilings:
         return self.copies[size], "copy"
 
     def matmuls(self, case, sets):
-        """Forward's matmul, with a teacher two, and backward's two, on random operands; of a vocabulary in whole eights: where rows do not start on
-        16 bytes a matmul takes six times as long, and a yardstick that slow measures nothing."""
+        """Forward's matmul, with a teacher two, and backward's two, on random operands; of a vocabulary in whole eights: where rows
+        do not start on 16 bytes a matmul takes six times as long, and a yardstick that slow measures nothing."""
         x, weight = sets[0]["x"], F.pad(sets[0]["weight"].detach(), (0, 0, 0, -len(sets[0]["weight"]) % 8))
         dz = torch.randn(len(x), len(weight), dtype=BF16, device=self.env.device) / len(x)
         times, more = [], "teacher_x" in case.inputs
@@ -1320,7 +1320,7 @@ def chosen_cases(env, rows):
     options, found = env.options, []
     for op in options.ops or OPS:
         for case in CASES[op](env):
-            if options.case not in case.name or (options.quick and not case.quick and not env.smoke):
+            if not any(text in case.name for text in options.case or [""]) or (options.quick and not case.quick and not env.smoke):
                 continue
             if options.reference and not case.page and not env.smoke:
                 continue
@@ -1406,7 +1406,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="three cases an op, fewer repetitions")
     parser.add_argument("--budget", type=float, help="seconds after which no further provider is begun")
     parser.add_argument("--resume", action="store_true", help="leaves out rows of this commit that the CSV has")
-    parser.add_argument("--case", default="", help="only cases whose name holds this")
+    parser.add_argument("--case", action="append", help="only cases whose name holds this; may be given several times")
     parser.add_argument("--provider", action="append", default=[],
                         help="only providers of this name, or with this first word; may be given several times")
     parser.add_argument("--reference", action="store_true", help="lk, PyTorch and xopes on the shapes of xopes' pages")
