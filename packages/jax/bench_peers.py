@@ -190,11 +190,12 @@ def worker(args):
     def memory(key):
         return (device.memory_stats() or {}).get(key)
 
-    before = memory("bytes_in_use")
+    before, peak = memory("bytes_in_use"), memory("peak_bytes_in_use")
     results = jax.block_until_ready(program(own, others))
     if before is not None:
         bytes_of = sum(a.nbytes for a in jax.tree.leaves(results))
         row["extra_mb"] = f"{max(0, memory('peak_bytes_in_use') - before - bytes_of) / 2**20:.6g}"
+        row["note"] = "extra_mb is at most that: the peak is of XLA's own trials" * (memory("peak_bytes_in_use") == peak)
     analysis = program.memory_analysis()
     row["temp_mb"] = f"{analysis.temp_size_in_bytes / 2**20:.6g}" if analysis else ""
     if args.worker == "tokamax":
