@@ -190,15 +190,24 @@ def structure():
     ours.train()
 
     class Seen(TorchDispatchMode):
-        shapes = set()
+        shapes, workspaces = set(), []
 
         def __torch_dispatch__(self, f, kinds, args=(), kwargs=None):
             out = f(*args, **(kwargs or {}))
             self.shapes |= {tuple(t.shape) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}
+            self.workspaces.extend(v for a, v in zip(f._schema.arguments, args) if a.name == "workspace_mib")
             return out
-    with Seen():
-        gradients(ours)
+    for mib in (None, 7):
+        lk_torch.patch(ours, workspace_mib=mib)
+        with Seen():
+            gradients(ours)
     verdict("no tensor of all logits", not any(s[-1:] == (VOCAB,) for s in Seen.shapes), f"{Seen.shapes}")
+    verdict("workspace_mib", Seen.workspaces == [0, 7], f"{Seen.workspaces}")
+    try:
+        lk_torch.patch(ours, workspace_mib=0)
+        verdict("workspace_mib=0", False, "it raises nothing")
+    except ValueError as error:
+        verdict("workspace_mib=0", "workspace_mib is 0" in str(error), str(error))
 
 
 class Halved(torch.nn.Module):

@@ -151,13 +151,13 @@ _Logits.__hash__ = object.__hash__
 
 
 class _Model:
-    """_lk is (the head's name, where labels are among the arguments, whether eval() keeps logits) while patched."""
+    """_lk is (the head's name, where labels are among the arguments, whether eval() keeps logits, workspace_mib) while patched."""
 
     def forward(self, *args, **kwargs):
         lk = self._lk
         if lk is None:
             return super().forward(*args, **kwargs)
-        name, at, eval_logits = lk
+        name, at, eval_logits, _ = lk
         labels = kwargs["labels"] if "labels" in kwargs else args[at] if len(args) > at else None
         head = self._modules[name]
         if (labels is None or eval_logits and not self.training or not isinstance(head, _Head)
@@ -177,14 +177,14 @@ class _Model:
     @property
     def loss_function(self):
         own = super().loss_function
-        return functools.partial(_loss, own) if self._lk_call else own
+        return functools.partial(_loss, own, self._lk[3]) if self._lk_call else own
 
     @loss_function.setter
     def loss_function(self, value):
         type(self)._lk_base.loss_function.fset(self, value)
 
 
-def _loss(own, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
+def _loss(own, workspace_mib, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
     """transformers' ForCausalLMLoss, of which own is the original."""
     more = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels, **kwargs)
     if not isinstance(logits, _Logits) or logits.known is not None:
@@ -205,7 +205,7 @@ def _loss(own, logits, labels, vocab_size, num_items_in_batch=None, ignore_index
             items = items.to(x.device, torch.float32)
         return LF.linear_cross_entropy(x.reshape(-1, x.shape[-1]), head.weight, target, linear_bias=head.bias,
                                        ignore_index=ignore_index, softcap=cap, logit_scale=float(logits.factor),
-                                       denominator=items)
+                                       denominator=items, workspace_mib=workspace_mib)
 
     return logits.head(logits.x, _lk_loss=compute)
 
@@ -281,7 +281,7 @@ class Patched:
         return "\n".join(f"{name:{width}}  {count:5d}  {what}" for name, count, what in self.rows)
 
 
-def patch(model, *, norms=True, head=True, eval_logits=True):
+def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None):
     """Lets lk compute the RMS norms, and the head with its loss, of a model of transformers, or of one that wraps such a model.
     Returns a table of what it patched and of what it left, with the reason: print(lk_torch.patch(model)).
 
@@ -295,6 +295,10 @@ def patch(model, *, norms=True, head=True, eval_logits=True):
     The output is the model's own, also its other losses, without logits: out.logits is None. In eval() logits are kept, unless
     eval_logits=False. Without labels, in generation say, the model's own head runs.
 
+    workspace_mib bounds the memory of the loss, as in linear_cross_entropy. None is the fastest: in bfloat16 on an H100 2 bytes
+    for each logit, at most a sixteenth of the device's memory. The loss runs while the activations of all layers are kept, so
+    this memory is part of a step's peak. A smaller one lowers the peak, and takes more time.
+
     Results differ by roundings alone: lk rounds a norm once, transformers' Llama twice, and a loss is of logits that were not
     rounded to 16 bits. A label outside of the classes makes the loss NaN (LK_CHECK_TARGETS: README.md).
 
@@ -306,6 +310,7 @@ def patch(model, *, norms=True, head=True, eval_logits=True):
     Linear gets the loss for its output where the loss comes without logits. Call patch before or after PEFT's get_peft_model;
     before torch.compile and fully_shard. A module whose forward was replaced, by accelerate's hooks of a device_map say, is
     left. norms=False or head=False leaves these."""
+    LF._mib(workspace_mib)  # raises here, not in a loss
     rows, totals = {}, {_Norm: 0, _Model: 0}
     for module in list(model.modules()):
         cls = type(module)
@@ -329,7 +334,7 @@ def patch(model, *, norms=True, head=True, eval_logits=True):
                 what = "rms_norm" + (", weight_offset 1" if state[1] else "")
             else:
                 _take(module._modules[state[0]], _Head, True)
-                _take(module, _Model, (*state[:2], eval_logits))
+                _take(module, _Model, (*state[:2], eval_logits, workspace_mib))
                 what = f"linear_cross_entropy: {state[0]} and its loss"
             totals[kind] += why is None
             rows[cls.__name__, what] = rows.get((cls.__name__, what), 0) + 1
