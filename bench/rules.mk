@@ -64,11 +64,14 @@ frontier: | backend ## measure: linear_cross_entropy's time against its memory, 
 	$(call compare,frontier.py)
 leaderboard: | backend ## measure: modded-nanogpt's cross entropy beside lk's, on a GPU (bench/fetch_peers)
 	$(call compare,leaderboard.py)
-compare-smoke: ## measure: tries compare and frontier themselves on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
+compare-patch: | backend ## measure: steps of a Llama on a GPU: transformers' own, Liger's patch, lk_torch.patch
+	$(call compare,patch.py)
+compare-smoke: ## measure: tries all of these on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk $(ARGS)
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk --calls $(ARGS)
 	$(PYTHON) bench/frontier.py --device cpu --smoke $(ARGS)
 	$(PYTHON) bench/leaderboard.py --device cpu --smoke
+	$(PYTHON) bench/patch.py --device cpu --smoke
 
 # Pages and plots, from the CSV files. No GPU.
 reference_csv = $(or $(CSV),$(lastword $(sort $(wildcard $(results)/*-reference.csv))),$(results)/h200-reference.csv)
@@ -85,5 +88,5 @@ scaling-plots: ## measure: a plot of what bench-parallel measured on one GPU and
 	$(PYTHON) bench/plot.py --scaling $(results)/h200-parallel.csv $(sort $(wildcard $(results)/h200-x*.csv))
 ladder-plots: ## measure: a plot and examples/README.md's tables of what bench-ladder measured
 	$(PYTHON) bench/plot.py --ladder $(ladder_csv) examples/README.md
-.PHONY: bench-ladder bench-parallel bench-parallel-peers compare compare-calls frontier leaderboard compare-smoke
+.PHONY: bench-ladder bench-parallel bench-parallel-peers compare compare-calls frontier leaderboard compare-patch compare-smoke
 .PHONY: readme reference compare-plots scaling-plots ladder-plots
