@@ -33,7 +33,8 @@ Clocks     call_ms: the L2 is flushed, the GPU is idle, then one call from Pytho
            time / calls (kernel_clock graph), or for what cannot be captured the profiler's sum of kernel times of such calls
            (kernel_clock profiler). Medians of 21; of fewer, as many as take 0.2 s and at least 7, where one takes over 10 ms.
            --reference: of 9.
-           linear_cross_entropy: the GPU rests for 0.3 s before the kernels, and before each of the bare matmuls.
+           Ops with matmuls: the profiler for all providers, since some heads synchronise, and a graph's calls without gaps
+           are slower for their heat. The GPU rests for 0.3 s before the kernels, and before each of the bare matmuls.
 Errors     ||value - right|| / ||right|| of every output and gradient, right being the formula in float64 on the same inputs.
 Memory     extra_mb: the peak during a call beyond inputs, upstream gradients and results, in MiB. What forward keeps for
            backward counts, in backward too.
@@ -949,9 +950,9 @@ def measure(env, subject, direction, right):
             with env.timed("kernels"):
                 time.sleep(REST * (3 if env.options.reference and subject.case.flops > 2e12 else 1) if subject.case.flops else 0)
                 fill = subject.refill if subject.provider.destroys else None
-                # The power limit is on a mean over time, so a graph's calls without gaps are slower. xopes' head synchronises.
-                graph = not (env.options.reference and subject.case.flops)
-                kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms, fill, graph)
+                # Matmuls by one clock for all: some heads synchronise, so they have no graph, and a graph's calls without gaps
+                # are slower, since the power limit is on a mean over time.
+                kernel_ms, row["kernel_clock"], row["note"] = kernel_clock(env, call, sets, call_ms, fill, not subject.case.flops)
             if kernel_ms is not None:
                 row["kernel_ms"] = f"{kernel_ms:.5g}"
     return row
