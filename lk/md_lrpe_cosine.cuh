@@ -340,7 +340,7 @@ template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const l
 }
 
 /* Adds offset_device to them. After the wait only: the kernel before may write it. LOOP: in a loop over the axes, which a vector
- * has few of. Even where there is no offset, kernels without dtheta are faster with the loop, and those with dtheta without it. */
+ * has few of. Even where there is no offset, backward with an activation or dtheta is faster without it, all else with it. */
 template <int STEP, bool LOOP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
 {
     if (!call.offset_device) return; /* one branch, so that calls without it pay for nothing else */
@@ -727,7 +727,7 @@ LK_DEVICE void lk_lrpe_start_phases(lk_lrpe_phases<T, WALK> *phases, const lk_lr
 }
 
 /* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
-template <class T, bool WALK>
+template <bool LOOP, class T, bool WALK>
 LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table,
                                     const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
@@ -735,7 +735,7 @@ LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_ang
     lk_lrpe_turns<N> turns;
     lk_lrpe_load_turns<T, 1>(&turns, call, item.head, phases->feature);
     phases->not_finite = turns.not_finite;
-    lk_lrpe_move<1, true>(phases->s, call, phases->feature);
+    lk_lrpe_move<1, LOOP>(phases->s, call, phases->feature);
     LK_UNROLL for (int j = 0; j < N; j++) {
         const bool along = WALK && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
         phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
@@ -847,7 +847,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
     LK_UNROLL for (int u = 0; u < U; u++, in += call.in_stride[3], x += call.x_stride[3])
         if (u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, u < phases.prefix);
     lk_lrpe_angles<N> angles;
-    lk_lrpe_start_angles(&phases, &angles, table, call, item);
+    lk_lrpe_start_angles<!(BACKWARD && ACT)>(&phases, &angles, table, call, item);
     const int steps = ACT ? call.steps : item.count;
     LK_NO_UNROLL for (int i = 0; i < steps; i += U) {
         LK_UNROLL for (int u = 0; u < U; u++, out += call.out_stride[3]) {
