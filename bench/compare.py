@@ -1006,7 +1006,7 @@ class Ceilings:
         times, more = [], "teacher_x" in case.inputs
         for call in (lambda _: x @ weight.T, lambda _: dz @ weight, lambda _: dz.T @ x):
             time.sleep(REST)
-            times.append(graph_clock(self.env, call, 1, case.flops / 7e11))
+            times.append(profiler_clock(self.env, call, 1, case.flops / 7e11))
         times[0] *= 1 + more  # the teacher's is as large
         return {"forward": (times[0], "matmul"), "backward": (times[1] + times[2], "matmul"),
                 "forward_backward": (sum(times), "matmul")}

@@ -30,6 +30,7 @@ import argparse
 import ctypes
 import dataclasses
 import glob
+import importlib
 import itertools
 import math
 import os
@@ -239,7 +240,9 @@ def main():
         return 0
     env = compare.Environment(options)
     env.lk = env.lk or env.load_lk()
-    env.library = liblk.Library(glob.glob(f"{env.where}/liblk*")[0], ["linear_cross_entropy"], options.device)
+    beside = glob.glob(f"{env.where}/liblk*")  # lk_torch's own library; where it has none, it took that of the wheel lk-kernels
+    env.library = liblk.Library(beside[0] if beside else importlib.import_module("lk").library(), ["linear_cross_entropy"],
+                                options.device)
     for line in env.head():
         print(line)
     rows = compare.Rows(options.csv or f"{compare.ROOT}/{'build' if env.smoke else 'bench/results'}/{env.gpu}-frontier.csv",
