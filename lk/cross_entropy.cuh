@@ -86,7 +86,7 @@
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
  *   gradients, forward with options       lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
- *                                         stays in shared memory. Also the columns of a rank
+ *                                         stays in shared memory. Also the columns of a rank or a panel
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
  *   512 vectors of 16 bytes, aligned,
  *   without single elements and padding
@@ -290,9 +290,9 @@ typedef struct {
     int wave;                    /* about so many blocks run at once */
     int has_rest;                /* not 0: rows may have single elements, vectors without a slot or padding, or `ordered` */
     int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits, so a step reads all before it writes */
-    int64_t classes;             /* the columns of all ranks; a.vocab without ranks */
-    int state_bytes;             /* with ranks: of a row's packed state; 0 in a call of backward alone */
-    int adds_state;              /* not 0: to the states that are there, of other columns. linear_cross_entropy has panels */
+    int64_t classes;             /* the columns of all ranks or panels; else a.vocab */
+    int state_bytes;             /* with ranks or panels, forward: of a row's packed state; else 0, or not used */
+    int adds_state;              /* not 0: states are merged into those that are there, of linear_cross_entropy's panels before */
     float confidence;            /* with target_prob: 1 - label_smoothing */
     float smoothing_per_class;   /* and label_smoothing / vocab */
 } lk_cross_entropy_call;
@@ -1018,8 +1018,8 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
     return g;
 }
 
-/* The state of a rank's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange returns it,
- * in all threads; one of them writes. */
+/* The state of a rank's or panel's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange
+ * returns it, in all threads; one of them writes. */
 template <class T>
 LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s, float scale)
 {
@@ -1155,7 +1155,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     const float sum = lk_ce_write_row<plain, backward>(call, t, g);
     if (backward) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    const bool sums = backward && !a.parallel.vocab_total; /* with ranks finish has summed over all of them */
+    const bool sums = backward && !a.parallel.vocab_total; /* with ranks or panels `others` has the sum over all of them */
     if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
     if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
         lk_ce_write_target<plain, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);

@@ -96,7 +96,7 @@ typedef struct {
     float entropic;
 } lk_lce_more;
 
-#define LK_LCE_STATE_BYTES 32 /* of an lk_ce_row */
+#define LK_LCE_STATE_BYTES 32 /* of an lk_ce_row: a state takes so many at most */
 #define LK_LCE_ELSEWHERE INT32_MAX
 
 #define LK_LCE_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
@@ -116,9 +116,11 @@ typedef struct {
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
     lk_lce_counts *counts;
-    int32_t *target;       /* [rows], the target's column here; -1: ignored, or no token; LK_LCE_ELSEWHERE: another rank has it;
-                              a bad one: 0, with ranks LK_LCE_ELSEWHERE, and its factor is 0. Panels: the column among those of
-                              all ranks, and a bad one in a call of backward alone is -1 */
+    int32_t *target;       /* [rows], the target's column; -1: ignored, or no token. A bad target's factor is 0. Its column is
+                              without ranks   0
+                              fused, ranks    LK_LCE_ELSEWHERE, as that of a target that another rank has
+                              panels, ranks   LK_LCE_ELSEWHERE; in a call of backward alone -1
+                              Panels' columns are numbered among those of all ranks */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     float *row_weight;     /* [rows], the caller's; where the call gives a loss */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
@@ -127,7 +129,7 @@ typedef struct {
     float *loss, *z, *lse, *entropy; /* [rows] */
     int64_t *argmax;       /* [rows] */
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
-    void *states;          /* panels: lk_ce_row [chunk], of all columns except for the target's */
+    void *states;          /* panels: packed states [chunk], of the columns so far, except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
     lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
@@ -138,8 +140,8 @@ typedef struct {
     float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     lk_lce_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
-    float *class_weight;   /* [vocab], for panels of all ranks: times valid_rows / weight_sum. So class and z-loss terms have one
-                              divisor */
+    float *class_weight;   /* [vocab], panels: [classes], those of all ranks. Each weight times valid_rows / weight_sum, so that
+                              class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted; then its dx */
     void *scaled_x;        /* fused: T [chunk, x_stride], v x; over sample, sums, more and references */

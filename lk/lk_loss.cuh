@@ -84,7 +84,7 @@ template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
 }
 
 /* The same state with a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels that read logits are exact
- * for f32 alone: results of 16 bits do not show it. The one that merges the states of ranks always is. */
+ * for f32 alone: results of 16 bits do not show it. Merging the states of ranks and panels always is. */
 template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
 {
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
@@ -212,8 +212,8 @@ template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce
     return s;
 }
 
-/* The state of a row in a rank's columns, as it goes from rank to rank: 16 bytes, or all of lk_ce_row. max and the sums
- * leave out the target's column, which one rank has. Its logit is in `target`. */
+/* The state of a row in a rank's columns, as it goes from rank to rank, or panel to panel: 16 bytes, or all of lk_ce_row. max
+ * and the sums leave out the target's column, which one rank has. Its logit is in `target`. */
 LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
 {
     if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
