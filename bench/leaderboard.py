@@ -6,14 +6,14 @@
 
 The loss of a row is the sum over its targets of weight * cross entropy, of the logits z = 23 sigmoid((x + shift) / 7.5). Targets
 are the next tokens, with the weights that its three stages begin with, and a prefix of the next token. One kernel of one block per
-row makes loss and gradient; the gradient is fp8 e5m2, over a factor. z is softcap 11.5, logit_scale 23 / 30, but for a constant,
-which a softmax does not see, and the shift, which lk does not have. So the shift is 0 here; the kernel takes it as a number.
+row computes loss and gradient; the gradient is fp8 e5m2, over a factor. With softcap 11.5 and logit_scale 23 / 30 lk computes the
+same z without the shift, which lk does not have, less a constant, which a softmax does not see. The shift is 0 here.
 
 Providers  modded-nanogpt; lk ids: cross_entropy_ids, forward and backward; lk: cross_entropy, one call, where there is one target.
            lk's gradients are bf16.
 Times      call_ms and kernel_ms as in compare.py; gb_per_s: logits read once and the gradient written once, over kernel_ms.
-Errors     relative, against float64, of the loss summed over all rows and of the gradient, but for the last two rows, where the
-           kernel counts targets that are not there.
+Errors     relative, against float64, of the loss summed over all rows and of the gradient. The gradient's last two rows are left
+           out: the kernel counts targets there that do not exist.
 Rows       go to bench/results/<gpu>-leaderboard.csv.
 """
 import argparse

@@ -974,7 +974,8 @@ template <class L, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_l
     return lk_cross_entropy_gradient<L, direction>(job->op, &job->device, p, job->stream);
 }
 
-/* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns. */
+/* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns, as
+ * lk_cross_entropy_finish_kernel does from those of ranks. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
 {
     const lk_lce_args &a = chunk.call.a;
