@@ -31,7 +31,7 @@ typedef struct {
 
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
  * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
- * "ids=64": so many weighted ids per row instead of a target. */
+ * "ids=64": so many weighted ids per row instead of a target. "softcap=30": under that softcap. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -113,6 +113,10 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 2},
     {"rows=4096 vocab=32768 reduction=none target_prob=f32", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 4},
     {"rows=4096 vocab=131072 reduction=none target_prob=T", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 2},
+    {"rows=4096 vocab=32768 reduction=none softcap=30", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none softcap=30", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none softcap=30", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none softcap=30", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none ranks=1", "forward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none ranks=1", "forward", "bf16", 4096, 65536, 0, 0, 0, 0},
@@ -169,6 +173,16 @@ static int64_t ids_of(const shape *s)
 {
     const char *const ids = strstr(s->name, " ids=");
     return ids ? atoi(ids + 5) : 0;
+}
+static float softcap_of(const shape *s)
+{
+    const char *const softcap = strstr(s->name, " softcap=");
+    return softcap ? (float)atof(softcap + 9) : 0.0f;
+}
+static double z_of(const shape *s, float logit)
+{
+    const double softcap = (double)softcap_of(s);
+    return softcap > 0 ? softcap * tanh((double)logit / softcap) : (double)logit;
 }
 
 /* The targets of all rows. */
@@ -330,7 +344,7 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse;
     if (!is_fused(s)) args.lse_low = t.lse_low;
     args.upstream = t.upstream, args.dlogits = set->write;
-    args.rows = s->rows, args.vocab = s->vocab;
+    args.rows = s->rows, args.vocab = s->vocab, args.softcap = softcap_of(s);
     args.use_ignore_index = 1, args.ignore_index = -100;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
@@ -403,7 +417,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
     lk_cross_entropy_args forward = args_of(c, set, 0);
     forward.loss = NULL;
-    BENCH_CUDA((cudaError_t)(s->low || is_split(s) ? LK_CALL(s, forward, &forward, stream)
+    BENCH_CUDA((cudaError_t)(s->low || is_split(s) || softcap_of(s) > 0 ? LK_CALL(s, forward, &forward, stream)
                                                    : launch_kernels(s, args, stream)));
     if (is_split(s)) BENCH_CUDA((cudaError_t)OF_TYPE(s, lk_cross_entropy_finish, &forward, stream)); /* others, too */
     BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
@@ -480,7 +494,7 @@ static double *fetch_prob(const shape *s, const bench_buffers *set, const fetche
  * given and to the exact one otherwise, is off by (4 + |z - lse| + |lse|) 2^-23, the |lse| where an lse was saved and read
  * again, and with lse_low by (8 + |z - lse|) 2^-23; then it is rounded to T. The target's gradient is minus the sum of the
  * others, with the sum of their errors; the baseline's p[y] - 1 is off by the error of lse besides. With class probabilities
- * each gradient is a difference, and off by its terms' rounding. */
+ * each gradient is a difference, and off by its terms' rounding. Under a softcap z is off by softcap 2^-20. */
 template <class T>
 static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
 {
@@ -490,32 +504,36 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
     double *prob = has_prob ? fetch_prob(s, set, f, row) : NULL, total = 0, weighted = 0;
     double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
     for (int64_t col = 0; col < s->vocab; col++) {
-        const double z = (float)logits[col];
+        const double z = z_of(s, (float)logits[col]);
         max = fmax(max, z), min = fmin(min, z), magnitude = fmax(magnitude, fabs(z));
     }
-    for (int64_t col = 0; col < s->vocab; col++) sum += exp((double)(float)logits[col] - max);
+    for (int64_t col = 0; col < s->vocab; col++) sum += exp(z_of(s, (float)logits[col]) - max);
     const double saved = (double)f->lse[row] + (f->lse_low ? (double)f->lse_low[row] : 0);
     const double right = max + log(sum), lse = gives_loss(s) ? right : saved;
-    const double lse_limit = 8 * 0x1p-24 * ((f->lse_low ? max - min : magnitude) + log((double)s->vocab) + 1);
+    const double softcap = (double)softcap_of(s), z_limit = softcap * 0x1p-20;
+    const double lse_limit = 8 * 0x1p-24 * ((f->lse_low ? max - min : magnitude) + log((double)s->vocab) + 1) + z_limit;
     const double constant = f->lse_low ? 8 : 4 + fabs(lse);
     bool ok = within(saved, right, lse_limit, "lse", row, 0, why, why_bytes);
     for (int64_t col = 0; prob && col < s->vocab; col++)
-        total += prob[col], weighted += prob[col] * (double)(float)logits[col];
+        total += prob[col], weighted += prob[col] * z_of(s, (float)logits[col]);
     if (ok && gives_loss(s) && !s->mean) {
-        const double loss = prob ? total * right - weighted : right - (double)(float)logits[y];
-        ok = within(f->loss[row], loss, lse_limit * fmax(1, total) + fabs(loss) * 0x1p-24, "loss", row, y, why, why_bytes);
+        const double loss = prob ? total * right - weighted : right - z_of(s, (float)logits[y]);
+        const double limit = (lse_limit + z_limit) * fmax(1, total) + fabs(loss) * 0x1p-24;
+        ok = within(f->loss[row], loss, limit, "loss", row, y, why, why_bytes);
     }
     for (int64_t col = 0; dlogits && col < s->vocab; col++) {
-        const double z = (float)logits[col], p = exp(z - lse);
-        if (col != y) others += p, errors += p * (constant + fabs(z - lse)) * 0x1p-23;
+        const double z = z_of(s, (float)logits[col]), p = exp(z - lse);
+        if (col != y) others += p, errors += p * ((constant + fabs(z - lse)) * 0x1p-23 + 2 * z_limit);
     }
     for (int64_t col = 0; ok && dlogits && col < s->vocab; col++) {
-        const double z = (float)logits[col], p = exp(z - lse);
+        const double z = z_of(s, (float)logits[col]), p = exp(z - lse);
         const double expected = f->upstream * (prob ? total * p - prob[col] : col == y ? -others : p);
         const double rounded = prob ? (total * p + prob[col]) * 0x1p-20 : 0;
-        const double error = col == y ? errors + lse_limit : p * (constant + fabs(z - lse)) * 0x1p-23 + rounded;
-        const double limit = fabs(expected) * HALF_ULP<T> + fabs(f->upstream) * error + LEAST<T>;
-        ok = within((float)dlogits[col], expected, limit, "dlogits", row, col, why, why_bytes);
+        const double error = col == y ? errors + lse_limit : p * ((constant + fabs(z - lse)) * 0x1p-23 + 2 * z_limit) + rounded;
+        const double slope = softcap > 0 ? 1 - z / softcap * (z / softcap) : 1; /* (5 + |logit / softcap|) 2^-22: within 2^-18 */
+        const double limit = slope * (fabs(expected) * (HALF_ULP<T> + (softcap > 0 ? 0x1p-18 : 0)) +
+                                      fabs(f->upstream) * error) + LEAST<T>;
+        ok = within((float)dlogits[col], expected * slope, limit, "dlogits", row, col, why, why_bytes);
     }
     free(logits), free(dlogits), free(prob);
     return ok;
@@ -599,7 +617,8 @@ static void describe(bench_case *c, const shape *s)
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = s->low || s->prob || ids_of(s) || is_split(s) ? NULL : launch_naive;
+    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0;
+    c->fill = fill, c->launch = launch_lk, c->naive = options ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
     if (strcmp(s->dtype, "f16") == 0) c->check = check<lk_f16>;

@@ -697,6 +697,7 @@ template <bool plain, class T>
 LK_DEVICE lk_ce_row lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t row, const lk_vec<T> *slot, int y, bool read,
                                      float scale)
 {
+    constexpr bool exact = sizeof(T) == 4;
     const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
     lk_ce_row s = lk_ce_row_empty();
     lk_cp_async_wait_group<0>();
@@ -704,17 +705,18 @@ LK_DEVICE lk_ce_row lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t 
         float x[LK_VEC<T>];
         lk_unpack(x, lk_ce_vec(at, slot, call.slots, u, &col));
         if ((unsigned)(y - col) >= (unsigned)LK_VEC<T>) {
-            s = lk_ce_add<plain>(s, x, col, call.a);
+            s = lk_ce_add<plain, exact>(s, x, col, call.a);
         } else {
             LK_NO_UNROLL
-            for (int j = 0; j < LK_VEC<T>; j++) s = lk_ce_add_one<plain>(s, lk_to_float(at.logits[col + j]), col + j, y, call.a);
+            for (int j = 0; j < LK_VEC<T>; j++)
+                s = lk_ce_add_one<plain, exact>(s, lk_to_float(at.logits[col + j]), col + j, y, call.a);
         }
     }
     for (int i = at.rank; read && i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
-        s = lk_ce_add_one<plain>(s, lk_to_float(at.logits[col]), col, y, call.a);
+        s = lk_ce_add_one<plain, exact>(s, lk_to_float(at.logits[col]), col, y, call.a);
     }
-    return lk_ce_row_warp<!plain, sizeof(T) == 4>(s, scale, at.team);
+    return lk_ce_row_warp<!plain, exact>(s, scale, at.team);
 }
 
 /* The state of a warp's part of a plain row without the target; the empty state of a row that is not read. Its max is the
@@ -902,7 +904,7 @@ LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int 
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
-    lk_ce_differentiate<plain, backward>(x, g, a, col, plain ? -1 : target_offset, sum);
+    lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, plain ? -1 : target_offset, sum);
     lk_ce_store<T>(a, out, x, wide);
 }
 
@@ -941,13 +943,13 @@ LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row,
         if (call.ordered) lk_ce_sync(at.team); /* the logits that lie where this step writes have been read */
         float x[LK_VEC<T>];
         lk_unpack(x, raw);
-        if (u < at.count) lk_ce_differentiate<plain, backward>(x, g, a, col, y - col, &sum);
+        if (u < at.count) lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
         if (u < at.count) lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
     }
     for (int i = at.rank; i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
         float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
-        lk_ce_differentiate<plain, backward>(x, g, a, col, y - col, &sum);
+        lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
         lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
     }
     if (row < a.rows) lk_ce_zero_padding<T>(call, row, a.vocab, at.rank, at.team);

@@ -141,7 +141,7 @@ LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], c
 }
 
 /* Adds the logits x of columns col, col + 1, ... and their u to the state; backward: u alone. */
-template <bool plain, bool backward, int n>
+template <bool plain, bool backward, bool exact, int n>
 LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[n], int col, const lk_cross_entropy_args &a,
                                    float scale)
 {
@@ -153,7 +153,7 @@ LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[
         return s;
     }
     if (!plain && a.argmax) s = lk_ce_add_top(s, x, col);
-    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+    if (!plain && a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
     return lk_ce_row_add<true, !plain>(s, x, w, scale);
 }
 
@@ -169,13 +169,13 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
         float x[LK_VEC<T>], w[LK_VEC<T>];
         lk_ce_prob_get<!backward>(&v, t, u);
         lk_ce_prob_unpack<plain, !backward>(x, w, v, lk_ce_share_col(t.at, u), call);
-        s = lk_ce_prob_add<plain, backward>(s, x, w, lk_ce_share_col(t.at, u), call.a, scale);
+        s = lk_ce_prob_add<plain, backward, sizeof(T) == 4>(s, x, w, lk_ce_share_col(t.at, u), call.a, scale);
     }
     lk_cp_async_wait_group<0>();
     LK_NO_UNROLL for (int i = t.at.rank; i < t.at.edge; i += t.at.team) {
         const int col = lk_ce_edge_col(t.at, i);
         float x[1] = {lk_to_float(t.at.logits[col])}, w[1] = {lk_ce_prob_weight<plain>(call, lk_to_float(t.prob[col]), col)};
-        s = lk_ce_prob_add<plain, backward>(s, x, w, col, call.a, scale);
+        s = lk_ce_prob_add<plain, backward, sizeof(T) == 4>(s, x, w, col, call.a, scale);
     }
     return s;
 }
@@ -260,7 +260,7 @@ LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], cons
                                         const lk_cross_entropy_args &a, int64_t row, int col, float scale, bool wide)
 {
     float slope[n] LK_UNSET;
-    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+    if (!plain && a.softcap > 0.0f) lk_ce_cap<sizeof(T) == 4>(x, slope, a.logit_scale, a.softcap);
     LK_UNROLL for (int j = 0; j < n; j++) {
         const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)), term = fmaf(g.p_factor, e, -g.w_factor * w[j]);
         x[j] = !plain && a.dentropy ? term + lk_ce_entropy_term(g, e, x[j], scale) : term;

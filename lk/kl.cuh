@@ -153,11 +153,11 @@ template <int N> struct lk_kl_values {
     float x[N], y[N], slope[N], p[N], q[N];
 };
 
-template <int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const lk_kl_args &a)
+template <bool exact, int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const lk_kl_args &a)
 {
     float unused[N];
-    if (a.softcap > 0.0f) lk_ce_cap(v->x, v->slope, a.logit_scale, a.softcap);
-    if (a.teacher_softcap > 0.0f) lk_ce_cap(v->y, unused, a.teacher_scale, a.teacher_softcap);
+    if (a.softcap > 0.0f) lk_ce_cap<exact>(v->x, v->slope, a.logit_scale, a.softcap);
+    if (a.teacher_softcap > 0.0f) lk_ce_cap<exact>(v->y, unused, a.teacher_scale, a.teacher_softcap);
 }
 template <int N> LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q)
 {
@@ -294,7 +294,7 @@ template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T
     float x[LK_VEC<T>], y[LK_VEC<T>];
     lk_unpack(x, vecs.x), lk_unpack(y, vecs.y);
     LK_UNROLL for (int j = 0; j < N; j++) v.x[j] = x[first + j], v.y[j] = y[first + j];
-    lk_kl_cap(&v, a);
+    lk_kl_cap<sizeof(T) == 4>(&v, a);
     return v;
 }
 /* The logits of a row's column, from memory. */
@@ -302,7 +302,7 @@ template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_args &a, 
 {
     const T x = ((const T *)a.logits)[row * a.logits_stride + col], y = ((const T *)a.teacher)[row * a.teacher_stride + col];
     lk_kl_values<1> v = {{lk_to_float(x)}, {lk_to_float(y)}, {1.0f}, {}, {}};
-    lk_kl_cap(&v, a);
+    lk_kl_cap<sizeof(T) == 4>(&v, a);
     return v;
 }
 

@@ -108,6 +108,12 @@ LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
     return c < w.left && c != w.target;
 }
 
+/* Sets the sums that do not count to value: 0 under a softcap, since lk_ce_logistic mixes two columns. */
+LK_DEVICE void lk_lce_mask(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w, float value)
+{
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(w, i) ? v[i] : value;
+}
+
 /* Adds the bias. The second column of a pair may be behind the last one; it does not count. */
 LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int left)
 {
@@ -148,16 +154,15 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
         }
     }
     if (!plain && a.softcap > 0.0f) {
+        if (edge) lk_lce_mask(v, window, 0.0f);
         LK_UNROLL
         for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* in pairs, here and below: more at a time would spill registers */
             float two[2] = {v[i], v[i + 1]}, slope[2];
-            lk_ce_cap(two, slope, a.logit_scale, a.softcap);
+            lk_ce_cap<false>(two, slope, a.logit_scale, a.softcap);
             v[i] = two[0], v[i + 1] = two[1];
         }
     }
-    if (edge) {
-        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
-    }
+    if (edge) lk_lce_mask(v, window, -INFINITY);
     if (plain || (a.label_smoothing <= 0.0f && !a.entropy && !a.dentropy)) {
         const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
         s.max = sum.max, s.sum = sum.sum;
@@ -208,7 +213,7 @@ LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope
 {
     float x[8];
     LK_UNROLL for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
-    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+    if (!plain && a.softcap > 0.0f) lk_ce_cap<false>(x, slope, a.logit_scale, a.softcap);
     LK_UNROLL for (int j = 0; j < 8; j++) v[first + j] = x[j];
 }
 
@@ -221,9 +226,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
-    if (plain && edge) {
-        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
-    }
+    if (edge && (plain || a.softcap > 0.0f)) lk_lce_mask(v, window, plain ? -INFINITY : 0.0f);
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
         if (plain || lk_lce_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
     float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
@@ -258,9 +261,7 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 {
     const float rate = lk_lce_scale(a) * LK_LOG2E;
     float sums[4] = {};
-    if (plain && edge) {
-        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(window, i) ? v[i] : -INFINITY;
-    }
+    if (edge && (plain || a.softcap > 0.0f)) lk_lce_mask(v, window, plain ? -INFINITY : 0.0f);
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float z[8], slope[8], w_factor[8];

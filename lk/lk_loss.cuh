@@ -40,12 +40,12 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int
 /* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
  * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
  * scale. Sums are taken against a reference: max where that is finite, else 0. max is the largest v, or a kernel's choice at most
- * 65 / scale below it, as in the kernels of cross_entropy.
+ * 65 / scale below it, as in the kernels of cross_entropy, or a softcap of up to 40.
  * The states of two disjoint sets of columns merge into the state of their union: max and argmax exactly, target too, except that
  * a NaN may be lost, sums to float rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and
  * -inf adds nothing to it. */
 typedef struct {
-    float max;      /* the largest v, or somewhat below it; -inf when empty */
+    float max;      /* the largest v, or near it; -inf when empty */
     float sum;      /* sum_j exp(scale (v[j] - reference)) */
     float target;   /* v[y], set by the thread that has column y; -inf until then */
     float weights;  /* sum_j w[j], the number of columns where there are no class weights */
@@ -243,21 +243,67 @@ LK_DEVICE float lk_ce_tanh(float u, float *slope)
     return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
 }
 
-/* z of logit x under a softcap, and its slope. The second form takes n logits and overwrites them. */
+/* z of logit x under a softcap, and its slope. */
 LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
 {
     return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
 }
-template <int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
+
+/* tanh(u) is 1 - 2 r with r = 1 / (1 + e) and e = e^2u. e and r of two logits, from one division: r is off by at most 5 2^-24. rate:
+ * 2 log2(e) logit_scale / softcap. e ends at 2^62, so that a product of two stays finite. */
+LK_DEVICE void lk_ce_logistic(const float *x, float rate, float (&e)[2], float (&r)[2])
 {
+    LK_UNROLL for (int j = 0; j < 2; j++) e[j] = lk_ex2(lk_min_nan(rate * x[j], 62.0f));
+    const float d[2] = {1.0f + e[0], 1.0f + e[1]}, inverse = lk_rcp(d[0] * d[1]);
+    r[0] = d[1] * inverse, r[1] = d[0] * inverse;
+}
+LK_DEVICE float lk_ce_logistic_rate(float logit_scale, float softcap)
+{
+    return 2.0f * LK_LOG2E * __fdividef(logit_scale, softcap);
+}
+
+/* The same of n logits, which it overwrites. Where it is not exact, z is off by softcap 2^-20: logits of 16 bits do not show that
+ * unless softcap is large. */
+template <bool exact, int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
+{
+    if constexpr (!exact && n % 2 == 0) {
+        if (softcap <= 64.0f) {
+            const float rate = lk_ce_logistic_rate(logit_scale, softcap);
+            LK_UNROLL for (int j = 0; j < n; j += 2) {
+                float e[2], r[2];
+                lk_ce_logistic(x + j, rate, e, r);
+                LK_UNROLL
+                for (int i = 0; i < 2; i++)
+                    slope[j + i] = 4.0f * (e[i] * r[i]) * r[i], x[j + i] = fmaf(-2.0f * softcap, r[i], softcap);
+            }
+            return;
+        }
+    }
     const float steep = __fdiv_rn(logit_scale, softcap);
     LK_UNROLL for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
 }
 
+/* Adds n logits to max and sum, which is against softcap, the largest z that there can be: z - softcap is -2 softcap r. softcap:
+ * up to 40, so that no term is below 2^-116. z is off by softcap 2^-20. */
+template <int n>
+LK_DEVICE lk_ce_row lk_ce_add_capped(lk_ce_row s, const float (&x)[n], float logit_scale, float softcap)
+{
+    const float rate = lk_ce_logistic_rate(logit_scale, softcap), power = -2.0f * LK_LOG2E * softcap;
+    if (s.max < softcap) s = lk_ce_row_raise(s, softcap, 1.0f);
+    float sum[2] = {s.sum, 0.0f};
+    LK_UNROLL for (int j = 0; j < n; j += 2) {
+        float e[2], r[2];
+        lk_ce_logistic(x + j, rate, e, r);
+        LK_UNROLL for (int i = 0; i < 2; i++) sum[i] += lk_ex2(power * r[i]);
+    }
+    s.sum = sum[0] + sum[1];
+    return s;
+}
+
 /* ---- The state with all options ------------------------------------------------------------------------------------------ */
 
-/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. */
-template <bool plain, class Args, int n>
+/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. exact: lk_ce_cap's. */
+template <bool plain, bool exact, class Args, int n>
 LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
 {
     float v[n], w[n], slope[n];
@@ -267,16 +313,23 @@ LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, con
         LK_UNROLL for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (a.argmax) s = lk_ce_add_top(s, x, col);
-    if (a.softcap > 0.0f) lk_ce_cap(v, slope, a.logit_scale, a.softcap);
-    return lk_ce_row_add(s, v, w, a.softcap > 0.0f ? 1.0f : a.logit_scale);
+    const bool all = a.label_smoothing > 0.0f || a.entropy || a.dentropy;
+    if constexpr (!exact && n % 2 == 0)
+        if (!all && a.softcap > 0.0f && a.softcap <= 40.0f) return lk_ce_add_capped(s, x, a.logit_scale, a.softcap);
+    if (a.softcap > 0.0f) lk_ce_cap<exact>(v, slope, a.logit_scale, a.softcap);
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    if (all) return lk_ce_row_add(s, v, w, scale);
+    const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
+    s.max = sum.max, s.sum = sum.sum;
+    return s;
 }
 
 /* Adds one logit; the target's only to the argmax. */
-template <bool plain, class Args>
+template <bool plain, bool exact, class Args>
 LK_DEVICE lk_ce_row lk_ce_add_one(lk_ce_row s, float x, int col, int y, const Args &a)
 {
     const float one[1] = {x};
-    if (col != y) return lk_ce_add<plain>(s, one, col, a);
+    if (col != y) return lk_ce_add<plain, exact>(s, one, col, a);
     return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
 }
 
@@ -426,8 +479,8 @@ LK_DEVICE float lk_ce_base_of_state(lk_ce_gradient *g, lk_ce_upstream up, float 
 
 /* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
  * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. Each option has one branch for
- * all x, so that the compiler can overlap them. */
-template <bool plain, bool backward, class Args, int n>
+ * all x, so that the compiler can overlap them. exact: lk_ce_cap's. */
+template <bool plain, bool backward, bool exact, class Args, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int target_offset,
                                    float *sum)
 {
@@ -436,7 +489,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     if (!plain && a.class_weight && g.w_factor != 0.0f) {
         LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[a.parallel.vocab_start + col + j];
     }
-    if (!plain && a.softcap > 0.0f) lk_ce_cap(x, slope, a.logit_scale, a.softcap);
+    if (!plain && a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
     LK_UNROLL for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
     if (!plain && a.dentropy) {
         LK_UNROLL

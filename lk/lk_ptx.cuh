@@ -60,6 +60,22 @@ LK_DEVICE float lk_ex2(float x)
     return y;
 }
 
+/* rcp.approx.ftz.f32 (9.7.3.13): 1 / x with an error of at most one unit in the last place; 0 where |x| is above 2^126. */
+LK_DEVICE float lk_rcp(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* min.NaN.f32 (9.7.3.11): the smaller of two numbers, NaN where one of them is. */
+LK_DEVICE float lk_min_nan(float x, float y)
+{
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+    return least;
+}
+
 /* lg2.approx.ftz.f32 (9.7.3.20): the logarithm to base 2, within 2^-22 from 1/2 to 2, and elsewhere of relative error 2^-22. */
 LK_DEVICE float lk_lg2(float x)
 {

@@ -22,7 +22,8 @@
  *                 dentropy's term is p (log p + entropy): p's error, and 16 of |log p| + entropy besides that of both
  * So forward_backward is as forward, then backward, within the limits of both: each is held against the same formula.
  * Under a softcap z has an error of 16 |z|: tanh's argument has 2, its exponential 6, their quotient 6, the product with
- * softcap 1. Results below 2^-126 may be flushed to 0.
+ * softcap 1. Of 16-bit logits under a softcap of up to 64 it has 16 softcap besides, and a slope below 2^-59 may have that error.
+ * Results below 2^-126 may be flushed to 0.
  */
 #include "lk/cross_entropy.cuh"
 #include "lk/cross_entropy_parallel.cuh"
@@ -242,7 +243,7 @@ static layout layout_of(const problem *p, int t)
 static void draw_switches(problem *p, uint64_t *r)
 {
     static const float smoothing[] = {0.1f, 0.35f, 1}, z_loss[] = {1e-4f, 0.01f, 0.5f}, scale[] = {0.7f, 3, 0.01f},
-                       softcap[] = {5, 30, 0.9f};
+                       softcap[] = {5, 30, 0.9f, 60, 1e4f};
     const uint64_t later = test_hash(*r + 1);
     for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = test_chance(r, 2);
     p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0, p->on[WEIGHTED] = later / 9 % 3 == 0;
@@ -251,7 +252,7 @@ static void draw_switches(problem *p, uint64_t *r)
     if (test_chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
     if (test_chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
     p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)];
-    p->scale = scale[test_below(r, 3)], p->softcap = softcap[test_below(r, 3)];
+    p->scale = scale[test_below(r, 3)], p->softcap = softcap[test_below(r, 5)];
     p->half = test_chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = test_chance(r, 2);
     p->ignore_index = test_chance(r, 2) ? -100 : test_below(r, p->vocab < 5 ? p->vocab : 5);
     for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !test_chance(r, 3);
@@ -466,6 +467,9 @@ static double z_of(const problem *p, double x)
     return p->on[SOFTCAP] ? softcap * tanh(scale_of(p) * x / softcap) : scale_of(p) * x;
 }
 
+/* lk_ce_cap computes z and its slope in the shorter way. */
+static bool short_cap(const problem *p) { return p->type != TEST_F32 && p->softcap <= 64; }
+
 static double nudge; /* for difference quotients: what is added to the logit of column nudged */
 static int64_t nudged = -1;
 
@@ -498,7 +502,7 @@ static outcome examine(const problem *p, int64_t row)
     const double log_sum = log(sum), mean = first / sum, log_slack = 16 * u * (2 + log_sum + mean);
     const bool good = !o.bad && o.proper;
     if (!p->prob) o.weight = o.bad ? 0 : weight_of(p, o.y);
-    o.z_error = p->on[SOFTCAP] ? 16 * u * largest : 0, o.log_slack = log_slack;
+    o.z_error = p->on[SOFTCAP] ? 16 * u * largest + (short_cap(p) ? 16 * u * (double)p->softcap : 0) : 0, o.log_slack = log_slack;
     o.log_sum = log_sum, o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
     o.lse_slack = log_slack + 2 * u * fabs(max) + o.z_error;
     o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
@@ -952,7 +956,7 @@ static void verify_gradient(const problem *p, bool exact)
                     const double argument = a * x / softcap, root = 1 / cosh(argument), slope = root * root;
                     want *= slope;
                     slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0) +
-                            (size + fabs(fall) + fabs(bend) * spread) * 0x1p-126;
+                            (size + fabs(fall) + fabs(bend) * spread) * (short_cap(p) ? 0x1p-59 : 0x1p-126);
                 }
                 const double terms = fabs(bend) * probability * spread + fabs(fall) +
                                      (pass ? own_size * probability + fabs(class_part) * rest : size * probability);
@@ -1897,8 +1901,9 @@ static void states(int special)
 
 /* ---- The functions that every element or row goes through, by themselves --------------------------------------------- */
 
-enum { TANH, FACTOR, UNIT, UNIT_OF_SUM, FUNCTIONS };
-static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_factor", "lk_ce_p_scale", "lk_ce_p_scale_of_sum"};
+enum { TANH, CAP, FACTOR, UNIT, UNIT_OF_SUM, FUNCTIONS };
+static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_cap", "lk_ce_factor", "lk_ce_p_scale",
+                                                    "lk_ce_p_scale_of_sum"};
 enum { POINTS = 1 << 16 };
 typedef struct {
     const float (*in)[3];
@@ -1912,6 +1917,11 @@ LK_KERNEL void function_kernel(function_plan p)
     const float *x = p.in[i];
     float y[3] = {0.0f, 0.0f, 0.0f};
     if (p.function == TANH) y[0] = lk_ce_tanh(x[0], &y[1]);
+    if (p.function == CAP) { /* of a pair, whose other logit may be anything but NaN */
+        float z[2] = {x[0], x[1]}, slope[2];
+        lk_ce_cap<false>(z, slope, x[2], 30.0f);
+        y[0] = z[0], y[1] = slope[0];
+    }
     if (p.function == FACTOR) y[0] = lk_ce_factor<true>(x[0], x[1]);
     if (p.function == UNIT) y[0] = lk_ce_p_scale(x[0], x[1], x[2], &y[1], &y[2]);
     if (p.function == UNIT_OF_SUM) {
@@ -1927,9 +1937,11 @@ static void draw_arguments(int function, int i, uint64_t *r, float *x)
     static const float special[] = {0,           -0.0f,  INFINITY, -INFINITY, NAN, 0x1p-149f,
                                     -0x1p-126f, 3.4e38f, -3.4e38f, 0.4f,      88,  104};
     const double a = test_uniform(r), b = test_uniform(r), c = test_uniform(r);
-    if (function == TANH) {
+    if (function == TANH || function == CAP) {
         x[0] = (float)(i % 2 ? copysign(exp2(-26 + 33 * fabs(a)), b) : copysign(0.2 + 0.25 * fabs(a), b));
         if (i < LENGTH_OF(special)) x[0] = special[i];
+        if (function == CAP) x[0] *= 30, x[1] = (float)copysign(exp2(-20 + 147 * fabs(c)), b), x[2] = i % 3 ? 1 : 0.3f;
+        if (function == CAP && i % 64 == 1) x[1] = i % 128 == 1 ? INFINITY : -INFINITY;
     } else if (function == FACTOR) { /* powers of -124 to 80 */
         x[0] = (float)exp2(8 * b), x[1] = (float)((a < 0 ? 85 : 55) * a / (double)x[0]);
     } else if (function == UNIT) {
@@ -1944,6 +1956,8 @@ static void draw_arguments(int function, int i, uint64_t *r, float *x)
  *   tanh         below 0.4 the polynomial's misfit 0.1, its roundings 0.3 and the last 1: 1.4. Above, e = exp(-2 |u|) has
  *                (4 |u| + 4), of which slope / (2 tanh) remain; the quotient 7
  *   slope        e's, twice the quotient's 5 and three operations: 17 + 4 |u|; 0 below 2^-126
+ *   cap          softcap 16: 1 - 2 r, where r has two roundings, rcp's 2, a product's 1, and e's 3 by a quarter. Its slope: e's
+ *                argument has 6, so e 3 + 12 |u|, twice r's 5, three operations; 2^-60 where e^2u ends
  *   factor       ex2's, and one operation
  *   unit         2^(base - rate v) e^(scale v - lse - lse_low) for any v, here base / rate: ex2's and two operations
  *   unit of sum  2^(base - rate max) / sum: ex2's, the quotient's and two operations */
@@ -1970,6 +1984,10 @@ static void functions(int function)
             const double above = size < 400 ? want[1] * (2 * size + 2) + 7 * fabs(t) : 7;
             limit[0] = (size < 0.4 ? 1.4 * fabs(t) : above) * u + 0x1p-126;
             limit[1] = (size < 400 ? (17 + 4 * size) * want[1] * u : 0) + 0x1p-124;
+        } else if (function == CAP) {
+            const double v = a * c / 30, t = tanh(v), root = 1 / cosh(v), size = fabs(v);
+            want[0] = 30 * t, want[1] = root * root;
+            limit[0] = 30 * 16 * u, limit[1] = (size < 400 ? (16 + 12 * size) * want[1] * u : 0) + 0x1p-59;
         } else if (function == FACTOR) {
             want[0] = exp(a * b), limit[0] = (ex2 + 1) * want[0] * u;
         } else {

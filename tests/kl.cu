@@ -209,9 +209,10 @@ static void refer(reference *r, const problem *p, const void *x, int64_t at, flo
     r->lse = bad ? NAN : most + log(sum);
     for (int64_t c = 0; c < p->vocab; c++) {
         r->log_p[c] = bad || most == -INFINITY ? NAN : r->z[c] - r->lse, r->p[c] = exp(r->log_p[c]);
-        /* x - max, times scale, minus the sum's log: each rounded; the sum's own error, and with a softcap that of z. */
-        const double below = isfinite(r->z[c]) ? most - r->z[c] : 0;
-        r->error[c] = 0x1p-23 * (6 + 2 * below + 2 * log(sum) + (cap > 0 ? 8 * size : 0));
+        /* x - max, times scale, minus the sum's log: each rounded; the sum's own error, and with a softcap that of z, which in
+         * logits of 16 bits is softcap 2^-20 besides. */
+        const double below = isfinite(r->z[c]) ? most - r->z[c] : 0, capped = p->type == TEST_F32 || cap > 64 ? 0 : 8 * cap;
+        r->error[c] = 0x1p-23 * (6 + 2 * below + 2 * log(sum) + (cap > 0 ? 8 * size + capped : 0));
     }
     if (most == -INFINITY && !bad) r->lse = -INFINITY;
     bool nan = false;
@@ -304,7 +305,7 @@ static void verify(const problem *p)
             }
             want = w == 0 ? 0 : factor * want;
             slack = w == 0 ? 0 : fabs(factor) * (slack + 0x1p-120) + 16 * e * fabs(want) + 0x1p-140;
-            if (p->softcap > 0) slack += fabs(want / fmax(student_row.slope[c], 1e-30)) * 8 * e;
+            if (p->softcap > 0) slack += fabs(want / fmax(student_row.slope[c], 1e-300)) * 8 * e; /* the slope's error */
             const float got = test_get(p->type, test_buffer_back(out), row * out_stride + c);
             if (!test_near(p->type, got, want, isfinite(want) ? slack : 0))
                 test_detail("dlogits[%lld, %lld] is %.9g, want %.9g +- %.3g (log p %.9g, log q %.9g); %s", (long long)row,

@@ -162,7 +162,7 @@ static void refer(const problem *p, int64_t row)
         log_p[j] = logits[j] - row_lse;
         if (isfinite(log_p[j])) row_entropy -= exp(log_p[j]) * log_p[j];
     }
-    row_error = 2 * error + 0x1p-21 * (4 + (most - least) + log(sum) + (cap > 0 ? 4 * fmax(fabs(most), fabs(least)) : 0));
+    row_error = 2 * error + 0x1p-21 * (4 + (most - least) + log(sum) + (cap > 0 ? 4 * fmax(fabs(most), fabs(least)) + (p->fast ? 2 * cap : 0) : 0));
 }
 
 static void fill(const problem *p)
