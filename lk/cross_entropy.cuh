@@ -8,6 +8,10 @@
  *                with the option row_weight times row_weight[r]
  *   z_loss[r]  = k lse[r]^2,   k = the option z_loss; likewise times row_weight[r]
  *   entropy[r] = lse[r] - sum_j p[r,j] z[r,j]
+ *   with the option statistics, in the rows of `entropy` after the first:
+ *              log_sum_sq_probs[r] = log sum_j p[r,j]^2
+ *              mean_logits[r]      = sum_j z[r,j] / vocab
+ *              top_logprob[r]      = max_j z[r,j] - lse[r],   log p of the argmax
  *   loss       none: class[r] + z_loss[r] for each row
  *              sum:  sum_r (class[r] + z_loss[r])
  *              mean: sum_r class[r] / D + sum_r z_loss[r] / valid_rows
@@ -65,6 +69,11 @@
  *            row_weight: any number, also 0 or negative (an advantage). It scales a row's loss, z-loss and their gradient, not
  *            lse, entropy, argmax, dlse and dentropy. valid_rows and weight_sum stay as they are; for a weighted mean pass the
  *            sum of row_weight as denominator. The weight of an ignored row is not used.
+ *            statistics: forward computes three numbers of each row more, in the same pass. entropy is required then, and is
+ *            [4, rows]: the entropy, then log_sum_sq_probs, mean_logits and top_logprob. The rules are entropy's: 0 where the
+ *            row is ignored, of the row's logits where the target is bad, NaN where entropy is. -inf in a column makes the mean
+ *            -inf; in the others it counts 0. They have no gradient: backward and forward_backward refuse the option, and so do
+ *            class probabilities and several ids. Ranks have it.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
  *            Their gradient is minus upstream, one number per row.
@@ -151,7 +160,8 @@ typedef struct {
     float *z_loss_out;         /* F FB out         f32, the part of loss that z_loss adds, shaped as loss */
     float *lse;                /* F FB out, B in   f32 [rows]; B: required */
     float *lse_low;            /* F FB out, B in   f32 [rows], the exact lse minus lse; B: NULL means 0 */
-    float *entropy;            /* F FB out, B in   f32 [rows], in nats; B: required with dentropy */
+    float *entropy;            /* F FB out, B in   f32 [rows], in nats; F: with statistics [4, rows], required; B: required
+                                                   with dentropy */
     int64_t *argmax;           /* F FB out         int64 [rows], the smallest column of the largest logit, NaN above all */
     int64_t *valid_rows;       /* F FB out, B in   int64 [1], the number of rows counted; B: required for mean without
                                                    denominator, with class weights only where z_loss is not 0 */
@@ -186,6 +196,7 @@ typedef struct {
     int target_dtype;          /* LK_TARGET_*; 0: int64 */
     int target_prob_dtype;     /* LK_DTYPE_*: T or f32; 0: T */
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
+    int statistics;            /* F: not 0: entropy, then required, is [4, rows]. See Options */
 } lk_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. First of all: target_prob or
@@ -193,10 +204,11 @@ typedef struct {
  * (LK_ERR_SHAPE). Then, with ranks: FB without parallel.all_gather, and the sizes in `parallel`.
  *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
  *                     logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
- *                     where mean needs it; FB: dlogits; F: all outputs are
+ *                     where mean needs it; FB: dlogits; F: all outputs are, or with statistics entropy is
  *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank
  *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total
- *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
+ *   LK_ERR_VALUE      B FB: statistics, before all others;
+ *                     logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
  *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
@@ -281,7 +293,7 @@ typedef struct {
     const float *loss_weight;    /* a.row_weight; linear_cross_entropy, whose upstream has it already, sets this alone */
     lk_ce_counts *counts;        /* the count is written here too; NULL: to the caller alone */
     const int64_t *valid_rows;   /* gradients of a mean: the number of rows counted; NULL: `valid` */
-    int64_t valid;
+    int64_t valid;               /* forward with statistics: elements between the rows of entropy */
     const float *over;           /* gradients of a mean: the divisor of class terms, weight_sum or denominator; NULL: the count */
     const float *weight_total;   /* backward with class weights and smoothing: W; else NULL */
     int64_t padded_end;          /* columns vocab to padded_end - 1 of dlogits become 0 */
@@ -338,9 +350,17 @@ LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, 
     if (call.row_losses.weight) call.row_losses.weight[row] = label.counted && !label.bad ? weight : 0.0f;
 }
 
+/* Writes a row's statistics behind its entropy; stride: elements between them. */
+LK_DEVICE void lk_ce_put_statistics(float *entropy, int64_t stride, int64_t row, lk_ce_statistics r)
+{
+    entropy[stride + row] = r.log_sum_sq_probs;
+    entropy[2 * stride + row] = r.mean_logits;
+    entropy[3 * stride + row] = r.top_logprob;
+}
+
 /* The same from the row's state. */
-template <bool all>
-LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &call, int64_t row, lk_ce_label label, float weight, lk_ce_row s)
+template <bool all, class State>
+LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &call, int64_t row, lk_ce_label label, float weight, State s)
 {
     const lk_cross_entropy_args &a = call.a;
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
@@ -349,6 +369,8 @@ LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &call, int64_t row, lk_ce_l
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
     lk_ce_put_result<all>(call, row, label, weight, r);
+    if constexpr (lk_ce_has_squares<State>)
+        lk_ce_put_statistics(a.entropy, call.valid, row, label.counted ? lk_ce_row_statistics(s, options) : lk_ce_statistics{});
 }
 
 /* ---- Forward of plain rows ----------------------------------------------------------------------------------------------- */
@@ -693,13 +715,13 @@ LK_DEVICE float lk_ce_reduce_rest(const lk_cross_entropy_call &call, int64_t row
 
 /* The state of a team's shares of a row without the target, column y, which counts only for the argmax; with a running maximum.
  * plain: max and sum alone. */
-template <bool plain, class T>
-LK_DEVICE lk_ce_row lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t row, const lk_vec<T> *slot, int y, bool read,
+template <bool plain, class State = lk_ce_row, class T>
+LK_DEVICE State lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t row, const lk_vec<T> *slot, int y, bool read,
                                      float scale)
 {
     constexpr bool exact = sizeof(T) == 4;
     const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
-    lk_ce_row s = lk_ce_row_empty();
+    State s = lk_ce_row_empty<State>();
     lk_cp_async_wait_group<0>();
     for (int u = 0, col; read && u < at.count; u++) {
         float x[LK_VEC<T>];
@@ -798,8 +820,8 @@ LK_DEVICE void lk_ce_inbox_send(lk_ce_inbox *inbox, uint64_t *to, float low, flo
 
 /* From the state of a warp to that of the row, for every thread; *logit becomes the target's logit, which the owner has.
  * source: the owner's rank. all: as in lk_ce_row_warp, by a barrier then. */
-template <bool all, bool exact>
-LK_DEVICE lk_ce_row lk_ce_exchange(lk_ce_inbox *inbox, lk_ce_row s, float scale, int team, int source, bool owner, float *logit)
+template <bool all, bool exact, class State>
+LK_DEVICE State lk_ce_exchange(lk_ce_inbox *inbox, State s, float scale, int team, int source, bool owner, float *logit)
 {
     const int blocks = (int)lk_cluster_nctarank(), lane = (int)threadIdx.x % 32;
     const int warp = (int)(lk_cluster_ctarank() * blockDim.x + threadIdx.x) / 32;
@@ -807,12 +829,12 @@ LK_DEVICE lk_ce_row lk_ce_exchange(lk_ce_inbox *inbox, lk_ce_row s, float scale,
         *logit = __shfl_sync(0xffffffffu, *logit, (lane & ~(team - 1)) + source);
         return s;
     }
-    lk_ce_row sum = lk_ce_row_empty();
+    State sum = lk_ce_row_empty<State>();
     if (threadIdx.x == 0) lk_ce_inbox_expect(inbox, all ? 1 : team / 32 + 1);
     for (int peer = 0; owner && peer < blocks; peer++) lk_ce_inbox_send(inbox, &inbox->logit, *logit, 0.0f, peer);
     if constexpr (all) {
-        LK_SHARED(lk_ce_row, states, [8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]);
-        if (lane < blocks) *(blocks > 1 ? (lk_ce_row *)lk_mapa(states + warp, (unsigned)lane) : states + warp) = s;
+        LK_SHARED(State, states, [8 * LK_CROSS_ENTROPY_BLOCK_MOST / 32]);
+        if (lane < blocks) *(blocks > 1 ? (State *)lk_mapa(states + warp, (unsigned)lane) : states + warp) = s;
         lk_ce_sync(team); /* orders the writes of states before their reads */
         if (blocks > 1) lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
         for (int i = lane; i < team / 32; i += 32) sum = lk_ce_row_merge<exact>(sum, states[i], scale);
@@ -1022,14 +1044,14 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
 
 /* The state of a rank's or panel's columns of a row; the target, if it is one of them, is not in the sums. s: as lk_ce_exchange
  * returns it, in all threads; one of them writes. */
-template <class T>
-LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s, float scale)
+template <class T, class State>
+LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, State s, float scale)
 {
     if (!t.owner || t.row >= call.a.rows) return;
-    if (t.y == -1) s = lk_ce_row_empty();
+    if (t.y == -1) s = lk_ce_row_empty<State>();
     if (s.top != INT64_MIN) s.top -= call.a.parallel.vocab_start; /* the argmax is a column of all ranks */
-    lk_ce_row before = lk_ce_row_empty();
-    if (call.adds_state) before = lk_ce_unpack_state(call.a.states, call.state_bytes, t.row);
+    State before = lk_ce_row_empty<State>();
+    if (call.adds_state) before = lk_ce_unpack_state<State>(call.a.states, call.state_bytes, t.row);
     if (call.adds_state) s = lk_ce_row_merge<true>(before, s, scale);
     s.target = (unsigned)t.y < (unsigned)call.a.vocab ? t.logit : before.target; /* a maximum would lose a NaN */
     lk_ce_pack_state(call.a.states, call.state_bytes, t.row, s);
@@ -1037,21 +1059,23 @@ LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_th
 
 /* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
  * forward there are none. */
-template <bool plain, bool forward, class T>
+template <bool plain, bool forward, class State, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
                                         lk_ce_upstream up, float scale)
 {
     constexpr bool exact = sizeof(T) == 4;
     const lk_cross_entropy_args &a = call.a;
     const bool smooth = !plain && a.label_smoothing > 0.0f;
-    lk_ce_row others = plain ? lk_ce_reduce(call, *t) : lk_ce_reduce_all<false>(call, t->row, t->slot, t->y, t->read, scale);
+    State others;
+    if constexpr (plain) others = lk_ce_reduce(call, *t);
+    else others = lk_ce_reduce_all<false, State>(call, t->row, t->slot, t->y, t->read, scale);
     others = lk_ce_exchange<!plain, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (forward && call.state_bytes) {
         lk_ce_put_state(call, *t, others, scale);
         return {};
     }
-    const lk_ce_row all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    const State all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
 
     lk_ce_gradient g = {};
@@ -1108,8 +1132,9 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
 }
 
 /* direction: LK_CE_FORWARD, LK_CE_BACKWARD or LK_CE_BOTH. Ranks do not use LK_CE_BOTH: they call forward, then backward.
- * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_CE_BOTH no smoothing, entropy or argmax. */
-template <class T, bool plain, int direction>
+ * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_CE_BOTH no smoothing, entropy or argmax.
+ * State: lk_ce_row_squares in forward with statistics. */
+template <class T, bool plain, int direction, class State = lk_ce_row>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
@@ -1147,7 +1172,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, t.row, y);
     lk_cluster_ready();
     const lk_ce_gradient g =
-        backward ? lk_ce_from_lse<plain>(call, &t, up, scale) : lk_ce_from_row<plain, forward>(call, &t, inbox, up, scale);
+        backward ? lk_ce_from_lse<plain>(call, &t, up, scale) : lk_ce_from_row<plain, forward, State>(call, &t, inbox, up, scale);
     if (forward) return;
     if (t.owner) t.term->y = t.y, t.term->logit = t.logit, t.term->slope = t.slope;
     if (call.ordered) {
@@ -1222,10 +1247,12 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
         lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, 16, (int)sizeof(lk_ce_target_term), LK_CROSS_ENTROPY_FEW_SLOTS,
                                 backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);
     if (!lk_cross_entropy_whole<T>(a) || padded || call.ordered) call.has_rest = true;
-    return lk_launch_pdl(op, device,
-                         may_be_plain && plain ? lk_cross_entropy_gradient_kernel<T, may_be_plain, direction>
-                                               : lk_cross_entropy_gradient_kernel<T, false, direction>,
-                         lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, (size_t)at.bytes, stream, call);
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, false, direction>;
+    if (may_be_plain && plain) kernel = lk_cross_entropy_gradient_kernel<T, may_be_plain, direction>;
+    if constexpr (direction == LK_CE_FORWARD)
+        if (a.statistics) kernel = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row_squares>;
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, (size_t)at.bytes,
+                         stream, call);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
@@ -1842,11 +1869,20 @@ template <class Args> LK_HOST void lk_cross_entropy_check_slice(lk_checks *check
     lk_check_size(checks, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
 }
 
+/* Whether a call may have the statistics that it asks for, which linear_cross_entropy has too. */
+template <class Args> LK_HOST void lk_cross_entropy_check_statistics(lk_checks *checks, const Args *a, bool forward)
+{
+    if (a->statistics && !forward)
+        lk_reject(checks, LK_ERR_VALUE, "statistics is %d; only forward computes them", a->statistics);
+}
+
 /* The fields of another header's functions. */
 LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_entropy_args *a, int whose, int direction)
 {
     static const char *const names[] = {"", "forward", "backward", "forward_backward"};
     const bool split = a->parallel.vocab_total != 0;
+    lk_cross_entropy_check_statistics(checks, a, direction == LK_CE_FORWARD || direction == LK_CE_FINISH);
+    if (a->statistics && whose == LK_CE_PROBABILITIES) lk_reject(checks, LK_ERR_VALUE, "statistics are not for target_prob");
     if (split && (a->target_prob || whose == LK_CE_PROBABILITIES))
         lk_reject(checks, LK_ERR_VALUE, "target_prob is not for columns that are split over ranks");
     if (a->target_prob && whose == LK_CE_LABELS)
@@ -1896,7 +1932,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
     lk_cross_entropy_check_slice(&checks, a);
     if (checks.status) return checks.status; /* before sizes are computed of it */
-    int64_t state = lk_ce_state_bytes(a) / 16, states = state * a->parallel.ranks; /* of a row, in units of 16 bytes */
+    const int unit = a->statistics ? 8 : 16; /* bytes */
+    int64_t state = lk_ce_state_bytes(a) / unit, states = state * a->parallel.ranks; /* of a row, in units */
     const size_t bytes = more ? more->bytes : lk_ce_space_of(a, whose, direction).bytes;
     const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
@@ -1916,15 +1953,16 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", a->lse, 4, back ? LK_REQUIRED : LK_OUT, a->rows},
         {"lse_low", a->lse_low, 4, saved, a->rows},
-        {"entropy", a->entropy, 4, back && a->dentropy ? LK_REQUIRED : LK_OUT, a->rows},
+        {"entropy", a->entropy, 4, back && a->dentropy ? LK_REQUIRED : a->statistics ? LK_OUT | LK_REQUIRED : LK_OUT,
+         a->statistics ? lk_count(4, a->rows) : a->rows},
         {"argmax", a->argmax, 8, LK_OUT, a->rows},
         {"valid_rows", a->valid_rows, 8, mean && (!a->class_weight || a->z_loss != 0.0f) ? LK_REQUIRED : saved, needs_counts},
         {"weight_sum", a->weight_sum, 4, mean && a->class_weight ? LK_REQUIRED : saved, needs_counts},
         {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"states", a->states, 16, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state, "states"}}},
-        {"all_states", a->all_states, 16, finish ? LK_REQUIRED : LK_UNUSED, states, {{a->rows, &states, "all_states"}}},
+        {"states", a->states, unit, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state, "states"}}},
+        {"all_states", a->all_states, unit, finish ? LK_REQUIRED : LK_UNUSED, states, {{a->rows, &states, "all_states"}}},
         {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
         more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */

@@ -28,7 +28,7 @@
  *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 32
  *            per row, and 128. The workspace functions read shapes, options and which outputs are wanted.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and ranks.
+ * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob, ranks and statistics.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
  *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the
@@ -333,6 +333,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
                                 : a.class_weight              ? "class_weight"
                                 : a.label_smoothing != 0.0f   ? "label_smoothing"
                                 : a.parallel.vocab_total != 0 ? "parallel.vocab_total"
+                                : a.statistics                ? "statistics"
                                                               : NULL;
     lk_checks checks = {op, LK_OK};
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);

@@ -26,17 +26,18 @@
  *                args.workspace = ...;                  // that many bytes, aligned to 128; the states of all ranks lie there
  *                status = lk_cross_entropy_parallel_forward_backward_bf16(&args, stream);
  *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
- *            entropy or argmax, aligned to 16. The caller gathers those of all ranks, [ranks][rows]. finish computes the results
- *            from them. backward reads lse and others; lse_low if given; entropy with dentropy; and the counts for a mean:
+ *            entropy or argmax, aligned to 16; with statistics 40, aligned to 8. The caller gathers those of all ranks,
+ *            [ranks][rows]. finish computes the results from them. backward reads lse and others; lse_low if given; entropy with
+ *            dentropy; and the counts for a mean:
  *                args.parallel.all_gather = NULL, args.states = states, args.lse = lse;
  *                status = lk_cross_entropy_parallel_forward_bf16(&args, stream);
  *                args.all_states = ...;                 // gathered from the states of all ranks
  *                args.others = others;
  *                status = lk_cross_entropy_finish_bf16(&args, stream);
  *                status = lk_cross_entropy_parallel_backward_bf16(&args, stream);
- *            entropy and argmax are set in forward too, though finish writes them: they decide how large states are. Only
- *            finish needs a workspace then, for a reduced loss. To call backward after a forward with all_gather, give forward
- *            `lse` and `others`.
+ *            entropy, argmax and statistics are set in forward too, though finish writes them: they decide how large states
+ *            are. Only finish needs a workspace then, for a reduced loss. To call backward after a forward with all_gather, give
+ *            forward `lse` and `others`.
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, without target_prob. Every rank counts all bad targets; without all_gather, finish and
  *            backward count them, and forward does not.
@@ -67,7 +68,7 @@
 /* ---- Finish -------------------------------------------------------------------------------------------------------------- */
 
 /* A thread merges the states of a row, in the order of ranks, and writes its results. */
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
+template <class State> LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     lk_cross_entropy_finish_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     const lk_cross_entropy_args &a = call.a;
@@ -76,10 +77,10 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
     lk_griddepcontrol_wait();
     if (row >= a.rows) return;
     const lk_ce_label label = lk_ce_look_up(a, row);
-    lk_ce_row s = lk_ce_row_empty();
+    State s = lk_ce_row_empty<State>();
     float others = 0.0f, target = -INFINITY, weight = 1.0f;
     for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
-        const lk_ce_row part = lk_ce_unpack_state(a.all_states, call.state_bytes, rank * a.rows + row);
+        const State part = lk_ce_unpack_state<State>(a.all_states, call.state_bytes, rank * a.rows + row);
         if (part.target != -INFINITY) target = part.target; /* lk_ce_row_merge takes a maximum, which would lose a NaN */
         s = lk_ce_row_merge<true>(s, part, scale);
     }
@@ -87,7 +88,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS)
         if (a.class_weight) weight = a.class_weight[label.y];
         const float v[1] = {target}, w[1] = {a.label_smoothing > 0.0f ? weight : 1.0f};
         s = lk_ce_row_raise_halfway<true>(s, target, scale);
-        const lk_ce_row all = lk_ce_row_add(s, v, w, scale);
+        const State all = lk_ce_row_add(s, v, w, scale);
         others = __fdiv_rn(lk_ce_row_raise<true>(s, all.max, scale).sum, all.sum);
         s = all, s.target = target;
     }
@@ -105,8 +106,10 @@ LK_HOST lk_status lk_cross_entropy_run_finish(const char *op, const lk_device *d
     call.state_bytes = lk_ce_state_bytes(&a), a.vocab = call.classes;
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, call, stream);
     const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
+    void (*const kernel)(lk_cross_entropy_call) =
+        a.statistics ? lk_cross_entropy_finish_kernel<lk_ce_row_squares> : lk_cross_entropy_finish_kernel<lk_ce_row>;
     if (!status && blocks > 0)
-        status = lk_launch_pdl(op, device, lk_cross_entropy_finish_kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
+        status = lk_launch_pdl(op, device, kernel, blocks, 1, LK_CROSS_ENTROPY_THREADS, 0, stream, call);
     if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
     return status;
 }

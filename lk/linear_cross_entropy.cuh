@@ -4,7 +4,7 @@
  *
  *   logits[t,j]  = sum_d x[t,d] weight[j,d] + bias[j]
  *   loss, lse    those of cross_entropy.cuh for these logits; its comment has the formulas of all options
- *   entropy, argmax   likewise
+ *   entropy, argmax   likewise; with the option statistics log_sum_sq_probs, mean_logits and top_logprob too
  *   dZ[t,j]      the gradient of logits[t,j], by cross_entropy.cuh's formula, with upstream, dlse and dentropy
  *   dx[t,d]      = sum_j dZ[t,j] weight[j,d]
  *   dweight[j,d] = sum_t dZ[t,j] x[t,d]        with accumulate added to its old contents
@@ -57,6 +57,9 @@
  *            workspace; no other x is read. If more tokens count, then loss, z-loss, lse, entropy and all gradients are NaN,
  *            and argmax is -1.
  *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
+ *            statistics: in forward alone, as in cross_entropy.cuh. entropy is [4, tokens] then. The rules are entropy's: 0 where
+ *            the token is ignored, NaN where more than max_counted count. It takes no second matmul, on any path. A masked
+ *            column makes mean_logits -inf.
  *            row_weight, denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
  *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
@@ -77,7 +80,7 @@
  *            are this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are
  *            of its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
- *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy. Without it there are three calls, as in
+ *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy, 40 with statistics. Without it there are three calls, as in
  *            cross_entropy_parallel.cuh: forward writes `states` alone, finish the results, backward reads lse and others.
  *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
  *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
@@ -177,7 +180,8 @@ typedef struct {
     float *loss;               /* F FB out     f32 [tokens], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* F FB out     f32, the part of loss that z_loss adds, shaped like loss; NULL to skip */
     float *lse;                /* F FB out, B in: f32 [tokens], B: from forward with the same options; F FB: NULL to skip */
-    float *entropy;            /* F FB out, B in: f32 [tokens]; F FB: NULL to skip; B: from forward, required with dentropy */
+    float *entropy;            /* F FB out, B in: f32 [tokens]; F FB: NULL to skip; F: with statistics [4, tokens], required;
+                                                  B: from forward, required with dentropy */
     int64_t *argmax;           /* F FB out     int64 [tokens], the smallest column of the largest logit; NULL to skip */
     int64_t *valid_rows;       /* F FB out     int64 [1], the number of tokens counted; NULL to skip */
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
@@ -221,16 +225,18 @@ typedef struct {
     int tf32;                  /* not 0: matmuls of T = f32 may round their factors to TF32 */
     int batch_invariant;       /* F    not 0: a token's results do not depend on the other tokens; bf16 on sm_90a */
     int path;                  /* LK_LINEAR_CROSS_ENTROPY_*; 0: lk chooses */
+    int statistics;            /* F    not 0: entropy, then required, is [4, tokens]. See Options */
 } lk_linear_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. With ranks, those of `parallel` come first.
  *   LK_ERR_NULL       with ranks as in cross_entropy.cuh;
- *                     args, plan, context, x, weight, target or in backward lse is NULL, or with dentropy entropy; all outputs
- *                     are. With tokens = 0 all except for args and plan may be NULL
+ *                     args, plan, context, x, weight, target or in backward lse is NULL, or entropy with dentropy, in forward
+ *                     with statistics; all outputs are. With tokens = 0 all except for args and plan may be NULL
  *   LK_ERR_SHAPE      with ranks as in cross_entropy.cuh;
  *                     tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
- *   LK_ERR_VALUE      logit_scale, softcap, z_loss or label_smoothing out of range; ignore_index without use_ignore_index;
+ *   LK_ERR_VALUE      B FB: statistics, before all others;
+ *                     logit_scale, softcap, z_loss or label_smoothing out of range; ignore_index without use_ignore_index;
  *                     reduction, target_dtype or path is none of the enum; bias_dtype, dweight_dtype or dbias_dtype is neither
  *                     T nor f32; a context that init has not made, or of another device
  *   LK_ERR_PATH       CHUNKS with ranks.
@@ -256,7 +262,7 @@ typedef struct {
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
- * argmax, saved; with parallel.all_gather also lse, others and weight_sum. The alignment of x, weight and dweight matters for
+ * argmax, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment of x, weight and dweight matters for
  * FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
@@ -303,7 +309,8 @@ typedef struct {
     const char *why_not_fused;  /* why fused is ruled out, where plan.text says it; else "" */
 } lk_lce_call;
 
-static_assert(LK_LCE_STATE_BYTES == sizeof(lk_ce_row), "plans have lk_loss's states");
+static_assert(LK_LCE_STATE_BYTES == sizeof(lk_ce_row) && LK_LCE_STATISTICS_BYTES == sizeof(lk_ce_row_squares),
+              "plans have lk_loss's states");
 static_assert((int)LK_LCE_PATH_CHUNKS == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
               (int)LK_LCE_PATH_PANELS == LK_LINEAR_CROSS_ENTROPY_PANELS &&
               (int)LK_LCE_PATH_FUSED == LK_LINEAR_CROSS_ENTROPY_FUSED, "plans have the op's paths");
@@ -320,8 +327,8 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
     s.gives_loss = call->gives_loss, s.gradient = call->gradient, s.compact = call->compact, s.saves = call->saves;
     s.split = call->split, s.stores = call->stores, s.fused = call->fused, s.placement_unknown = call->placement_unknown;
     s.bias = a.bias, s.class_weight = a.class_weight, s.dlse = a.dlse, s.dentropy = a.dentropy, s.denominator = a.denominator;
-    s.row_weight = a.row_weight;
-    s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.entropy = a.entropy, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
+    s.row_weight = a.row_weight, s.statistics = a.statistics;
+    s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.entropy = a.entropy || a.statistics, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
     s.accumulate = a.accumulate, s.tf32 = a.tf32;
     return s;
@@ -741,9 +748,16 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
     if (a.z_loss_out) *a.z_loss_out = sums[1];
 }
 
+/* The statistics of a row, as the rows' kernels have left them. */
+LK_DEVICE lk_ce_statistics lk_lce_statistics_of(const lk_lce_work &p, int64_t row)
+{
+    const float *const at = p.ws.entropy + row;
+    return {at[p.call.rows], at[2 * p.call.rows], at[3 * p.call.rows]};
+}
+
 /* Writes what the matmuls do not: the reduced loss; each token's results; dx of bad tokens and, where rows are compacted, of
  * ignored ones; dbias; everything if there is no token, or too many count. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
+template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.call.a;
     const lk_lce_workspace &ws = p.ws;
@@ -762,7 +776,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         return;
     }
     if (p.call.split && p.call.gives_loss) { /* states: they are NaN where too many tokens count */
-        lk_ce_row unknown = lk_ce_row_empty();
+        State unknown = lk_ce_row_empty<State>();
         unknown.max = unknown.sum = NAN;
         for (int64_t token = thread; counts.too_many && token < a.tokens; token += step)
             lk_ce_pack_state(a.states, p.call.state_bytes, token, unknown);
@@ -783,6 +797,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
                 if (every && a.z_loss_out) a.z_loss_out[token] = skip || !ws.z ? instead : ws.z[token];
                 if (p.call.gives_loss && a.lse) a.lse[token] = skip ? instead : ws.lse[token];
                 if (p.call.gives_loss && a.entropy) a.entropy[token] = skip ? instead : ws.entropy[token];
+                if constexpr (lk_ce_has_squares<State>)
+                    lk_ce_put_statistics(a.entropy, a.tokens, token, skip ? lk_ce_statistics{instead, instead, instead}
+                                                                          : lk_lce_statistics_of(p, token));
                 if (p.call.gives_loss && a.argmax) a.argmax[token] = skip ? -1 : ws.argmax[token];
             }
         }
@@ -803,6 +820,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_ke
         if (every && a.z_loss_out) a.z_loss_out[token] = ws.z ? ws.z[row] : 0.0f;
         if (p.call.gives_loss && a.lse) a.lse[token] = ws.lse[row];
         if (p.call.gives_loss && a.entropy) a.entropy[token] = ws.entropy[row];
+        if constexpr (lk_ce_has_squares<State>)
+            lk_ce_put_statistics(a.entropy, a.tokens, token, lk_lce_statistics_of(p, row));
         if (p.call.gives_loss && a.argmax) a.argmax[token] = ws.argmax[row];
     }
     if (too_many || (none && !a.accumulate)) {
@@ -825,7 +844,8 @@ LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
 {
     const int64_t tokens = p.call.a.tokens, vocab = p.call.a.vocab;
     const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
-    return lk_lce_launch(job, lk_lce_finish_kernel, blocks + 1, p);
+    return lk_lce_launch(job, p.call.a.statistics ? lk_lce_finish_kernel<lk_ce_row_squares> : lk_lce_finish_kernel<lk_ce_row>,
+                         blocks + 1, p);
 }
 
 /* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
@@ -884,6 +904,7 @@ template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job
     lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
     if (lk_cross_entropy_sums_weights(&f)) p.weight_total = &ws.counts->weights;
     if (ws.row_weight) p.loss_weight = ws.row_weight + chunk.first_row;
+    if (call.a.statistics) p.a.statistics = 1, p.valid = call.rows;
     return p;
 }
 
@@ -931,11 +952,13 @@ LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
 
 /* Writes a row's results, or with ranks its state, which has the target's logit outside the sums. All threads may call; the one
  * with `writes` writes. */
-LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, lk_ce_row s, float scale, bool writes)
+template <class State>
+LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, State s, float scale, bool writes)
 {
     const lk_lce_args &a = p.call.a;
     const lk_lce_workspace &ws = p.ws;
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    lk_ce_statistics more = {};
     float others = 0.0f;
     if (p.call.split) { /* the results follow from the states of all ranks */
         const int64_t token = ws.token ? ws.token[row] : row;
@@ -946,8 +969,10 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     if (y >= 0) {
         const float weight[1] = {ws.weight ? ws.weight[row] : 1.0f}, value[1] = {s.target};
         const float smoothed[1] = {a.label_smoothing > 0.0f ? weight[0] : 1.0f};
-        const lk_ce_row all = lk_ce_row_add(s, value, smoothed, scale);
-        r = lk_ce_row_finish(all, {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab});
+        const State all = lk_ce_row_add(s, value, smoothed, scale);
+        const lk_ce_options options = {scale, a.label_smoothing, a.z_loss, weight[0], a.vocab};
+        r = lk_ce_row_finish(all, options);
+        if constexpr (lk_ce_has_squares<State>) more = lk_ce_row_statistics(all, options);
         others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         if (ws.row_weight) r.class_loss *= ws.row_weight[row], r.z_loss *= ws.row_weight[row];
     }
@@ -956,6 +981,7 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     if (ws.z) ws.z[row] = r.z_loss;
     ws.lse[row] = r.lse;
     if (ws.entropy) ws.entropy[row] = r.entropy;
+    if constexpr (lk_ce_has_squares<State>) lk_ce_put_statistics(ws.entropy, p.call.rows, row, more);
     if (ws.argmax) ws.argmax[row] = r.argmax;
     if (ws.others) ws.others[row] = others;
     return r;
@@ -976,7 +1002,7 @@ template <class L, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_l
 
 /* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns, as
  * lk_cross_entropy_finish_kernel does from those of ranks. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
+template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
 {
     const lk_lce_args &a = chunk.call.a;
     const int64_t in_chunk = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, row = chunk.first_row + in_chunk;
@@ -984,7 +1010,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __gr
     lk_griddepcontrol_wait();
     if (in_chunk >= chunk.rows) return;
     const int y = chunk.ws.target[row];
-    lk_ce_row s = lk_ce_unpack_state(chunk.ws.states, chunk.call.state_bytes, in_chunk);
+    State s = lk_ce_unpack_state<State>(chunk.ws.states, chunk.call.state_bytes, in_chunk);
     if (chunk.call.split && s.top != INT64_MIN) s.top += a.parallel.vocab_start; /* lk_lce_put_row takes columns of this rank */
     if (!chunk.call.split) s = lk_ce_row_raise_halfway<true>(s, s.target, scale);
     lk_lce_put_row(chunk, row, y, s, scale, true);
@@ -1002,7 +1028,8 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
         status = lk_lce_logits<T>(job, chunk);
         if (!status) status = lk_lce_panel_rows<L, LK_CE_FORWARD>(job, chunk);
         if (!status && chunk.last)
-            status = lk_lce_launch(job, lk_lce_panels_kernel, lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
+            status = lk_lce_launch(job, a.statistics ? lk_lce_panels_kernel<lk_ce_row_squares> : lk_lce_panels_kernel<lk_ce_row>,
+                                   lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
     }
     if (!call.gradient) return status;
     for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
@@ -1235,6 +1262,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     lk_lce_args *const a = &call->a;
     lk_lce_copy_args<T>(args, direction, call);
     lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_check_statistics(&checks, args, direction == LK_LCE_FORWARD);
     lk_cross_entropy_check_slice(&checks, a);
     if (checks.status) return checks.status;
     if (call->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
@@ -1243,7 +1271,8 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     const int64_t saved_bytes = call->saves ? (int64_t)lk_lce_saved_size(call) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
-    int64_t state = call->state_bytes / 16;
+    const int unit = a->statistics ? 8 : 16;
+    int64_t state = call->state_bytes / unit;
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
@@ -1258,14 +1287,15 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", args->lse, 4, backward ? LK_REQUIRED : LK_OUT, a->tokens},
-        {"entropy", backward ? call->saved_entropy : a->entropy, 4, !backward ? LK_OUT : a->dentropy ? LK_REQUIRED : LK_IN,
-         a->tokens},
+        {"entropy", backward ? call->saved_entropy : a->entropy, 4,
+         backward ? (a->dentropy ? LK_REQUIRED : LK_IN) : a->statistics ? LK_OUT | LK_REQUIRED : LK_OUT,
+         a->statistics ? lk_count(4, a->tokens) : a->tokens},
         {"argmax", a->argmax, 8, LK_OUT, a->tokens},
         {"valid_rows", a->valid_rows, 8, LK_OUT, 1},
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"states", a->states, 16, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
+        {"states", a->states, unit, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
         {"others", a->others, 4, !call->split || leaves_states ? LK_UNUSED : backward ? LK_REQUIRED : LK_OUT, a->tokens},
         {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
@@ -1312,7 +1342,7 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
     f.parallel = a->parallel, f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
     f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
     f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
-    f.target_dtype = a->target_dtype;
+    f.target_dtype = a->target_dtype, f.statistics = a->statistics;
     return f;
 }
 

@@ -265,6 +265,7 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
                                 : a.max_counted != 0          ? "max_counted"
                                 : a.batch_invariant           ? "batch_invariant"
                                 : a.parallel.vocab_total != 0 ? "parallel.vocab_total"
+                                : a.statistics                ? "statistics"
                                                               : NULL;
     lk_checks checks = {op, LK_OK};
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);

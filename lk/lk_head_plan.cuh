@@ -51,7 +51,7 @@ typedef struct {
     bool fused;                 /* the plan may be, or must be, LK_LCE_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
-    bool row_weight;            /* likewise */
+    bool row_weight, statistics; /* likewise */
     bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
 } lk_lce_shape;
 
@@ -96,7 +96,14 @@ typedef struct {
     float entropic;
 } lk_lce_more;
 
-#define LK_LCE_STATE_BYTES 32 /* of an lk_ce_row: a state takes so many at most */
+/* With statistics lk_lce_more is this one, in the same array. It has 32 bytes, so that 16 of them take whole 256 bytes. */
+typedef struct alignas(16) {
+    int64_t top;
+    float entropic, squares, total;
+} lk_lce_more_squares;
+
+#define LK_LCE_STATE_BYTES 32 /* of an lk_ce_row: a state takes so many at most; with statistics of an lk_ce_row_squares: */
+#define LK_LCE_STATISTICS_BYTES 40
 #define LK_LCE_ELSEWHERE INT32_MAX
 
 #define LK_LCE_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
@@ -126,13 +133,13 @@ typedef struct {
     int32_t *token;        /* [rows], of compacted rows; -1: none */
     float *factor;         /* [rows], the gradient of the row's loss, row_weight included, over counts->alpha */
     float *dlse, *dentropy; /* [rows] */
-    float *loss, *z, *lse, *entropy; /* [rows] */
+    float *loss, *z, *lse, *entropy; /* [rows]; entropy with statistics [4, rows] */
     int64_t *argmax;       /* [rows] */
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
     void *states;          /* panels: packed states [chunk], of the columns so far, except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_lce_sums *sums;     /* fused: [chunk, stretches] */
-    lk_lce_more *more;     /* fused, with entropy or argmax: likewise */
+    lk_lce_more *more;     /* fused, with entropy or argmax: likewise; with statistics lk_lce_more_squares */
     float *sample;         /* fused: [chunk, LK_LCE_SAMPLE], logits without bias, of columns spread over the vocabulary */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], v of lk_head_sm90.cuh: a row's exponentials times v are its dZ; NULL: 1 */
@@ -252,7 +259,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, 
     lk_take(&ws.loss, arena, s->gives_loss && s->loss, rows);
     lk_take(&ws.z, arena, s->gives_loss && s->z_loss_out && s->z_loss, rows);
     lk_take(&ws.lse, arena, true, rows);
-    lk_take(&ws.entropy, arena, s->entropy || s->dentropy, rows);
+    lk_take(&ws.entropy, arena, s->entropy || s->dentropy, s->statistics ? 4 * rows : rows);
     lk_take(&ws.argmax, arena, s->argmax, rows);
     ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
     const bool scaled = s->class_weight && s->mean && !s->denominator && s->z_loss && !(s->split && s->gives_loss);
@@ -287,7 +294,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_l
     lk_lce_workspace ws = lk_lce_lay_out_rows(s, false, chunk, &arena);
     ws.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
     lk_take(&ws.others, &arena, panels, s->rows);
-    ws.states = lk_take_bytes(&arena, panels, chunk * LK_LCE_STATE_BYTES);
+    ws.states = lk_take_bytes(&arena, panels, chunk * (s->statistics ? LK_LCE_STATISTICS_BYTES : LK_LCE_STATE_BYTES));
     lk_take(&ws.dx, &arena, s->dx && lk_lce_sums_dx(s, plan->path), chunk * s->hidden);
     lk_take(&ws.dweight, &arena, lk_lce_sums_dweight(s, chunk), s->vocab * s->hidden);
     const int64_t in_dweight = slice ? lk_lce_rows_in_dweight(s, chunk) : 0;
@@ -366,7 +373,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     lk_take(&ws.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
     ws.stretches = s->gradient || s->saves ? some : alone;
     lk_take(&ws.sums, &arena, s->gives_loss || !kept, chunk * ws.stretches);
-    lk_take(&ws.more, &arena, more, chunk * ws.stretches);
+    const int64_t more_bytes = s->statistics ? sizeof(lk_lce_more_squares) : sizeof(lk_lce_more);
+    ws.more = (lk_lce_more *)lk_take_bytes(&arena, more, chunk * ws.stretches * more_bytes);
     lk_take(&ws.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_LCE_TILE_COLS));
     ws.scaled_x = lk_take_bytes(&instead, kept && s->dweight, chunk * ws.x_stride * 2);
     if (arena.used < instead.used) arena = instead;
@@ -608,7 +616,8 @@ LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow,
         *plan = lk_lce_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
         const size_t least = lk_lce_need(p, plan);
         if (least > budget) return false;
-        const size_t each = sizeof(lk_lce_sums) + (s->entropy || s->argmax ? sizeof(lk_lce_more) : 0);
+        const size_t more = s->statistics ? sizeof(lk_lce_more_squares) : sizeof(lk_lce_more);
+        const size_t each = sizeof(lk_lce_sums) + (s->entropy || s->argmax ? more : 0);
         /* Stretches besides the first. Arrays take whole 256 bytes: 16 states. */
         const int64_t extra = (int64_t)((budget - least) / each / (size_t)lk_lce_round_up(rows, 16));
         if (!s->saves && !given)

@@ -134,8 +134,8 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
 
 /* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
  * not count. */
-template <bool plain>
-LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
+template <bool plain, class State>
+LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
                                      const lk_lce_args &a)
 {
     const float scale = lk_lce_scale(a);
@@ -168,7 +168,8 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
         s.max = sum.max, s.sum = sum.sum;
         return s;
     }
-    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f;
+    const float unit = lk_ce_mean_unit(scale);
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f, squares = 0.0f, total = 0.0f;
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
     const float reference = lk_lse_reference(max);
@@ -183,9 +184,11 @@ LK_DEVICE lk_ce_row lk_lce_add_tile(lk_ce_row s, float (&v)[LK_GEMM_SUMS / 2], l
             const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
             sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
             entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
+            if (lk_ce_has_squares<State>) squares = fmaf(e, e, squares), total = fmaf(within ? v[i + j] : 0.0f, unit, total);
         }
     }
     s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
+    if constexpr (lk_ce_has_squares<State>) s.squares += squares, s.total += total;
     return s;
 }
 
@@ -308,8 +311,8 @@ LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, in
 }
 
 /* A cluster owns a pair of row tiles and a stretch of columns at a time. A consumer thread has a quarter of two rows and keeps
- * their states over the stretch. */
-template <bool plain, int mode>
+ * their states over the stretch. State: lk_ce_row_squares for states with statistics. */
+template <bool plain, int mode, class State = lk_ce_row>
 LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const __grid_constant__ lk_lce_fused p)
 {
 #if LK_SM90A
@@ -342,7 +345,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             float guess[2] = {0.0f, 0.0f};
             float lse[2] = {0.0f, 0.0f};
             lk_lce_terms terms[2] = {};
-            lk_ce_row s[2] = {lk_ce_row_empty(), lk_ce_row_empty()};
+            State s[2] = {lk_ce_row_empty<State>(), lk_ce_row_empty<State>()};
             LK_UNROLL for (int r = 0; r < 2; r++) {
                 const bool here = row + 8 * r < chunk.rows;
                 if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
@@ -389,7 +392,10 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
                 if (quarter == 0 && at < chunk.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
-                if (!plain && mode == LK_LCE_STATES && ws.more && quarter == 0 && at < chunk.rows)
+                if constexpr (lk_ce_has_squares<State>) {
+                    lk_lce_more_squares *const more = (lk_lce_more_squares *)ws.more + at * p.stretches + item.stretch;
+                    if (quarter == 0 && at < chunk.rows) *more = {s[r].top, s[r].entropic, s[r].squares, s[r].total};
+                } else if (!plain && mode == LK_LCE_STATES && ws.more && quarter == 0 && at < chunk.rows)
                     ws.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
             }
         }
@@ -399,17 +405,21 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 }
 
 /* The state of a row from those of its stretches, by a warp. It has the target's value, but not in the sums. */
-LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, int y, float *slope)
+template <class State>
+LK_DEVICE State lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, int y, float *slope)
 {
     const lk_lce_work &chunk = p.chunk;
     const lk_lce_args &a = chunk.call.a;
     const float scale = lk_lce_scale(a);
-    lk_ce_row s = lk_ce_row_empty();
+    State s = lk_ce_row_empty<State>();
     for (int stretch = (int)threadIdx.x % 32; stretch < p.stretches; stretch += 32) {
         const lk_lce_sums of = p.sums[row * p.stretches + stretch];
-        lk_ce_row other = lk_ce_row_empty();
+        State other = lk_ce_row_empty<State>();
         other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
-        if (chunk.ws.more) {
+        if constexpr (lk_ce_has_squares<State>) {
+            const lk_lce_more_squares more = ((const lk_lce_more_squares *)chunk.ws.more)[row * p.stretches + stretch];
+            other.top = more.top, other.entropic = more.entropic, other.squares = more.squares, other.total = more.total;
+        } else if (chunk.ws.more) {
             const lk_lce_more more = chunk.ws.more[row * p.stretches + stretch];
             other.top = more.top, other.entropic = more.entropic;
         }
@@ -424,14 +434,14 @@ LK_DEVICE lk_ce_row lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, i
 }
 
 /* A warp owns a row: it merges the states of the stretches and writes the results. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __grid_constant__ lk_lce_fused p)
+template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32;
     lk_griddepcontrol_wait();
     if (row >= p.chunk.rows) return;
     float slope;
     const int y = p.chunk.ws.target[p.chunk.first_row + row];
-    const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
+    const State s = lk_lce_merge_stretches<State>(p, row, y, &slope);
     lk_lce_put_row(p.chunk, p.chunk.first_row + row, y, s, lk_lce_scale(p.chunk.call.a), threadIdx.x % 32 == 0);
 }
 
@@ -460,7 +470,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     const int y = ws.target[at];
     float slope, v = 0.0f, target_dz = 0.0f, base = -INFINITY;
-    const lk_ce_row s = lk_lce_merge_stretches(p, row, y, &slope);
+    const lk_ce_row s = lk_lce_merge_stretches<lk_ce_row>(p, row, y, &slope);
     const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
     for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, ws.references[row * p.kept + tile]);
     LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
@@ -848,8 +858,14 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const
                                                     lk_lce_fused_kernel<true, LK_LCE_STATES>};
     void (*const keep_kernels[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>,
                                                   lk_lce_fused_kernel<true, LK_LCE_KEEP>};
-    status = lk_lce_launch_tiles(job, (kept ? keep_kernels : states_kernels)[plain], p.items, p);
-    return status ? status : lk_lce_launch(job, call.gradient || kept ? lk_lce_factor_kernel : lk_lce_merge_kernel, blocks, p);
+    void (*tiles)(lk_lce_fused) = (kept ? keep_kernels : states_kernels)[plain], (*rows)(lk_lce_fused) = lk_lce_factor_kernel;
+    if (!call.gradient && !kept) rows = lk_lce_merge_kernel<lk_ce_row>;
+    if (a.statistics) { /* in forward alone, which keeps no exponentials then */
+        tiles = lk_lce_fused_kernel<false, LK_LCE_STATES, lk_ce_row_squares>;
+        rows = lk_lce_merge_kernel<lk_ce_row_squares>;
+    }
+    status = lk_lce_launch_tiles(job, tiles, p.items, p);
+    return status ? status : lk_lce_launch(job, rows, blocks, p);
 }
 
 /* dZ of a panel's columns, by the rows' lse. */

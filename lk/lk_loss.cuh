@@ -5,7 +5,9 @@
  *
  *   label      lk_ce_label_among: what a target means
  *   state      lk_ce_row: a few numbers that some columns of a row are reduced to. lk_ce_row_empty, lk_ce_row_add or, with all
- *              options, lk_ce_add; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish computes a row's results
+ *              options, lk_ce_add; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish computes a row's results.
+ *              With the option statistics the state is lk_ce_row_squares, and lk_ce_row_statistics computes three results more.
+ *              Where a template takes a State, it is one of these two
  *   softcap    lk_ce_cap: z and its slope
  *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient; with these
  *              lk_ce_differentiate computes dlogits of the other columns, lk_ce_target_gradient that of the target
@@ -54,6 +56,20 @@ typedef struct {
     int64_t top;    /* the largest logit and its column as one integer; see lk_ce_row_top */
 } lk_ce_row;
 
+/* The state with the option statistics. Its max is the largest v whenever results are computed from it. */
+struct lk_ce_row_squares : lk_ce_row {
+    float squares; /* sum_j exp(2 scale (v[j] - reference)) */
+    float total;   /* sum_j v[j] lk_ce_mean_unit(scale) */
+};
+template <class State> constexpr bool lk_ce_has_squares = sizeof(State) > sizeof(lk_ce_row);
+
+/* So that a total of 2^30 logits does not overflow: 2^-30, or 1 where the logits of a finite z are small. What is rounded to 0 is
+ * less than 2^-65 of z. */
+LK_DEVICE float lk_ce_mean_unit(float scale)
+{
+    return scale < 0x1p30f ? 0x1p-30f : 1.0f;
+}
+
 /* What lk_ce_row_finish needs besides the state. */
 typedef struct {
     float scale, label_smoothing, z_loss;
@@ -68,9 +84,15 @@ typedef struct {
     float lse_low;  /* what lse was rounded by; 0 where lse is not finite */
 } lk_ce_result;
 
-LK_DEVICE lk_ce_row lk_ce_row_empty(void)
+/* The result of lk_ce_row_statistics: the rows of `entropy` after the first. */
+typedef struct {
+    float log_sum_sq_probs, mean_logits, top_logprob;
+} lk_ce_statistics;
+
+template <class State = lk_ce_row> LK_DEVICE State lk_ce_row_empty(void)
 {
-    return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
+    if constexpr (lk_ce_has_squares<State>) return {lk_ce_row_empty<lk_ce_row>(), 0.0f, 0.0f};
+    else return {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f, 0.0f, INT64_MIN};
 }
 
 /* e^(scale d), 0 for -inf. exact: to a few units in the last place, by correcting what the product with log2 e was rounded by.
@@ -85,13 +107,14 @@ template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
 
 /* The same state with a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels that read logits are exact
  * for f32 alone: results of 16 bits do not show it. Merging the states of ranks and panels always is. */
-template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, float max, float scale)
+template <bool exact = false, class State> LK_DEVICE State lk_ce_row_raise(State s, float max, float scale)
 {
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
     const float factor = lk_ce_factor<exact>(scale, s.max - reference); /* 0 for the empty set */
     s.weighted = fmaf(shift, s.weights, s.weighted);
     s.entropic = fmaf(factor * fmaxf(shift, -FLT_MAX), s.sum, factor * s.entropic); /* 0 times -inf counts 0 */
     s.sum *= factor;
+    if constexpr (lk_ce_has_squares<State>) s.squares = factor * (factor * s.squares); /* the factor's square may be 0 */
     s.max = max;
     return s;
 }
@@ -99,7 +122,7 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise(lk_ce_row s, f
 /* Raises a state halfway to v, a value far above its max. Its max may be below its largest v, so that its sum is very large. One
  * factor for the whole way could be below 2^-126, so 0, where factor times sum is not. So raise in two steps; this is the first.
  * Where there is no number halfway, the state stays as it is. */
-template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise_halfway(lk_ce_row s, float v, float scale)
+template <bool exact = false, class State> LK_DEVICE State lk_ce_row_raise_halfway(State s, float v, float scale)
 {
     const float halfway = 0.5f * s.max + 0.5f * v;
     return lk_is_finite(halfway) ? lk_ce_row_raise<exact>(s, fmaxf(s.max, halfway), scale) : s;
@@ -107,22 +130,24 @@ template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_raise_halfway(lk_ce_
 
 /* Adds n values with their class weights (1 without). It costs n + 1 exponentials, so add many at a time. skip: a weight of 0
  * times -inf counts 0. entropic: for the entropy too. */
-template <bool skip = false, bool entropic = true, int n>
-LK_DEVICE lk_ce_row lk_ce_row_add(lk_ce_row s, const float (&v)[n], const float (&w)[n], float scale)
+template <bool skip = false, bool entropic = true, class State, int n>
+LK_DEVICE State lk_ce_row_add(State s, const float (&v)[n], const float (&w)[n], float scale)
 {
     float max = s.max;
     LK_UNROLL for (int j = 0; j < n; j++) max = fmaxf(max, v[j]);
     s = lk_ce_row_raise(s, max, scale);
     const float rate = scale * LK_LOG2E, reference = lk_lse_reference(max);
-    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, terms = 0.0f;
+    float sum = 0.0f, weights = 0.0f, weighted = 0.0f, terms = 0.0f, squares = 0.0f, total = 0.0f;
     LK_UNROLL for (int j = 0; j < n; j++) {
         const float d = v[j] - reference, e = lk_ex2(rate * d);
         sum += e;
+        if (lk_ce_has_squares<State>) squares = fmaf(e, e, squares), total = fmaf(v[j], lk_ce_mean_unit(scale), total);
         weights += w[j];
         weighted = fmaf(w[j], skip && w[j] == 0.0f ? 0.0f : d, weighted);
         if (entropic) terms = fmaf(e, fmaxf(d, -FLT_MAX), terms); /* 0 times -inf counts 0 */
     }
     s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += terms;
+    if constexpr (lk_ce_has_squares<State>) s.squares += squares, s.total += total;
     return s;
 }
 
@@ -135,7 +160,7 @@ LK_DEVICE int32_t lk_ce_order(float x)
 
 /* Adds logit x of column col, 0 <= col < 2^31, to the argmax. The low half of the integer is larger for smaller columns, so the
  * smallest of equal logits wins. */
-LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
+template <class State> LK_DEVICE State lk_ce_row_top(State s, float x, int64_t col)
 {
     const int64_t top = (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
     if (top > s.top) s.top = top;
@@ -143,7 +168,7 @@ LK_DEVICE lk_ce_row lk_ce_row_top(lk_ce_row s, float x, int64_t col)
 }
 
 /* Adds the logits x of columns col, col + 1, ... to the argmax. Few vectors have a new largest logit. */
-template <int n> LK_DEVICE lk_ce_row lk_ce_add_top(lk_ce_row s, const float (&x)[n], int64_t col)
+template <class State, int n> LK_DEVICE State lk_ce_add_top(State s, const float (&x)[n], int64_t col)
 {
     float most = x[0];
     bool nan = false;
@@ -156,12 +181,13 @@ template <int n> LK_DEVICE lk_ce_row lk_ce_add_top(lk_ce_row s, const float (&x)
     return s;
 }
 
-template <bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_merge(lk_ce_row a, lk_ce_row b, float scale)
+template <bool exact = false, class State> LK_DEVICE State lk_ce_row_merge(State a, State b, float scale)
 {
     const float max = fmaxf(a.max, b.max);
     a = lk_ce_row_raise<exact>(a, max, scale);
     b = lk_ce_row_raise<exact>(b, max, scale);
     a.sum += b.sum, a.weights += b.weights, a.weighted += b.weighted, a.entropic += b.entropic;
+    if constexpr (lk_ce_has_squares<State>) a.squares += b.squares, a.total += b.total;
     a.target = fmaxf(a.target, b.target);
     a.top = a.top > b.top ? a.top : b.top;
     return a;
@@ -193,9 +219,21 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
     return r;
 }
 
+/* The statistics of a row from the state of all its columns. NaN where lk_ce_row_finish's entropy is. -inf in some columns makes
+ * the mean -inf. */
+LK_DEVICE lk_ce_statistics lk_ce_row_statistics(lk_ce_row_squares s, lk_ce_options o)
+{
+    float k;
+    const float log = lk_log_split(s.sum, &k), log_sum = fmaf(k, LK_LN2, log);
+    if (!(s.sum > 0.0f && lk_is_finite(s.sum))) return {NAN, NAN, NAN};
+    const float log_squares = lk_log_split(s.squares, &k), mean = __fdiv_rn(s.total, (float)o.vocab);
+    const float mean_logit = o.scale < 0x1p30f ? mean * 0x1p30f : mean; /* over lk_ce_mean_unit */
+    return {fmaf(-2.0f, log_sum, fmaf(k, LK_LN2, log_squares)), o.scale * mean_logit, -log_sum};
+}
+
 /* Merges the states of `team` consecutive lanes, a power of two. All 32 lanes call it; every lane of a team gets the result.
  * all: more than max and sum. target is not merged here: each lane keeps its own. */
-template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce_row s, float scale, int team = 32)
+template <bool all, bool exact = false, class State> LK_DEVICE State lk_ce_row_warp(State s, float scale, int team = 32)
 {
     s = lk_ce_row_raise<exact>(s, lk_max_warp(s.max, team), scale);
     s.sum = lk_sum_warp(s.sum, team);
@@ -203,6 +241,7 @@ template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce
         s.weights = lk_sum_warp(s.weights, team);
         s.weighted = lk_sum_warp(s.weighted, team);
         s.entropic = lk_sum_warp(s.entropic, team);
+        if constexpr (lk_ce_has_squares<State>) s.squares = lk_sum_warp(s.squares, team), s.total = lk_sum_warp(s.total, team);
         LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
             if (offset >= team) continue;
             const int64_t top = __shfl_xor_sync(0xffffffffu, s.top, offset);
@@ -212,23 +251,24 @@ template <bool all, bool exact = false> LK_DEVICE lk_ce_row lk_ce_row_warp(lk_ce
     return s;
 }
 
-/* The state of a row in a rank's columns, as it goes from rank to rank, or panel to panel: 16 bytes, or all of lk_ce_row. max
- * and the sums leave out the target's column, which one rank has. Its logit is in `target`. */
-LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, lk_ce_row s)
+/* The state of a row in a rank's columns, as it goes from rank to rank, or panel to panel: 16 bytes, or all of lk_ce_row or
+ * lk_ce_row_squares. max and the sums leave out the target's column, which one rank has. Its logit is in `target`. */
+template <class State> LK_DEVICE void lk_ce_pack_state(void *states, int bytes, int64_t row, State s)
 {
-    if (bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
-    else ((lk_ce_row *)states)[row] = s;
+    if (!lk_ce_has_squares<State> && bytes == 16) ((float4 *)states)[row] = make_float4(s.max, s.sum, s.target, 0.0f);
+    else ((State *)states)[row] = s;
 }
-LK_DEVICE lk_ce_row lk_ce_unpack_state(const void *states, int bytes, int64_t row)
+template <class State = lk_ce_row> LK_DEVICE State lk_ce_unpack_state(const void *states, int bytes, int64_t row)
 {
-    if (bytes != 16) return ((const lk_ce_row *)states)[row];
+    if (lk_ce_has_squares<State> || bytes != 16) return ((const State *)states)[row];
     const float4 packed = ((const float4 *)states)[row];
-    lk_ce_row s = lk_ce_row_empty();
+    State s = lk_ce_row_empty<State>();
     s.max = packed.x, s.sum = packed.y, s.target = packed.z;
     return s;
 }
 template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
 {
+    if (a->statistics) return (int)sizeof(lk_ce_row_squares);
     return a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy ? (int)sizeof(lk_ce_row) : 16;
 }
 
@@ -303,8 +343,8 @@ LK_DEVICE lk_ce_row lk_ce_add_capped(lk_ce_row s, const float (&x)[n], float log
 /* ---- The state with all options ------------------------------------------------------------------------------------------ */
 
 /* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. exact: lk_ce_cap's. */
-template <bool plain, bool exact, class Args, int n>
-LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, const Args &a)
+template <bool plain, bool exact, class State, class Args, int n>
+LK_DEVICE State lk_ce_add(State s, const float (&x)[n], int64_t col, const Args &a)
 {
     float v[n], w[n], slope[n];
     LK_UNROLL for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
@@ -313,8 +353,8 @@ LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, con
         LK_UNROLL for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
     }
     if (a.argmax) s = lk_ce_add_top(s, x, col);
-    const bool all = a.label_smoothing > 0.0f || a.entropy || a.dentropy;
-    if constexpr (!exact && n % 2 == 0)
+    const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
+    if constexpr (!lk_ce_has_squares<State> && !exact && n % 2 == 0)
         if (!all && a.softcap > 0.0f && a.softcap <= 40.0f) return lk_ce_add_capped(s, x, a.logit_scale, a.softcap);
     if (a.softcap > 0.0f) lk_ce_cap<exact>(v, slope, a.logit_scale, a.softcap);
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
@@ -325,8 +365,8 @@ LK_DEVICE lk_ce_row lk_ce_add(lk_ce_row s, const float (&x)[n], int64_t col, con
 }
 
 /* Adds one logit; the target's only to the argmax. */
-template <bool plain, bool exact, class Args>
-LK_DEVICE lk_ce_row lk_ce_add_one(lk_ce_row s, float x, int col, int y, const Args &a)
+template <bool plain, bool exact, class State, class Args>
+LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
 {
     const float one[1] = {x};
     if (col != y) return lk_ce_add<plain, exact>(s, one, col, a);
@@ -334,10 +374,10 @@ LK_DEVICE lk_ce_row lk_ce_add_one(lk_ce_row s, float x, int col, int y, const Ar
 }
 
 /* The state of the whole row and, in *others, that of its other columns against the same reference. y: the target. */
-template <bool plain, bool exact>
-LK_DEVICE lk_ce_row lk_ce_with_target(lk_ce_row *others, int y, float logit, float weight, float scale)
+template <bool plain, bool exact, class State>
+LK_DEVICE State lk_ce_with_target(State *others, int y, float logit, float weight, float scale)
 {
-    lk_ce_row all = *others;
+    State all = *others;
     if (y < 0) return all;
     if (!plain) { /* of the others as they are: a sum of 0 raised to +inf is not 0 when raised again */
         const float v[1] = {logit}, w[1] = {weight};

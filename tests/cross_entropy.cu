@@ -13,6 +13,8 @@
  *   lse + lse_low log sum's, 2, 2^-22 |lse|, and 124 where the sum's reference is 60 below the maximum
  *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
  *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
+ *   statistics    log sum p^2: twice log sum's, and 16 (2 + log sum e^2 + 2 sum_j q_j |d_j|) with e = exp(d), q = e^2 / sum e^2;
+ *                 mean: 16 of the mean of |z|, 2^-65; log p of the argmax: log sum's
  *   row weights   times the weight's size, and 2 of the product: it is rounded, and so is the sum of two of them
  *   reduced       the sum of the rows' limits, and 16 of the sum of their magnitudes
  *   dlogits       (4 + |z - lse|) 2^-23 in each p (the header), 16 of the size of each term. Backward's from the lse that is
@@ -72,18 +74,19 @@ static const char *const tensor_name[] = {"logits", "target",     "class_weight"
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, WANT_ENTROPY, WANT_ARGMAX, ZERO_WHEN_EMPTY,
     UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, HAS_DENTROPY, DIVIDED, WEIGHTED,
-    SWITCHES
+    STATISTICS, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale",
                                           "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
                                           "upstream a row", "one upstream", "dlse", "zero padding", "in place",
-                                          "16-bit dlogits", "dentropy", "denominator", "row weights"};
+                                          "16-bit dlogits", "dentropy", "denominator", "row weights", "statistics"};
 
-/* What class probabilities leave without effect: their rows have no targets, none is bad. */
-static bool of_targets(int s) { return s == BAD || s == INT32; }
+/* What class probabilities leave without effect, since their rows have no targets and none is bad; or refuse. */
+static bool of_targets(int s) { return s == BAD || s == INT32 || s == STATISTICS; }
 
 static bool switch_of(int direction, int s)
 {
+    if (s == STATISTICS) return direction == FORWARD;
     if (s >= WANT_ENTROPY && s <= ZERO_WHEN_EMPTY) return gives_loss(direction);
     return s < WANT_ENTROPY || s == DIVIDED || s == WEIGHTED || gives_gradient(direction);
 }
@@ -167,7 +170,7 @@ static void settle_tensors(problem *p)
     if (p->prob) p->empty = SOME;
     p->has[LOGITS] = p->has[TARGET] = true, p->has[DLOGITS] = back, p->has[PROBS] = p->prob; /* TARGET: for special columns */
     p->has[WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
-    p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
+    p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = p->on[WANT_ENTROPY] || p->on[STATISTICS], p->has[ARGMAX] = p->on[WANT_ARGMAX];
     p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED], p->has[ROW_WEIGHTS] = p->on[WEIGHTED];
     if (!loss) {
         p->has[ENTROPY] = p->on[HAS_DENTROPY];
@@ -234,7 +237,7 @@ static layout layout_of(const problem *p, int t)
     const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || t == DENOMINATOR ||
                      (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) || ((t == LOSS || t == Z_LOSS) && reduced);
     const int bytes = t == ARGMAX || t == VALID || (t == TARGET && !p->on[INT32]) ? 8 : 4;
-    return {TEST_F32, bytes, one ? 1 : p->rows, 1, 1, 1};
+    return {TEST_F32, bytes, one ? 1 : t == ENTROPY && p->on[STATISTICS] ? 4 * p->rows : p->rows, 1, 1, 1};
 }
 
 /* ---- Draws ----------------------------------------------------------------------------------------------------------- */
@@ -247,8 +250,10 @@ static void draw_switches(problem *p, uint64_t *r)
     const uint64_t later = test_hash(*r + 1);
     for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = test_chance(r, 2);
     p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0, p->on[WEIGHTED] = later / 9 % 3 == 0;
+    p->on[STATISTICS] = later / 27 % 3 == 0;
     if (test_chance(r, 2))
-        p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
+        p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = p->on[STATISTICS] =
+            false;
     if (test_chance(r, 3)) p->on[MEAN] = p->on[SUM] = false;
     if (test_chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
     p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)];
@@ -266,6 +271,7 @@ static void draw_switches(problem *p, uint64_t *r)
 static void make_plain(problem *p)
 {
     p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[SCALE] = p->on[HAS_DENTROPY] = false;
+    p->on[STATISTICS] = false;
 }
 
 /* How rows lie: packed; packed and all off by as much; with gaps, all rows alike; with one odd stride; each tensor with its own
@@ -318,6 +324,7 @@ typedef struct {
     double total;      /* with these, the sum of u */
     double weight, max, lse, class_loss, z_loss, entropy, log_sum, lse_slack, class_slack, z_slack,
         entropy_slack, z_error, log_slack;
+    double statistics[3], statistics_slack[3];
 } outcome;
 
 static test_buffer buffers[TENSORS + 1]; /* the workspace is the last */
@@ -489,12 +496,14 @@ static outcome examine(const problem *p, int64_t row)
         if (o.argmax < 0 || (best == best && (v != v || v > best))) o.argmax = c, best = v;
         nan |= z != z, max = fmax(max, z), largest = isinf(z) ? largest : fmax(largest, fabs(z));
     }
-    double sum = 0, first = 0, second = 0, weighted = 0, size = 0;
+    double sum = 0, first = 0, second = 0, weighted = 0, size = 0, squares = 0, first_of_squares = 0, total = 0, total_size = 0;
     o.proper = !nan && !isinf(max), o.max = max;
     for (int64_t c = 0; o.proper && c < p->vocab; c++) {
         const double d = row_z[c] - max, exponential = exp(d), u_c = p->prob ? prob_of(p, row, c) : 0,
                      w = p->prob ? u_c : e > 0 ? weight_of(p, c) : 0;
         sum += exponential;
+        squares += exponential * exponential, total += row_z[c], total_size += fabs(row_z[c]);
+        if (exponential > 0) first_of_squares -= exponential * exponential * d;
         if (exponential > 0) first -= exponential * d, second += exponential * d * d; /* 0 times -inf counts 0 */
         if (p->prob ? u_c != 0 : e > 0) weighted += w * d, size += fabs(w * d); /* a probability of 0 times -inf counts 0 */
         o.total += u_c;
@@ -509,6 +518,11 @@ static outcome examine(const problem *p, int64_t row)
     o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss;
     o.entropy = o.proper ? log_sum + mean : NAN;
     o.entropy_slack = log_slack + 16 * u * (mean + second / sum) + 2 * o.z_error * (1 + o.entropy);
+    const double cols = (double)p->vocab, log_squares = log(squares);
+    const double statistics[] = {log_squares - 2 * log_sum, total / cols, -log_sum};
+    const double slack[] = {2 * log_slack + 16 * u * (2 + log_squares + 2 * first_of_squares / squares) + 4 * o.z_error,
+                            16 * u * total_size / cols + o.z_error + 0x1p-65, log_slack + 2 * o.z_error};
+    for (int i = 0; i < 3; i++) o.statistics[i] = o.proper ? statistics[i] : NAN, o.statistics_slack[i] = slack[i];
     o.class_loss = o.class_slack = NAN;
     if (!good) return o;
     if (p->prob) {
@@ -604,7 +618,7 @@ static void set_args(const problem *p, void *const *at)
     args.logits = at[LOGITS], args.target = at[TARGET], args.class_weight = (const float *)at[WEIGHT];
     args.upstream = (const float *)at[UPSTREAM], args.dlse = (const float *)at[DLSE];
     args.dentropy = (const float *)at[DENTROPY], args.denominator = (const float *)at[DENOMINATOR];
-    args.row_weight = (const float *)at[ROW_WEIGHTS];
+    args.row_weight = (const float *)at[ROW_WEIGHTS], args.statistics = p->on[STATISTICS] ? 1 + (int)(p->seed % 3) : 0;
     args.loss = (float *)at[LOSS], args.z_loss_out = (float *)at[Z_LOSS], args.lse = (float *)at[LSE];
     args.lse_low = (float *)at[LSE_LOW], args.entropy = (float *)at[ENTROPY], args.argmax = (int64_t *)at[ARGMAX];
     args.valid_rows = (int64_t *)at[VALID], args.weight_sum = (float *)at[WEIGHT_SUM], args.dlogits = at[DLOGITS];
@@ -658,7 +672,7 @@ static int gathering;        /* the rank whose call gathers */
 static size_t state_bytes(const problem *p)
 {
     const bool more = p->on[SMOOTHING] || p->on[HAS_DENTROPY] || p->on[WANT_ENTROPY] || p->on[WANT_ARGMAX];
-    return (size_t)p->rows * (more ? 32 : 16);
+    return (size_t)p->rows * (p->on[STATISTICS] ? 40 : more ? 32 : 16);
 }
 
 /* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
@@ -880,6 +894,8 @@ static void verify_loss(const problem *p)
         near(p, LSE, row, 0, o.lse, o.lse_slack);
         near_both(p, row, o);
         near(p, ENTROPY, row, 0, o.entropy, o.entropy_slack);
+        for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
+            near(p, ENTROPY, (i + 1) * p->rows + row, 0, o.statistics[i], o.statistics_slack[i]);
         equal(p, ARGMAX, row, o.argmax);
         if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
         if (!reduced) near(p, Z_LOSS, row, 0, o.z_loss, o.z_slack);
@@ -1018,7 +1034,8 @@ static bool possible(int at, int did)
 static bool short_here(int at) { return gives_gradient(at / PATHS) && at % PATHS <= LK_CROSS_ENTROPY_WARP; }
 static bool short_switch(int s)
 {
-    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != HALF && s != HAS_DENTROPY;
+    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != HALF && s != HAS_DENTROPY &&
+           s != STATISTICS;
 }
 
 /* Called when the rows are examined. */
@@ -1055,7 +1072,8 @@ static void count(const problem *p)
     const layout l = laid[LOGITS], d = laid[DLOGITS];
     const bool some = p->rows > 0, several = p->rows > 1;
     const int vec = 16 / test_type_bytes[p->type], at = p->direction * PATHS + p->path;
-    const bool plain_kernel = !p->on[SMOOTHING] && !p->on[SOFTCAP] && !p->on[WANT_ENTROPY] && !p->on[WANT_ARGMAX];
+    const bool plain_kernel =
+        !p->on[SMOOTHING] && !p->on[SOFTCAP] && !p->on[WANT_ENTROPY] && !p->on[WANT_ARGMAX] && !p->on[STATISTICS];
     const bool alike = p->at[LOGITS] * l.bytes % 16 == p->at[DLOGITS] * d.bytes % 16;
     int switched = 0, i = 0;
     for (int s = 0; s < SWITCHES; s++) switched += p->on[s];
@@ -1374,7 +1392,7 @@ static void specials(int type, int direction, int path)
     for (int options = 0; options < 2; options++) { /* and with others whose exponentials are 0: lse is +inf */
         p = plain(type, direction, path, 2, 2603);
         p.special = PLUS_INF, p.where = AT_TARGET, p.offset = -200, p.has[LSE_LOW] = true;
-        p.on[SMOOTHING] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = options;
+        p.on[SMOOTHING] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = options;
         check(&p);
     }
 }
@@ -1493,7 +1511,7 @@ static void huge_logits(int type, int direction, int path)
                 p.scale = direction == BACKWARD && !p.has[LSE_LOW] ? (float)exp2(floor(log2((double)m.scale))) : m.scale;
                 p.on[SCALE] = m.scale != 1;
                 if (turn % 3) p.on[with[(turn + i + LENGTH_OF(with)) % LENGTH_OF(with)]] = true; /* turn may be -1 */
-                p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[SMOOTHING];
+                p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = p.on[SMOOTHING];
                 if (m.offset > 1e38) p.on[SMOOTHING] = false; /* the sum of differences is out of range */
                 check(&p);
             }
@@ -1512,7 +1530,7 @@ static void huge_logits(int type, int direction, int path)
 static void scale_ends(int type, int direction, int path)
 {
     static const float ends[][2] = {{0x1p127f, 0}, {0x1p-126f, 0}, {1, 0x1p100f}, {1, 0x1p-100f}, {0x1p120f, 0x1p20f},
-                                    {0x1p-60f, 0x1p40f}, {0x1p-100f, 0x1p-50f}, {0x1p-100f, 1}};
+                                    {0x1p-60f, 0x1p40f}, {0x1p-100f, 0x1p-50f}, {0x1p-100f, 1}, {0x1p120f, 0}};
     static const int with[] = {MEAN, WEIGHTS, IGNORE, IN_PLACE, UPSTREAM_ROWS, SUM};
     const int64_t vocab[] = {16, 37, 600};
     for (int i = 0; i < LENGTH_OF(ends); i++)
@@ -1520,7 +1538,8 @@ static void scale_ends(int type, int direction, int path)
             if (test.small && (i + j + type + path) % 3) continue;
             problem p = plain(type, direction, path, 4, vocab[j]);
             p.on[SCALE] = true, p.scale = ends[i][0], p.on[SOFTCAP] = ends[i][1] > 0, p.softcap = ends[i][1];
-            p.on[with[(i + j) % LENGTH_OF(with)]] = true, p.spread = 0.2, p.has[LSE_LOW] = (i + j) % 2;
+            p.on[with[(i + j) % LENGTH_OF(with)]] = true, p.spread = i == 8 ? 0x1p-119 : 0.2;
+            p.has[LSE_LOW] = (i + j) % 2, p.on[STATISTICS] = (i + j) % 3 > 0;
             check(&p);
         }
 }
@@ -1556,7 +1575,7 @@ static void held_in_part(int type, int direction, int path)
         if (cluster ? i != type + (direction == BOTH) : test.small ? i != turn : type && (i + type) % 2) continue;
         problem p = drawn(type, direction, path, cluster ? 1 : 2, vocab, 2300 + i, (i + type) % PLACES);
         p.on[SOFTCAP] = p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true;
-        p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = i == 1;
+        p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = i == 1;
         if (i < 2) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
         if (i == 2) p.special = CLIFF, p.where = SPARSE, p.on[SCALE] = false;
         if (i == 3) p.on[IN_PLACE] = p.on[HALF] = true;
@@ -1801,21 +1820,22 @@ static void differences(int direction)
     }
 }
 
-/* ---- The device type lk_ce_row ---------------------------------------------------------------------------------------- */
+/* ---- The device types lk_ce_row and lk_ce_row_squares ---------------------------------------------------------------------------------------- */
 
 enum { STATES = 5, SLICES = 40 };
 typedef struct {
     const float *values, *weights;
     int vocab, y;
     lk_ce_options options;
-    lk_ce_row *states;     /* [SLICES + 1][STATES] */
-    lk_ce_result *results; /* likewise */
+    lk_ce_row_squares *states; /* [SLICES + 1][STATES] */
+    lk_ce_result *results;     /* likewise */
+    lk_ce_statistics *statistics;
 } state_plan;
 
 /* Columns begin to end - 1, four at a time where there are four. */
-LK_DEVICE lk_ce_row state_of(const state_plan &p, int begin, int end)
+LK_DEVICE lk_ce_row_squares state_of(const state_plan &p, int begin, int end)
 {
-    lk_ce_row s = lk_ce_row_empty();
+    lk_ce_row_squares s = lk_ce_row_empty<lk_ce_row_squares>();
     int c = begin;
     for (; c + 4 <= end; c += 4) {
         float v[4], w[4];
@@ -1837,16 +1857,19 @@ LK_KERNEL void state_kernel(state_plan p)
     const int cut = (int)threadIdx.x;
     if (cut > p.vocab) return;
     const float scale = p.options.scale;
-    const lk_ce_row left = state_of(p, 0, cut), right = state_of(p, cut, p.vocab);
-    const lk_ce_row nothing = lk_ce_row_merge(lk_ce_row_empty(), lk_ce_row_empty(), scale);
-    const lk_ce_row right_first = lk_ce_row_merge(right, left, scale), padded = lk_ce_row_merge(right, nothing, scale);
-    const lk_ce_row among = lk_ce_row_merge(nothing, lk_ce_row_merge(left, padded, scale), scale);
-    const lk_ce_row s[STATES] = {lk_ce_row_merge(left, right, scale), right_first, among, state_of(p, 0, p.vocab), nothing};
+    const lk_ce_row_squares left = state_of(p, 0, cut), right = state_of(p, cut, p.vocab);
+    const lk_ce_row_squares nothing = lk_ce_row_merge(state_of(p, 0, 0), state_of(p, 0, 0), scale);
+    const lk_ce_row_squares right_first = lk_ce_row_merge(right, left, scale), padded = lk_ce_row_merge(right, nothing, scale);
+    const lk_ce_row_squares among = lk_ce_row_merge(nothing, lk_ce_row_merge(left, padded, scale), scale);
+    const lk_ce_row_squares s[STATES] = {lk_ce_row_merge(left, right, scale), right_first, among, state_of(p, 0, p.vocab), nothing};
     for (int i = 0; i < STATES; i++) {
         p.states[cut * STATES + i] = s[i];
         p.results[cut * STATES + i] = lk_ce_row_finish(s[i], p.options);
+        p.statistics[cut * STATES + i] = lk_ce_row_statistics(s[i], p.options);
     }
 }
+
+static const char *const statistic_name[] = {"log_sum_sq_probs", "mean_logits", "top_logprob"};
 
 static void near_state(double got, double want, double slack, const problem *p, int cut, int state, const char *what)
 {
@@ -1857,7 +1880,8 @@ static void near_state(double got, double want, double slack, const problem *p, 
 
 static void states(int special)
 {
-    static test_buffer out[2];
+    static test_buffer out[3];
+    static const size_t bytes[] = {sizeof(lk_ce_row_squares), sizeof(lk_ce_result), sizeof(lk_ce_statistics)};
     for (int seed = 0; seed < 2 * WHERES; seed++) {
         problem p = plain(TEST_F32, FORWARD, LK_CROSS_ENTROPY_AUTO, 1, seed % 3 ? SLICES : 13);
         p.seed += (uint64_t)seed, p.special = special, p.where = seed % WHERES, p.scale = seed % 2 ? 0.7f : 2;
@@ -1865,20 +1889,23 @@ static void states(int special)
         p.on[SMOOTHING] = seed % 3 != 1, p.on[WEIGHTS] = p.on[Z] = p.on[SCALE] = true;
         settle_tensors(&p), setup(&p, 0);
         const outcome o = outcomes[0];
-        for (int i = 0; i < 2; i++) {
-            test_buffer_size(&out[i], (SLICES + 1) * STATES * (i ? sizeof(lk_ce_result) : sizeof(lk_ce_row)), 0, 0x5a);
+        for (int i = 0; i < 3; i++) {
+            test_buffer_size(&out[i], (SLICES + 1) * STATES * bytes[i], 0, 0x5a);
             test_buffer_upload(&out[i]);
         }
         const state_plan plan = {(const float *)test_buffer_device(&buffers[LOGITS]),
                                  (const float *)test_buffer_device(&buffers[WEIGHT]), (int)p.vocab, (int)o.y,
                                  {p.scale, (float)smoothing_of(&p), p.z_loss, (float)o.weight, p.vocab},
-                                 (lk_ce_row *)test_buffer_device(&out[0]), (lk_ce_result *)test_buffer_device(&out[1])};
+                                 (lk_ce_row_squares *)test_buffer_device(&out[0]),
+                                 (lk_ce_result *)test_buffer_device(&out[1]), (lk_ce_statistics *)test_buffer_device(&out[2])};
         TEST_CUDA(lk_launch(state_kernel, 1, 64, 0, test.stream, plan));
         TEST_CUDA(cudaStreamSynchronize(test.stream));
-        test_buffer_download(&out[0]), test_buffer_download(&out[1]), collect(&p);
+        for (int i = 0; i < 3; i++) test_buffer_download(&out[i]);
+        collect(&p);
         for (int cut = 0; cut <= p.vocab; cut++) {
-            const lk_ce_row *const s = (lk_ce_row *)test_buffer_back(&out[0]) + cut * STATES;
+            const lk_ce_row_squares *const s = (lk_ce_row_squares *)test_buffer_back(&out[0]) + cut * STATES;
             const lk_ce_result *const r = (lk_ce_result *)test_buffer_back(&out[1]) + cut * STATES;
+            const lk_ce_statistics *const more = (lk_ce_statistics *)test_buffer_back(&out[2]) + cut * STATES;
             for (int i = 0; i < STATES - 1; i++) {
                 const bool same = s[i].max == s[3].max && s[i].top == s[3].top && r[i].argmax == o.argmax &&
                                   (s[i].target == s[3].target || s[3].target != s[3].target);
@@ -1890,10 +1917,13 @@ static void states(int special)
                 near_state((double)r[i].z_loss, o.z_loss, o.z_slack, &p, cut, i, "z_loss");
                 near_state((double)r[i].entropy, o.entropy, o.entropy_slack, &p, cut, i, "entropy");
                 near_state((double)s[i].weights, weight_total, 16 * 0x1p-24 * weight_total, &p, cut, i, "weights");
+                const float got[] = {more[i].log_sum_sq_probs, more[i].mean_logits, more[i].top_logprob};
+                for (int k = 0; k < 3; k++)
+                    near_state((double)got[k], o.statistics[k], o.statistics_slack[k], &p, cut, i, statistic_name[k]);
             }
-            const lk_ce_row none = s[4];
+            const lk_ce_row_squares none = s[4];
             if (!test_that(none.max == -INFINITY && none.sum == 0 && none.weights == 0 && none.weighted == 0 &&
-                           none.entropic == 0 && r[4].lse == -INFINITY && r[4].argmax == -1))
+                           none.entropic == 0 && none.squares == 0 && none.total == 0 && r[4].lse == -INFINITY && r[4].argmax == -1))
                 test_detail("two empties: max %g sum %g lse %g", (double)none.max, (double)none.sum, (double)r[4].lse);
         }
     }
@@ -2121,6 +2151,7 @@ static void prob_errors(int type, int direction)
     PROB_CALL(LK_OK, "class probabilities", a.path = 0);
     if (direction == BACKWARD) PROB_CALL(LK_OK, "no counts", a.valid_rows = NULL, a.weight_sum = NULL);
     PROB_CALL(LK_ERR_NULL, "target_prob is NULL", a.target_prob = NULL);
+    if (direction == FORWARD) PROB_CALL(LK_ERR_VALUE, "statistics are not for target_prob", a.statistics = 1);
     PROB_CALL(LK_ERR_VALUE, "split over ranks", a.parallel.vocab_total = 8, a.parallel.ranks = 1);
     PROB_CALL(LK_ERR_VALUE, "target_prob is given, so target must be NULL", a.target = a.logits);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = 7);
@@ -2310,6 +2341,9 @@ static void forward_errors(int type)
     loss_errors(type, direction);
     BAD_CALL(LK_ERR_NULL, "every output", NO_OUTPUT);
     BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.rows = 0));
+    BAD_CALL(LK_OK, "statistics", a.statistics = 1);
+    BAD_CALL(LK_ERR_NULL, "entropy is NULL", (a.statistics = -1, a.entropy = NULL));
+    BAD_CALL(LK_ERR_SHAPE, "overlap", (a.statistics = 1, a.entropy = a.lse, MOVED(a.entropy, -32)));
     BAD_CALL(LK_OK, "a mean that nobody wants", (a.loss = a.z_loss_out = NULL, a.workspace = NULL));
     BAD_CALL(LK_OK, "what forward does not have", fill_unused(direction));
     BAD_CALL(LK_ERR_NULL, "every output", (NO_OUTPUT, fill_unused(direction)));
@@ -2321,6 +2355,7 @@ static void backward_errors(int type)
     lk_cross_entropy_args &a = args;
     common_errors(type, direction);
     gradient_errors(type, direction);
+    BAD_CALL(LK_ERR_VALUE, "statistics is 2; only forward computes them", a.statistics = 2);
     BAD_CALL(LK_ERR_NULL, "lse", a.lse = NULL);
     BAD_CALL(LK_ERR_NULL, "valid_rows", (a.class_weight = NULL, a.valid_rows = NULL, a.z_loss = 0));
     BAD_CALL(LK_ERR_NULL, "valid_rows", a.valid_rows = NULL);
@@ -2344,6 +2379,7 @@ static void both_errors(int type)
     common_errors(type, direction);
     loss_errors(type, direction);
     gradient_errors(type, direction);
+    BAD_CALL(LK_ERR_VALUE, "statistics is 1; only forward computes them", a.statistics = 1);
     BAD_CALL(LK_OK, "dlogits alone", NO_OUTPUT);
     BAD_CALL(LK_OK, "inputs that may be NULL", a.class_weight = a.upstream = a.dlse = NULL);
     BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.dlogits = NULL, a.rows = 0));

@@ -18,6 +18,8 @@
  *                 dx also half an ulp of bf16 of what the tail columns give in a plan of bf16 chunks
  *   row weights   times the weight's size, and 2 of the product: it is rounded, and so is the sum of two of them
  *   entropy       as lse, and E of each column times p (1 + |z - lse|)
+ *   statistics    log sum p^2: 3 of lse's arithmetic and 4 E; mean: the mean of E, 16 of the largest |z|; log p of the argmax:
+ *                 lse's arithmetic and 2 E
  *   argmax        a column whose logit is the largest, within the errors of both
  * dentropy's term of dlogits is p (log p + entropy): p's error, and 2 E, lse's and the entropy's errors besides.
  */
@@ -95,16 +97,17 @@ static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, HAS_BIAS, BIAS_F32, MASK, FAST, COMPACT, STRIDES,
     ZERO_WHEN_EMPTY, UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, NO_DX, NO_DWEIGHT, WANT_DBIAS, DWEIGHT_F32, DBIAS_F32, ACCUMULATE,
-    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, WEIGHTED, SWITCHES
+    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, WEIGHTED, STATISTICS, SWITCHES
 };
 static const char *const switch_name[] = {
     "mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale", "softcap", "bad targets",
     "int32 targets", "bias", "f32 bias", "-inf bias", "fast logits", "max counted", "strides", "zero when empty",
     "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate",
-    "tf32", "entropy", "argmax", "dentropy", "denominator", "row weights"};
+    "tf32", "entropy", "argmax", "dentropy", "denominator", "row weights", "statistics"};
 
 static bool switch_of(int direction, int s)
 {
+    if (s == STATISTICS) return direction == FORWARD;
     if (s == ZERO_WHEN_EMPTY || s == WANT_ENTROPY || s == WANT_ARGMAX) return gives_loss(direction);
     return s < ZERO_WHEN_EMPTY || s == TF32 || s == DIVIDED || s == WEIGHTED || gives_gradient(direction);
 }
@@ -174,7 +177,7 @@ static void settle_tensors(problem *p)
     p->has[X] = p->has[WEIGHT] = p->has[TARGET] = true, p->has[BIAS] = p->on[HAS_BIAS];
     p->has[DX] = back && !p->on[NO_DX], p->has[DWEIGHT] = back && !p->on[NO_DWEIGHT], p->has[DBIAS] = p->on[WANT_DBIAS];
     p->has[CLASS_WEIGHT] = p->on[WEIGHTS], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
-    p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = loss ? p->on[WANT_ENTROPY] : p->on[HAS_DENTROPY];
+    p->has[DLSE] = p->on[HAS_DLSE], p->has[ENTROPY] = loss ? p->on[WANT_ENTROPY] || p->on[STATISTICS] : p->on[HAS_DENTROPY];
     p->has[ARGMAX] = p->on[WANT_ARGMAX], p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
     p->has[ROW_WEIGHTS] = p->on[WEIGHTED];
     if (!loss) p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = p->has[VALID] = p->has[WEIGHT_SUM] = false;
@@ -227,7 +230,7 @@ static layout layout_of(const problem *p, int t)
     if (t == BIAS || t == DBIAS || t == CLASS_WEIGHT) return {type, bytes, p->vocab, 1, 1};
     const bool one = t == VALID || t == WEIGHT_SUM || t == BAD_COUNT || t == DENOMINATOR ||
                      (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) || ((t == LOSS || t == Z_LOSS) && reduced);
-    return {type, bytes, one ? 1 : p->tokens, 1, 1};
+    return {type, bytes, one ? 1 : t == ENTROPY && p->on[STATISTICS] ? 4 * p->tokens : p->tokens, 1, 1};
 }
 
 /* ---- Draws ----------------------------------------------------------------------------------------------------------- */
@@ -288,6 +291,7 @@ typedef struct {
     int64_t y;
     double weight, lse, class_loss, z_loss, lse_slack, class_slack, z_slack, most; /* most: the largest |z| */
     double entropy, entropy_slack, best, best_slack; /* best: the largest logit */
+    double statistics[3], statistics_slack[3];
 } outcome;
 
 static plan_t plan; /* of the last setup */
@@ -432,9 +436,10 @@ static outcome examine(const problem *p, int64_t token)
         max = fmax(max, row_z[c]), error = fmax(error, row_error[c]);
         if (isfinite(row_z[c])) o.most = fmax(o.most, fabs(row_z[c]));
     }
-    double sum = 0, weighted = 0;
+    double sum = 0, weighted = 0, squares = 0, total = 0, lost = 0;
     for (int64_t c = 0; c < p->vocab; c++) {
         sum += exp(row_z[c] - max);
+        squares += exp(2 * (row_z[c] - max)), total += row_z[c], lost += row_error[c];
         if (e > 0) weighted += weight_of(p, c) * (row_z[c] - max);
     }
     const double log_sum = log(sum), share = e / (double)p->vocab, slack = 64 * u * (1 + log((double)p->vocab) + o.most);
@@ -445,6 +450,9 @@ static outcome examine(const problem *p, int64_t token)
         if (q > 0) o.entropy -= q * row_z[c];
         o.entropy_slack += q * ((1 + far) * (row_error[c] + o.lse_slack) + 16 * u * far * (1 + far));
     }
+    const double cols = (double)p->vocab, statistics[] = {log(squares) - 2 * log_sum, total / cols, -log_sum};
+    const double statistics_slack[] = {4 * error + 3 * slack, lost / cols + 16 * u * o.most + 0x1p-65, 2 * error + slack};
+    for (int i = 0; i < 3; i++) o.statistics[i] = statistics[i], o.statistics_slack[i] = statistics_slack[i];
     o.z_loss = z_loss_of(p) * o.lse * o.lse;
     o.z_slack = 2 * z_loss_of(p) * fabs(o.lse) * o.lse_slack + 4 * u * o.z_loss + z_loss_of(p) * o.lse_slack * o.lse_slack;
     if (o.bad) {
@@ -597,7 +605,7 @@ static void set_args(const problem *p, void *const *at)
     a->path = p->path, a->tf32 = p->on[TF32];
     a->upstream = (const float *)at[UPSTREAM], a->dlse = (const float *)at[DLSE], a->dx = at[DX], a->dweight = at[DWEIGHT];
     a->dentropy = (const float *)at[DENTROPY], a->denominator = (const float *)at[DENOMINATOR];
-    a->row_weight = (const float *)at[ROW_WEIGHTS];
+    a->row_weight = (const float *)at[ROW_WEIGHTS], a->statistics = p->on[STATISTICS] ? 1 + (int)(p->seed % 3) : 0;
     a->entropy = (float *)at[ENTROPY], a->argmax = (int64_t *)at[ARGMAX];
     a->dbias = at[DBIAS], a->dx_stride = p->stride[DX], a->dweight_stride = p->stride[DWEIGHT];
     a->slice_tokens = p->slice, a->upstream_per_token = p->on[UPSTREAM_ROWS], a->accumulate = p->on[ACCUMULATE];
@@ -715,7 +723,7 @@ static void make_table(const problem *p)
 {
     const bool more = p->on[SMOOTHING] || p->has[ENTROPY] || p->has[ARGMAX] || (p->direction == BOTH && p->on[HAS_DENTROPY]);
     const size_t tokens = (size_t)p->tokens, all = 256 + (size_t)(p->vocab * laid[DWEIGHT].stride + p->vocab) * 4;
-    states_each = tokens * (more ? 32 : 16), others_at = (states_each * (size_t)p->ranks + 255) / 256 * 256;
+    states_each = tokens * (p->on[STATISTICS] ? 40 : more ? 32 : 16), others_at = (states_each * (size_t)p->ranks + 255) / 256 * 256;
     scratch_at = others_at + (tokens * 4 + 255) / 256 * 256, dx_at = scratch_at + (all + 255) / 256 * 256;
     dx_each = (size_t)(p->tokens * laid[DX].stride * laid[DX].bytes + 512) / 256 * 256;
     const size_t bytes = dx_at + (size_t)p->ranks * dx_each;
@@ -876,9 +884,9 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
 {
     if (!p->has[t]) return;
     const float got = result(t, row, c);
-    const bool one_each = laid[t].rows == p->tokens && t != DX && t != DWEIGHT && t != DBIAS;
+    const bool one_each = (laid[t].rows == p->tokens || t == ENTROPY) && t != DX && t != DWEIGHT && t != DBIAS;
     const bool no_z = t == Z_LOSS && !p->on[Z];
-    const bool stays_0 = p->ranks && (no_z || (one_each && ignored(p, row))); /* finish knows nothing of max_counted */
+    const bool stays_0 = p->ranks && (no_z || (one_each && ignored(p, row % p->tokens))); /* finish knows nothing of max_counted */
     if (overflown(p) && !stays_0) want = NAN;
     if (!isfinite(slack)) slack = 0;
     /* it is rounded from somewhere within slack of want, where an ulp may be twice that at want */
@@ -911,6 +919,8 @@ static void verify_loss(const problem *p)
         const outcome o = weighted(p, token);
         near(p, LSE, token, 0, o.lse, o.lse_slack);
         near(p, ENTROPY, token, 0, o.entropy, o.entropy_slack);
+        for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
+            near(p, ENTROPY, (i + 1) * p->tokens + token, 0, o.statistics[i], o.statistics_slack[i]);
         if (p->has[ARGMAX]) verify_argmax(p, token);
         if (!reduced) near(p, LOSS, token, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
         if (!reduced) near(p, Z_LOSS, token, 0, o.z_loss, o.z_slack);
@@ -1326,6 +1336,11 @@ static void not_finite_in(problem p, int kind)
             while (p.signs && kind == X_INF && !positive(&p, first) && first + 1 < p.vocab) first++;
             if (p.has[ENTROPY] && !test_that(hit && in_rows ? isnan(entropy) : none ? entropy == 0 : isfinite(entropy)))
                 test_detail("entropy[%lld] is %g, kind %d; %s", (long long)token, entropy, kind, describe(&p));
+            for (int k = 1; k < 4 && p.on[STATISTICS]; k++) {
+                const double more = (double)result(ENTROPY, k * p.tokens + token, 0);
+                if (!test_that(hit && in_rows ? isnan(more) : none ? more == 0 : isfinite(more)))
+                    test_detail("statistics[%d, %lld] is %g, kind %d; %s", k, (long long)token, more, kind, describe(&p));
+            }
             const bool known = hit && in_rows && (p.signs || kind != X_INF);
             if (p.has[ARGMAX] && !test_that(none ? top == -1 : known ? top == first : top >= 0 && top < p.vocab))
                 test_detail("argmax[%lld] is %lld, not %lld, kind %d; %s", (long long)token, (long long)top, (long long)first,
@@ -1356,7 +1371,7 @@ static void not_finite(int type, int direction, int path)
         problem p = plain(type, direction, path, 9, 10, 37);
         p.on[IGNORE] = p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.on[UPSTREAM_ONE] = kind >= UPSTREAM_INF;
         p.seed += (uint64_t)kind, p.chunk = kind % 2 ? 4 : 0, p.panel = kind % 3 ? 16 : 0, p.on[MEAN] = kind == UPSTREAM_NAN;
-        p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = kind != X_INF;
+        p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = p.on[STATISTICS] = kind != X_INF;
         not_finite_in(p, kind);
         if (path == FUSED && direction == BOTH) keep_columns(&p), not_finite_in(p, kind);
     }
@@ -1373,7 +1388,7 @@ static void infinite_places(int type, int direction, int path)
             problem p = plain(type, direction, path, 3, 8, vocabs[v]);
             if (at >= p.vocab || (test.small && path != FUSED && (i + v + path) % TEST_TYPES != type)) continue;
             p.on[HAS_BIAS] = p.on[WANT_DBIAS] = true, p.seed += (uint64_t)i;
-            p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = (i + v) % 2;
+            p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = p.on[STATISTICS] = (i + v) % 2;
             p.signs = in_bias ? 1 + (int)at : i < ONE_HIGH - 1 ? 1 + i : ONE_HIGH + (int)at;
             p.panel = i % 2 ? 128 : 0, p.aim = i % 3 == 0 ? at + 1 : i % 3 == 1 ? p.vocab : 0;
             if (i % 2 == 0) keep_columns(&p);
@@ -1404,6 +1419,7 @@ static void masked_tiles(int type, int direction, int path)
         p.on[SOFTCAP] = cases[i].softcap > 0, p.softcap = cases[i].softcap, p.panel = i % 3 ? 256 : 0;
         p.on[MEAN] = i % 4 == 0, p.on[SCALE] = i % 5 == 4, p.on[IGNORE] = i % 3 == 1;
         p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[HAS_DENTROPY] = i % 2 || direction == FORWARD;
+        p.on[STATISTICS] = i % 2;
         run_both_ways(p);
     }
 }
@@ -1422,6 +1438,7 @@ static void far_apart(int type, int direction, int path)
         if (i == 0) p.hidden = 330; /* more than a ring of stages */
         p.on[SMOOTHING] = p.on[WEIGHTS] = i == 0 && direction == BACKWARD; /* those of each panel */
         p.on[MASK] = i == 1, p.on[IGNORE] = i == 2, p.on[SOFTCAP] = i == 3, p.on[Z] = i == 4, p.on[UPSTREAM_ROWS] = i == 2;
+        p.on[STATISTICS] = i != 3;
         if (type == TEST_F16 && (i == 3 || i == 4)) continue; /* its fast logits are not asked for, but x and weight are f16 */
         run_both_ways(p);
     }
@@ -1765,7 +1782,8 @@ static void saved_for_backward(void)
         leave_open(&back);
         if (!split_over && path == 0 && seed % 6) back.on[SMOOTHING] = false;
         if (!saves_logits(&back))
-            back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = false;
+            back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = back.on[STATISTICS] =
+                false;
         else if (seed % 4 == 1) back.chunk = lengths.chunk, back.panel = lengths.panel, back.slice = lengths.slice;
         back.over = seed % 5 == 0, back.sigma = seed % 7 == 3 ? 64 : 1.3;
         if (seed == 6 && fused_here) { /* where p - 1 has few digits, or none */
@@ -1906,7 +1924,7 @@ static void invariant(int variant)
     problem p = plain(TEST_BF16, FORWARD, LK_LINEAR_CROSS_ENTROPY_AUTO, 300, 8, 34 * 256);
     p.has[Z_LOSS] = p.on[Z] = p.on[IGNORE] = true, p.seed += (uint64_t)variant;
     p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = variant > 0, p.on[HAS_BIAS] = p.on[SOFTCAP] = p.on[WEIGHTS] = variant > 1;
-    p.on[SMOOTHING] = variant > 1;
+    p.on[SMOOTHING] = variant > 1, p.on[STATISTICS] = variant > 1;
     settle_tensors(&p);
     for (int i = -1; i < 2 * LENGTH_OF(subsets); i++) {
         if (i >= 0 && test.small && i % 3 != variant) continue;
@@ -1917,6 +1935,7 @@ static void invariant(int variant)
         const args_t whole = args;
         int64_t counted = 0;
         for (int64_t token = first; token < first + tokens; token++) counted += !ignored(&p, token);
+        const int compacts = i % 2;
         args.batch_invariant = 1, args.tokens = tokens;
         args.x = (const lk_bf16 *)whole.x + first * p.hidden, args.target = (const int64_t *)whole.target + first;
         if (i >= 0 && i % 2) args.max_counted = counted ? counted : 1;
@@ -1940,12 +1959,14 @@ static void invariant(int variant)
             const size_t bytes_out = (size_t)laid[t].bytes, from = (size_t)first * bytes_out, all = buffers[t].bytes;
             const char *const back = (const char *)test_buffer_back(&buffers[t]);
             if (i < 0) kept[t] = (unsigned char *)test_room(kept[t], &kept_bytes[t], all), memcpy(kept[t], back, all);
-            for (int64_t token = 0; token < tokens; token++)
-                if (!test_that(!memcmp(kept[t] + from + (size_t)token * bytes_out, back + (size_t)token * bytes_out,
-                                       bytes_out)))
+            const int64_t each = t == ENTROPY && p.on[STATISTICS] ? 4 : 1; /* results of a token */
+            for (int64_t i = 0; i < each * tokens; i++) {
+                const int64_t token = i % tokens, of_all = i / tokens * p.tokens + token;
+                if (!test_that(!memcmp(kept[t] + from + (size_t)of_all * bytes_out, back + (size_t)i * bytes_out, bytes_out)))
                     test_detail("%s of token %lld has other bits as token %lld of %lld, variant %d, max_counted %d",
                                 tensor_name[t], (long long)(first + token), (long long)token, (long long)tokens, variant,
-                                i % 2);
+                                compacts);
+            }
         }
         if (i < 0) verify(&p);
     }
@@ -2292,6 +2313,9 @@ static void loss_errors(const problem *p, args_t &a)
     BAD_CALL(LK_ERR_ALIGNMENT, "valid_rows", MOVED(a.valid_rows, 4));
     BAD_CALL(LK_ERR_ALIGNMENT, "weight_sum", MOVED(a.weight_sum, 2));
     BAD_CALL(LK_ERR_ALIGNMENT, "argmax", MOVED(a.argmax, 4));
+    if (p->direction == FORWARD) BAD_CALL(LK_ERR_NULL, "entropy is NULL", (a.statistics = 1, a.entropy = NULL));
+    if (p->direction == FORWARD)
+        BAD_CALL(LK_ERR_SHAPE, "overlap", (a.statistics = 1, a.entropy = a.lse, MOVED(a.entropy, -32)));
 }
 
 #define NO_LOSS(a)                                                                                                             \
@@ -2358,6 +2382,7 @@ static void errors_of(int type, int direction)
     common_errors(p, args);
     if (gives_gradient(direction)) gradient_errors(p, args);
     if (gives_loss(direction)) loss_errors(p, args);
+    if (direction != FORWARD) BAD_CALL(LK_ERR_VALUE, "statistics is 3; only forward computes them", args.statistics = 3);
     if (direction == BACKWARD) BAD_CALL(LK_ERR_NULL, "lse is", args.lse = NULL);
     if (direction == BACKWARD) BAD_CALL(LK_ERR_NULL, "entropy is", args.entropy = NULL);
     if (direction == BACKWARD) BAD_CALL(LK_OK, "no entropy", (args.entropy = NULL, args.dentropy = NULL));
@@ -2770,6 +2795,7 @@ static void plans_again(void)
         if (fits && test_chance(&r, 4)) a.path = FUSED;
         if (direction == FORWARD) a.entropy = test_chance(&r, 2) ? (float *)dummy : NULL;
         if (direction == FORWARD) a.argmax = test_chance(&r, 2) ? dummy : NULL;
+        if (direction == FORWARD && i % 16 <= 12) a.statistics = i % 3 == 0;
         if (direction == FORWARD && test_chance(&r, 2)) a.tokens = 1 + a.tokens % 40;
         if (i % 16 > 12) { /* forward and backward */
             a.saved = dummy, a.entropy = NULL, a.argmax = NULL;

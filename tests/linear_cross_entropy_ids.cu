@@ -561,6 +561,7 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "max_counted", SPOIL(a->common.max_counted = 2), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "parallel", SPOIL(a->common.parallel.vocab_total = 80), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1), true, true},
         {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 0), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 129), true, true},
