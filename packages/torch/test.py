@@ -1211,6 +1211,41 @@ def cross_entropy_stats():
             stats_case(t, shape, rng.choice(LAYOUTS), options, weight, outputs)
 
 
+def statistics():
+    """statistics=True: three results more, against float64; the others are the same, and so are all gradients."""
+    names = ("log_sum_sq_probs", "mean_logits", "top_logprob")
+    for t, head, (spread, vocab) in itertools.product(TYPES, (False, True), (((6,), 50), ((3, 4), 301))):
+        options, weight = draw_options(vocab, rng.choice(("none", "mean", "sum")))
+        target = draw_targets(vocab, spread, options["ignore_index"])
+        if head:
+            leaves = [leaf(normal(*spread, 16), t), leaf(normal(vocab, 16, sigma=0.5), t)]
+            f = lambda x, w, **more: LF.linear_cross_entropy_stats(x, w, target, weight=weight, **options, **more)
+        else:
+            leaves = [leaf(normal(*spread, vocab, sigma=2.0), t)]
+            f = lambda x, **more: LF.cross_entropy_stats(x.movedim(-1, 1), target, weight, **options, **more)
+        with torch.no_grad():
+            z = leaves[0].double() @ leaves[1].double().t() if head else leaves[0].double()
+            z = z * options["logit_scale"]
+            z = options["softcap"] * torch.tanh(z / options["softcap"]) if options["softcap"] else z
+            logp, gone = z.log_softmax(-1), target == options["ignore_index"]
+            exact = [v.masked_fill(gone, 0) for v in ((2 * logp).logsumexp(-1), z.mean(-1), logp.amax(-1))]
+        out, plain = f(*leaves, statistics=True), f(*leaves)
+        name = f"{'linear_' * head}cross_entropy_stats {t} {spread} x {vocab}, {options['reduction']}"
+        verdict(f"{name}: names", out._fields == (*plain._fields, *names), str(out._fields))
+        # Sums may have another order: the plan has room for fewer stretches of columns, since their states are larger.
+        close(f"{name}: the other results", out[:len(plain)], plain)
+        wants = [v.requires_grad for v in out[len(plain):]]
+        verdict(f"{name}: no gradients", not any(wants), str(wants))
+        found = [getattr(out, n) for n in names]
+        compare(name, *[(n, a, b, 2e-5 * (1 + b.abs())) for n, a, b in zip(names, found, exact)])
+        ours, theirs = (torch.autograd.grad(sum_of(o), leaves) for o in (out, plain))
+        close(f"{name}: gradients", ours, theirs, 64 * U if t == F32 else HALF[t])
+        torch._dynamo.reset()
+        fast = torch.compile(functools.partial(f, statistics=True), backend="aot_eager", fullgraph=True)
+        attempt(f"{name}: compiled", lambda: close(f"{name}: compiled", fast(*leaves), out))
+    torch._dynamo.reset()
+
+
 # ---- linear_cross_entropy ---------------------------------------------------------------------------------------------------
 
 
@@ -1734,11 +1769,12 @@ def signatures():
             ("linear_cross_entropy", positional(LF.linear_cross_entropy),
              [("input", empty), ("linear_weight", empty), ("target", empty)])):
         verdict(f"{name}: as PyTorch's", ours == theirs, f"{ours}, not {theirs}")
-    stats = [p for p in parameters(LF.cross_entropy_stats)]
+    more = ("statistics", False)  # of stats alone
+    stats = [p for p in parameters(LF.cross_entropy_stats) if p != more]
     late = ("keep", "grad_scale", "inplace")  # what stats, whose gradients are computed in backward, has no use for
     plain = [p for p in parameters(LF.cross_entropy) if p[0] not in late]
     verdict("cross_entropy_stats: as cross_entropy", stats == plain, str(stats))
-    stats = parameters(LF.linear_cross_entropy_stats)
+    stats = [p for p in parameters(LF.linear_cross_entropy_stats) if p != more]
     plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] not in late]
     verdict("linear_cross_entropy_stats: likewise", stats == plain, str(stats))
     keyword = lambda f: {p.name: p.default for p in inspect.signature(f).parameters.values() if p.kind == p.KEYWORD_ONLY}
@@ -1885,6 +1921,11 @@ def functions():
                 LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
             ("linear_cross_entropy_stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none")),
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
+            ("cross_entropy_stats, statistics", lambda x: sum_of(LF.cross_entropy_stats(x, t, statistics=True)),
+             [leaf(normal(6, 12))]),
+            ("linear_cross_entropy_stats, statistics",
+             lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none", statistics=True)),
              [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("linear_cross_entropy mean", lambda x, w, b: LF.linear_cross_entropy(x, w, th, linear_bias=b),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
@@ -2287,6 +2328,7 @@ def any_size():
              ("rms_norm, two dims", lambda x, t: LF.rms_norm(x.view(-1, 2, 8), (2, 8), w.view(2, 8))),
              ("add_rms_norm", lambda x, t: torch.cat(LF.add_rms_norm(x, 2 * x, (16,), w))),
              ("cross_entropy_stats", lambda x, t: sum_of(LF.cross_entropy_stats(x, t))),
+             ("cross_entropy_stats, statistics", lambda x, t: sum_of(LF.cross_entropy_stats(x, t, statistics=True))),
              ("cross_entropy, weights", lambda x, t: loss(x, t, w.detach())),
              ("cross_entropy, probabilities", lambda x, t: loss(x, x.detach().softmax(1))),
              ("cross_entropy, [N, C, d]", lambda x, t: loss(x[:, :, None] * 1, t[:, None])),
@@ -2535,6 +2577,8 @@ def mistakes():
                 ("cross_entropy: another name", lambda: ce(a, t, smoothing=0.1), "smoothing"),
                 ("cross_entropy_stats: reduction", lambda: LF.cross_entropy_stats(a, t, reduction="average"), "reduction"),
                 ("cross_entropy_stats: softcap", lambda: LF.cross_entropy_stats(a, t, softcap=-1.0), "softcap"),
+                ("cross_entropy_stats: statistics of probabilities",
+                 lambda: LF.cross_entropy_stats(a, a.detach().softmax(1), statistics=True), "statistics"),
                 ("linear_kl: gradient of teacher_input", lambda: lkl(a, b, learns(4, 8), w), "teacher_input"),
                 ("linear_kl: gradient of teacher_weight", lambda: lkl(a, b, x, learns(9, 8)), "teacher_weight"),
                 ("linear_kl: gradient of teacher_bias", lambda: lkl(a, b, x, w, teacher_bias=learns(9)), "teacher_bias"),
@@ -2725,6 +2769,7 @@ def devices():
 
 
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
+          "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
           "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,

@@ -16,38 +16,19 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targe
 
     hidden is [N, H], weight [V, H], bias [V] or None, targets [N], numbers of classes. The logits are
     softcap(logit_scale * (hidden @ weight.T + bias)) / temperature, in float32: TRL's are rounded to hidden's type before. No
-    tensor of all logits is made; lk chooses the size of a chunk, and chunk_size is for the mean of capped logits alone."""
+    tensor of all logits is made, and all outputs come from one matmul; lk chooses the size of a chunk, whatever chunk_size is."""
     if not torch.is_autocast_enabled(hidden.device.type):
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     head = dict(linear_bias=bias, softcap=final_logit_softcapping or 0.0, logit_scale=logit_scale)
-    if not {"entropy", "is_top1", "log_sum_sq_probs"} & set(outputs):
+    if not set(OPTIONAL_OUTPUTS) & set(outputs):
         loss = linear_cross_entropy(hidden, weight, targets, reduction="none", temperature=temperature, **head)
-        out = None
-    else:
-        out = linear_cross_entropy_stats(hidden, weight, targets, reduction="none", temperature=temperature, **head)
-        loss = out.loss
-    squares = mean = None
-    with torch.no_grad():
-        if "log_sum_sq_probs" in outputs:  # p^2 = exp(2 z - 2 lse), and 2 z are the logits at half the temperature
-            twice = linear_cross_entropy_stats(hidden, weight, targets, reduction="none", temperature=temperature / 2, **head)
-            squares = twice.lse - 2 * out.lse
-        if "mean_logits" in outputs:
-            mean = _mean(hidden, weight, bias, chunk_size, final_logit_softcapping, logit_scale) / temperature
-    return (-loss, out.entropy if "entropy" in outputs else None, squares, mean,
-            out.argmax == targets if "is_top1" in outputs else None)
-
-
-def _mean(hidden, weight, bias, chunk_size, cap, scale):
-    hidden = hidden.float()
-    if cap is None:
-        mean = hidden @ weight.mean(0, dtype=torch.float32)
-        return scale * (mean if bias is None else mean + bias.mean(dtype=torch.float32))
-    total = hidden.new_zeros(hidden.shape[0])
-    for i in range(0, weight.shape[0], chunk_size):
-        rows = slice(i, i + chunk_size)
-        z = torch.nn.functional.linear(hidden, weight[rows].float(), None if bias is None else bias[rows].float())
-        total += (cap * torch.tanh(z * (scale / cap))).sum(-1)
-    return total / weight.shape[0]
+        return -loss, None, None, None, None
+    statistics = bool({"log_sum_sq_probs", "mean_logits"} & set(outputs))
+    out = linear_cross_entropy_stats(hidden, weight, targets, reduction="none", temperature=temperature, statistics=statistics,
+                                     **head)
+    return (-out.loss, out.entropy if "entropy" in outputs else None,
+            out.log_sum_sq_probs if "log_sum_sq_probs" in outputs else None,
+            out.mean_logits if "mean_logits" in outputs else None, out.argmax == targets if "is_top1" in outputs else None)
 
 
 class ChunkedLogProbFunction:

@@ -196,19 +196,38 @@ static tuple<Tensor, Tensor> cross_entropy_forward(const Tensor &logits, const T
     return {loss, state};
 }
 
-// loss, lse, z_loss, entropy, argmax, and what backward needs
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS)
+void Statistics::want(bool statistics, at::IntArrayRef rows, const Tensor &x)
+{
+    std::vector<int64_t> four(rows.vec());
+    if (statistics) four.insert(four.begin(), 4);
+    entropy = make(four, x, at::kFloat);
+    if (statistics) all = entropy;
+}
+void Statistics::split()
+{
+    if (!all.defined()) return;
+    const Below below;
+    entropy = all.select(0, 0).clone(), statistics = all.narrow(0, 1, 3).clone();
+}
+
+// loss, lse, z_loss, entropy, argmax, statistics, and what backward needs
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                            bool statistics)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction);
-    Tensor lse = loss_like(target, logits, 0), entropy = loss_like(target, logits, 0);
+    Tensor lse = loss_like(target, logits, 0);
+    Statistics of_rows;
+    of_rows.want(statistics, target_sizes(target), logits);
     Tensor argmax = make(target_sizes(target), logits, at::kLong), state = make({state_head(c) + c.a.rows}, logits, at::kFloat);
     set_state(c, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
-    c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+    c.a.entropy = of_rows.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+    c.a.statistics = statistics;
     forward(c, logits);
-    return {loss, lse, z, entropy, argmax, state};
+    of_rows.split();
+    return {loss, lse, z, of_rows.entropy, argmax, of_rows.statistics, state};
 }
 
 // The loss; d becomes the gradients, for one upstream gradient, without one for 1.
@@ -353,18 +372,19 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
     return loss;
 }
 
-tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
-                                                                  const Maybe &class_weight, LK_LOSS_PARAMETERS)
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
+                                                                          const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                                                                          bool statistics)
 {
     LK_OP(cross_entropy_stats_forward);
     check_input(logits, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(logits);
     const auto node = wanted ? make_node<CrossEntropyBackward>(logits) : nullptr;
-    Tensor loss, lse, z, entropy, argmax, state;
+    Tensor loss, lse, z, entropy, argmax, more, state;
     {
         const Below below;
-        std::tie(loss, lse, z, entropy, argmax, state) =
-            cross_entropy_stats_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS);
+        std::tie(loss, lse, z, entropy, argmax, more, state) =
+            cross_entropy_stats_forward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, statistics);
     }
     if (wanted) {
         for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
@@ -372,17 +392,19 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &
         node->keep(logits, target, class_weight, state, LK_LOSS_OPTIONS);
         node_is_made(node);
     }
-    return {loss, lse, z, entropy, argmax};
+    return {loss, lse, z, entropy, argmax, more};
 }
 
 #define INPUTS "Tensor logits, Tensor target, Tensor? class_weight, "
 LK_OPS(m)
 {
     user_op(m, "cross_entropy", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, bool inplace) -> Tensor", &cross_entropy);
-    user_op(m, "cross_entropy_stats", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    user_op(m, "cross_entropy_stats",
+            "(" INPUTS LK_LOSS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
             &cross_entropy_stats);
     kernel(m, "cross_entropy_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool keep) -> (Tensor, Tensor)", &cross_entropy_forward);
-    kernel(m, "cross_entropy_stats_forward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    kernel(m, "cross_entropy_stats_forward",
+           "(" INPUTS LK_LOSS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_stats_forward);
     kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? upstream) -> (Tensor, Tensor)",
            &cross_entropy_forward_backward);

@@ -140,17 +140,20 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bo
     return {loss, lse, run_forward(c, x, saved_bytes)};
 }
 
-// loss, lse, entropy, argmax
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS)
+// loss, lse, entropy, argmax, statistics
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS, bool statistics)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
-    Tensor lse = make(target.sizes(), x, at::kFloat), entropy = make(target.sizes(), x, at::kFloat);
-    Tensor argmax = make(target.sizes(), x, at::kLong);
+    Tensor lse = make(target.sizes(), x, at::kFloat), argmax = make(target.sizes(), x, at::kLong);
+    Statistics of_tokens;
+    of_tokens.want(statistics, target.sizes(), x);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.lse = lse.mutable_data_ptr<float>();
-    c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+    c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+    c.a.statistics = statistics;
     RUN(forward, c, x);
-    return {loss, lse, entropy, argmax};
+    of_tokens.split();
+    return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics};
 }
 
 // loss, and the wanted gradients for one upstream gradient, without one for 1
@@ -208,20 +211,22 @@ template <class... Args> static Tensor collective(const char *name, const Args &
 }
 static void wait(const Tensor &t) { collective("_c10d_functional::wait_tensor", t); }
 
-// loss, lse, others, and with stats entropy and argmax, which are the same bits on every rank; if saved_bytes what this rank
-// saves in as many bytes. One all-gather, of 16 or 32 bytes a token.
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t saved_bytes)
+// loss, lse, others, and with stats entropy, argmax and statistics, which are the same bits on every rank; if saved_bytes what
+// this rank saves in as many bytes. One all-gather, of 16, 32 or 40 bytes a token.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, bool statistics, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), entropy, argmax;
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), argmax;
+    Statistics of_tokens;
     Tensor lse = make(target.sizes(), x, at::kFloat), others = make(target.sizes(), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.lse = lse.mutable_data_ptr<float>();
     if (stats) {
-        entropy = make(target.sizes(), x, at::kFloat), argmax = make(target.sizes(), x, at::kLong);
-        c.a.entropy = entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+        of_tokens.want(statistics, target.sizes(), x), argmax = make(target.sizes(), x, at::kLong);
+        c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
+        c.a.statistics = statistics;
     }
-    const Tensor states = make({c.a.tokens, stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
+    const Tensor states = make({c.a.tokens, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
     c.a.states = states.mutable_data_ptr();
     const Tensor saved = run_forward(c, x, saved_bytes);
     const Tensor all = c.a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
@@ -232,7 +237,8 @@ linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, int64_t sav
     const Workspace workspace(c.a.workspace_bytes);
     c.a.workspace = workspace.start;
     LK_RUN(lk_linear_cross_entropy_finish, x, &c.a, c.stream);
-    return {loss, lse, others, entropy, argmax, saved};
+    of_tokens.split();
+    return {loss, lse, others, of_tokens.entropy, argmax, of_tokens.statistics, saved};
 }
 
 // lk hands over dx once, before dweight.
@@ -370,17 +376,17 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
     return loss;
 }
 
-tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS, bool statistics)
 {
     LK_OP(linear_cross_entropy_stats_forward);
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, lse, entropy, argmax;
+    Tensor loss, lse, entropy, argmax, more;
     {
         const Below below;
-        std::tie(loss, lse, entropy, argmax) =
-            linear_cross_entropy_stats_forward_op.call(x, weight, target, bias, class_weight, OPTIONS);
+        std::tie(loss, lse, entropy, argmax, more) =
+            linear_cross_entropy_stats_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, statistics);
     }
     if (wanted) {
         for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
@@ -388,28 +394,28 @@ tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMETERS)
         node->keep(x, weight, target, bias, class_weight, OPTIONS);
         node_is_made(node);
     }
-    return {loss, lse, entropy, argmax};
+    return {loss, lse, entropy, argmax, more};
 }
 
 // The classes split over ranks. Gradients are made in backward, also those of a reduced loss: dx is then summed over the ranks
 // beside the work on dweight. The collectives of all ranks come in one order, since forward and backward have one each.
-static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool stats, bool keep)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool stats, bool statistics, bool keep)
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
-             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, RANKS, bool, c10::SymInt));
+             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, RANKS, bool, bool, c10::SymInt));
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
     const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits,
                                           max_counted, classes);
-    Tensor loss, lse, others, entropy, argmax, saved;
+    Tensor loss, lse, others, entropy, argmax, more, saved;
     {
         const Below below;
-        std::tie(loss, lse, others, entropy, argmax, saved) = linear_cross_entropy_parallel_forward_op.call(
-            x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, stats, bytes);
+        std::tie(loss, lse, others, entropy, argmax, more, saved) = linear_cross_entropy_parallel_forward_op.call(
+            x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, stats, statistics, bytes);
     }
-    if (!wanted) return {loss, lse, entropy, argmax};
+    if (!wanted) return {loss, lse, entropy, argmax, more};
     torch::autograd::set_history(loss, node);
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
@@ -417,15 +423,15 @@ static tuple<Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool st
     node->group = group, node->shards = shards.vec(), node->rank = rank;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
-    return {loss, lse, entropy, argmax};
+    return {loss, lse, entropy, argmax, more};
 }
 static Tensor linear_cross_entropy_parallel(PARAMETERS, RANKS, bool keep)
 {
-    return std::get<0>(parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, false, keep));
+    return std::get<0>(parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, false, false, keep));
 }
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, RANKS)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, RANKS, bool statistics)
 {
-    return parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, true, false);
+    return parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, true, statistics, false);
 }
 
 // As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
@@ -441,10 +447,10 @@ static Tensor linear_cross_entropy_autocast(PARAMETERS, bool keep, const Maybe &
     LK_OP(linear_cross_entropy);
     return autocast(linear_cross_entropy_op, x, weight, target, bias, class_weight, OPTIONS, keep, grad_scale);
 }
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast(PARAMETERS)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_autocast(PARAMETERS, bool statistics)
 {
     LK_OP(linear_cross_entropy_stats);
-    return autocast(linear_cross_entropy_stats_op, x, weight, target, bias, class_weight, OPTIONS);
+    return autocast(linear_cross_entropy_stats_op, x, weight, target, bias, class_weight, OPTIONS, statistics);
 }
 static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, RANKS, bool keep)
 {
@@ -452,11 +458,12 @@ static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, RANKS, bool kee
     return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank,
                     keep);
 }
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, RANKS)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, RANKS,
+                                                                                                  bool statistics)
 {
     LK_OP(linear_cross_entropy_stats_parallel);
     return autocast(linear_cross_entropy_stats_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards,
-                    rank);
+                    rank, statistics);
 }
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
@@ -466,9 +473,10 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel
 LK_OPS(m)
 {
     user_op(m, "linear_cross_entropy", "(" INPUTS SETTINGS ", bool keep, Tensor? grad_scale) -> Tensor", &linear_cross_entropy);
-    user_op(m, "linear_cross_entropy_stats", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
-            &linear_cross_entropy_stats);
-    kernel(m, "linear_cross_entropy_stats_forward", "(" INPUTS SETTINGS ") -> (Tensor, Tensor, Tensor, Tensor)",
+    user_op(m, "linear_cross_entropy_stats",
+            "(" INPUTS SETTINGS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_stats);
+    kernel(m, "linear_cross_entropy_stats_forward",
+           "(" INPUTS SETTINGS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_stats_forward);
     kernel(m, "linear_cross_entropy_forward",
            "(" INPUTS SETTINGS ", bool keep, SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
@@ -479,10 +487,12 @@ LK_OPS(m)
            SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
     user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS IN_RANKS ", bool keep) -> Tensor",
             &linear_cross_entropy_parallel);
-    user_op(m, "linear_cross_entropy_stats_parallel", "(" INPUTS SETTINGS IN_RANKS ") -> (Tensor, Tensor, Tensor, Tensor)",
+    user_op(m, "linear_cross_entropy_stats_parallel",
+            "(" INPUTS SETTINGS IN_RANKS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
             &linear_cross_entropy_stats_parallel);
     kernel(m, "linear_cross_entropy_parallel_forward",
-           "(" INPUTS SETTINGS IN_RANKS ", bool stats, SymInt saved_bytes) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(" INPUTS SETTINGS IN_RANKS ", bool stats, bool statistics, SymInt saved_bytes) -> "
+           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_parallel_forward);
     kernel(m, "linear_cross_entropy_parallel_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor others, Tensor? entropy, Tensor? saved, " INPUTS

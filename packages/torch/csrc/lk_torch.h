@@ -72,17 +72,18 @@ Tensor kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64
     "bool zero_when_empty, Tensor? denominator, Tensor? row_weight"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                      const Maybe &grad_scale, bool inplace);
-tuple<Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
-                                                                  const Maybe &class_weight, LK_LOSS_PARAMETERS);
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
+                                                                          const Maybe &class_weight, LK_LOSS_PARAMETERS,
+                                                                          bool statistics);
 tuple<Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
                                         LK_LOSS_PARAMETERS);
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                             int64_t max_counted, bool batch_invariant, bool keep, const Maybe &grad_scale);
-tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target,
-                                                                 const Maybe &bias, const Maybe &class_weight,
-                                                                 LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
-                                                                 int64_t max_counted, bool batch_invariant);
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
+                           const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
+                           int64_t max_counted, bool batch_invariant, bool statistics);
 tuple<Tensor, Tensor> linear_cross_entropy_ids(const Tensor &x, const Tensor &weight, const Tensor &target_ids,
                                                const Maybe &target_weight, const Maybe &bias, LK_LOSS_PARAMETERS,
                                                int64_t workspace_mib, bool fast_logits);
@@ -305,6 +306,15 @@ void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Ten
     a.label_smoothing = (float)label_smoothing, a.z_loss = (float)z_loss, a.softcap = (float)softcap;
     a.logit_scale = (float)logit_scale, a.zero_when_empty = zero_when_empty;
 }
+
+// The entropy of the rows. With statistics lk writes it and them into one tensor, and each gets memory of its own: an op's results
+// do not share it.
+struct Statistics {
+    Tensor entropy, statistics; // [rows]; [3, rows] or undefined
+    Tensor all;
+    void want(bool statistics, at::IntArrayRef rows, const Tensor &x);
+    void split(); // after lk's call
+};
 
 // Not plain memory of a device: being traced by torch.compile, under a dispatch mode, a functorch transform, meta.
 inline bool traced(const Tensor &x) { return at::isTensorSubclassLike(x); }

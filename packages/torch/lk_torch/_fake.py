@@ -81,10 +81,15 @@ def cross_entropy_forward(logits, target, class_weight, reduction, *options):
     return loss(logits, target, reduction), state(logits, target, class_weight, reduction, 2) if options[-1] else None
 
 
+def more(x, rows, statistics):
+    return x.new_empty([3, *rows], dtype=F32) if statistics else None
+
+
 @fake
 def cross_entropy_stats_forward(logits, target, class_weight, reduction, *options):
     a, b, c, d = (loss(logits, target, r) for r in (reduction, 0, reduction, 0))
-    return a, b, c, d, target.new_empty(rows(target), dtype=torch.int64), state(logits, target, class_weight, reduction, 1)
+    return (a, b, c, d, target.new_empty(rows(target), dtype=torch.int64), more(logits, rows(target), options[-1]),
+            state(logits, target, class_weight, reduction, 1))
 
 
 @fake
@@ -129,7 +134,7 @@ def linear_cross_entropy_forward_backward(x, weight, target, bias, class_weight,
 @fake
 def linear_cross_entropy_stats_forward(x, weight, target, bias, class_weight, reduction, *options):
     per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32, torch.int64)]
-    return loss(x, target, reduction), *per_token
+    return loss(x, target, reduction), *per_token, more(x, target.shape, options[-1])
 
 
 @fake
@@ -165,10 +170,10 @@ def linear_cross_entropy_ids_backward(dloss, dlogp, lse, x, weight, target_ids, 
 
 @fake
 def linear_cross_entropy_parallel_forward(x, weight, target, bias, class_weight, reduction, *options):
-    stats, saved_bytes = options[-2:]
+    stats, statistics, saved_bytes = options[-3:]
     per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32)]
-    more = [x.new_empty(target.shape, dtype=t) if stats else None for t in (F32, torch.int64)]
-    return (loss(x, target, reduction), *per_token, *more,
+    with_stats = [x.new_empty(target.shape, dtype=t) if stats else None for t in (F32, torch.int64)]
+    return (loss(x, target, reduction), *per_token, *with_stats, more(x, target.shape, statistics),
             x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
 
 

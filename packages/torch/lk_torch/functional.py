@@ -31,6 +31,19 @@ class CrossEntropyOutput(NamedTuple):
     argmax: torch.Tensor
 
 
+class CrossEntropyStatisticsOutput(NamedTuple):
+    """Of cross_entropy_stats with statistics=True: log sum_j p_j^2, the mean of the logits after logit_scale and softcap, and the
+    log-probability of argmax. These three have no gradients, and are 0 where a row is ignored."""
+    loss: torch.Tensor
+    lse: torch.Tensor
+    z_loss: torch.Tensor
+    entropy: torch.Tensor
+    argmax: torch.Tensor
+    log_sum_sq_probs: torch.Tensor
+    mean_logits: torch.Tensor
+    top_logprob: torch.Tensor
+
+
 class CrossEntropyIdsOutput(NamedTuple):
     """Of cross_entropy_ids and linear_cross_entropy_ids. Both have gradients."""
     loss: torch.Tensor
@@ -43,6 +56,17 @@ class LinearCrossEntropyOutput(NamedTuple):
     lse: torch.Tensor
     entropy: torch.Tensor
     argmax: torch.Tensor
+
+
+class LinearCrossEntropyStatisticsOutput(NamedTuple):
+    """The same of linear_cross_entropy_stats."""
+    loss: torch.Tensor
+    lse: torch.Tensor
+    entropy: torch.Tensor
+    argmax: torch.Tensor
+    log_sum_sq_probs: torch.Tensor
+    mean_logits: torch.Tensor
+    top_logprob: torch.Tensor
 
 
 def _value(table, name, key):
@@ -309,8 +333,15 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     if denominator is not None:
         denominator = _denominator(denominator, input)
-    return op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, label_smoothing, z_loss,
-              softcap, logit_scale, zero_when_empty, denominator, row_weight, *more)
+    out = op(input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, label_smoothing, z_loss,
+             softcap, logit_scale, zero_when_empty, denominator, row_weight, *more)
+    return _with_statistics(out) if name == "cross_entropy_stats" else out
+
+
+def _with_statistics(out):
+    """The results, with the last one, a tensor of three or None, spread out."""
+    *first, statistics = out
+    return tuple(first) if statistics is None else (*first, *statistics.unbind(0))
 
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
@@ -349,10 +380,13 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
 
 
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
-                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0):
-    """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput."""
-    return CrossEntropyOutput(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing,
-                                     z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, temperature))
+                        softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
+                        statistics=False):
+    """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput. statistics=True: a
+    CrossEntropyStatisticsOutput, which has log_sum_sq_probs, mean_logits and top_logprob too. Not for probabilities of classes."""
+    kind = CrossEntropyStatisticsOutput if statistics else CrossEntropyOutput
+    return kind(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap,
+                       logit_scale, zero_when_empty, denominator, row_weight, temperature, bool(statistics)))
 
 
 def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *, z_loss=0.0, softcap=0.0,
@@ -507,12 +541,14 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
                                zero_when_empty=False, denominator=None, row_weight=None, workspace_mib=None, fast_logits=False,
-                               max_counted=0, batch_invariant=False, group=None, shards=None, temperature=1.0):
-    """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput."""
-    return LinearCrossEntropyOutput(*_linear_loss(
+                               max_counted=0, batch_invariant=False, group=None, shards=None, temperature=1.0, statistics=False):
+    """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput. statistics=True: a
+    LinearCrossEntropyStatisticsOutput, which has log_sum_sq_probs, mean_logits and top_logprob too, from the same matmul."""
+    kind = LinearCrossEntropyStatisticsOutput if statistics else LinearCrossEntropyOutput
+    return kind(*_with_statistics(_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits,
-        max_counted, batch_invariant, group, shards, temperature))
+        max_counted, batch_invariant, group, shards, temperature, bool(statistics))))
 
 
 def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
