@@ -118,6 +118,9 @@ def kernels_in(f, *args):
 # ---- The formulas ------------------------------------------------------------------------------------------------------------
 
 
+STATISTICS = ("log_sum_sq_probs", "mean_logits", "top_logprob")
+
+
 def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                   logit_scale=1.0, temperature=1.0, class_weight=None, zero_when_empty=False, denominator=None, row_weight=None):
     """(loss, {aux}) by the formulas at the top of lk/cross_entropy.cuh. A temperature divides the logits at the end."""
@@ -141,6 +144,9 @@ def exact_entropy(logits, targets, reduction="mean", ignore_index=-100, label_sm
     valid, weight_sum = counted.sum(), jnp.where(good, w[y], 0).sum()
     aux = {"lse": jnp.where(counted, lse, 0), "entropy": jnp.where(counted, lse - (p * z).sum(-1), 0),
            "argmax": jnp.where(counted, jnp.argmax(z, -1), -1), "valid_rows": valid, "weight_sum": weight_sum}
+    logp = z - lse[..., None]
+    statistics = jax.nn.logsumexp(2 * logp, -1), z.mean(-1), logp.max(-1)
+    aux.update({n: jnp.where(counted, v, 0) for n, v in zip(STATISTICS, statistics)})
     if denominator is not None:
         aux["z_loss"] = z_rows.sum() / denominator
         loss = (rows + z_rows).sum() / denominator
@@ -362,7 +368,7 @@ def entropy_options(vocab):
 
 
 def cross_entropy():
-    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
+    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum", *STATISTICS)
     for dtype in DTYPES:
         for shape, vocab in [((2, 5), 50), ((3,), 1000), ((), 9)]:
             for options in entropy_options(vocab)[:None if vocab == 50 else 2]:
@@ -385,7 +391,7 @@ def cross_entropy():
                     loss, aux = lk.cross_entropy(x, targets, **full, aux=known)
                     with jax.enable_x64(True):
                         expected = exact_entropy(jnp.asarray(np.asarray(x, np.float64)), targets, **full)[1]
-                    for n in ("lse", "z_loss", "entropy", "weight_sum"):
+                    for n in ("lse", "z_loss", "entropy", "weight_sum", *STATISTICS):
                         close(f"{name} {n}", aux[n], expected[n], 2)
                     check(f"{name} valid_rows", int(aux["valid_rows"]) == int(expected["valid_rows"]))
                     if dtype != "bfloat16" and "softcap" not in full:  # others have equal logits
@@ -526,6 +532,32 @@ def cross_entropy_ids():
             (back, f"logits target_ids lse lse_low valid_rows {upstream}", "dlogits workspace")], calls)
 
 
+def statistics():
+    """Beside a gradient, alone, with entropy and without, and under vmap, whose rows are behind the kind of result."""
+    hidden, vocab = 24, 70
+    x, m, t = normal(7, 3, 2, 5, hidden), normal(8, vocab, hidden, scale=0.3), jnp.asarray(integers(3, vocab, 30)).reshape(3, 2, 5)
+    functions = {"cross_entropy": lambda v, i, **more: lk.cross_entropy(v @ m.T, i, **more),
+                 "linear_cross_entropy": lambda v, i, **more: lk.linear_cross_entropy(v, m, i, **more)}
+    for name, f in functions.items():
+        for reduction, aux in (("none", STATISTICS), ("mean", ("mean_logits", "entropy")), ("sum", ("top_logprob",))):
+            one = lambda v, i: f(v, i, reduction=reduction, aux=aux)
+            plain = lambda v, i: f(v, i, reduction=reduction, aux=tuple(n for n in aux if n == "entropy") or ("lse",))
+            loss, found = one(x, t)
+            check(f"{name} {reduction} {aux}: names", tuple(found) == aux, tuple(found))
+            with jax.enable_x64(True):
+                z = np.asarray(x, np.float64) @ np.asarray(m, np.float64).T
+                expected = exact_entropy(z, np.asarray(t), reduction=reduction)[1]
+            for n in aux:
+                close(f"{name} {reduction} {n}", found[n], expected[n], 2)
+            total = lambda f: jax.jit(jax.grad(lambda v: f(v, t)[0].sum()))(x)
+            near(f"{name} {reduction} {aux}: gradient", total(one), total(plain))
+            rows = jax.jit(jax.vmap(one))(x, t)
+            twice = jax.vmap(jax.vmap(one))(x, t)
+            for n in aux:
+                near(f"{name} {reduction} {n} vmap", rows[1][n], found[n])
+                near(f"{name} {reduction} {n} vmap of vmap", twice[1][n], found[n])
+
+
 def linear_cross_entropy():
     tokens, hidden, vocab = 11, 24, 40
     weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
@@ -555,12 +587,13 @@ def linear_cross_entropy():
                         like = "float16" if "tf32" in full and dtype == "float32" else None  # TF32 has as many digits
                         compare(name, ours, exact, arrays, up, 3, jit=reduction == "sum", like=like)
     x, m, t = normal(7, 2, 3, hidden), weights, jnp.asarray(targets[:6]).reshape(2, 3)
-    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
+    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum", *STATISTICS)
     loss, aux = lk.linear_cross_entropy(x, m, t, z_loss=0.01, aux=known)
     with jax.enable_x64(True):
         expected = exact_entropy(np.asarray(x, np.float64) @ np.asarray(m, np.float64).T, np.asarray(t), z_loss=0.01)[1]
     for n in known:
         close(f"aux {n}", aux[n].astype(jnp.float32), expected[n], 2)
+    statistics()
     for dtype in DTYPES:
         arrays = [x.astype(dtype), m.astype(dtype)]
         for options in ({}, {"softcap": 5.0}, {"label_smoothing": 0.1, "logit_scale": 0.5}):
@@ -589,7 +622,7 @@ def linear_cross_entropy():
         for first, end in ((0, 1), (5, 6), (131, 259), (40, 300)):
             some = lk.linear_cross_entropy(v[first:end], n, k[first:end], **options)
             same = [np.array_equal(some[0], all_[0][first:end])]
-            same += [np.array_equal(some[1][i], all_[1][i][first:end]) for i in ("lse", "entropy", "argmax")]
+            same += [np.array_equal(some[1][i], all_[1][i][first:end]) for i in ("lse", "entropy", "argmax", *STATISTICS)]
             check(f"batch_invariant: tokens {first} to {end}", all(same), same)
         ours = lambda v, n: lk.linear_cross_entropy(v, n, k, batch_invariant=True)
         compare("batch_invariant", ours, lambda v, n: exact_entropy(v @ n.T, k)[0], [v, n], 4096 * jnp.float32(1), 3)

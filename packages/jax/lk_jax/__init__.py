@@ -454,8 +454,21 @@ def _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux):
     return loss + part, {name: part if name == "z_loss" else found[name] for name in aux}
 
 
-_AUX = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum")
+_STATISTICS = ("log_sum_sq_probs", "mean_logits", "top_logprob")  # lk writes them behind the entropy, in that array
+_AUX = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum", *_STATISTICS)
 _SMOOTH = ("lse", "entropy")  # those that have a gradient
+
+
+def _has_statistics(aux):
+    return any(name in _STATISTICS for name in aux)
+
+
+def _split(found, statistics):
+    """The outputs of forward, the statistics by their own names."""
+    if not statistics:
+        return found
+    entropy, *more = found["entropy"]
+    return {**found, "entropy": entropy, **dict(zip(_STATISTICS, more))}
 
 
 def _result(aux, found):
@@ -468,11 +481,12 @@ def _loss_outputs(aux, known, reduced, shape):
     """The outputs of forward: the loss and those that aux names."""
     for name in aux:
         _demand(name in known, f"aux has {name!r}; it may have {', '.join(map(repr, known))}")
-    loss = _of(() if reduced else shape, _f32)
+    loss, statistics = _of(() if reduced else shape, _f32), _has_statistics(aux)
     # lk's int64 numbers are two int32 each, since JAX has no int64 by default. The first is the low half.
-    all_ = {"loss": loss, "lse": _of(shape, _f32), "z_loss": loss, "entropy": _of(shape, _f32),
+    all_ = {"loss": loss, "lse": _of(shape, _f32), "z_loss": loss, "entropy": _of((4, *shape) if statistics else shape, _f32),
             "argmax": _of((*shape, 2), jnp.int32), "valid_rows": _of((2,), jnp.int32), "weight_sum": _of((), _f32)}
-    return {"z_loss_out" if name == "z_loss" else name: all_[name] for name in ("loss", *aux)}
+    fields = {"z_loss": "z_loss_out", **{name: "entropy" for name in _STATISTICS}}
+    return {fields.get(name, name): all_["entropy" if name in _STATISTICS else name] for name in ("loss", *aux)}
 
 
 def _shared(reduced, upstream_per_row=0):
@@ -549,8 +563,9 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     in_place: the gradient takes the memory of the logits. That saves as much where the logits come from the same jit and
     nothing else reads them; where they are an argument of jit, or are read again, XLA copies them before.
     aux: names of more results, which are then returned as a dictionary beside the loss: "lse", "z_loss" (its part of the
-    loss), "entropy", "argmax", "valid_rows" (the number of targets that count), "weight_sum". Of them lse and entropy have
-    gradients.
+    loss), "entropy", "argmax", "valid_rows" (the number of targets that count), "weight_sum"; and of each target's logits
+    "log_sum_sq_probs" (log sum_j p_j^2), "mean_logits" (after logit_scale, softcap and temperature), "top_logprob" (of argmax).
+    Of them lse and entropy have gradients.
     A target outside [0, vocab) that is not ignored makes the loss NaN.
     """
     logits = _array(logits, "logits", 1)
@@ -575,16 +590,18 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
 def _cross_entropy(options, in_place, aux):
     options = dict(options)
     reduced = bool(options["reduction"])
-    smooth = [n for n in _SMOOTH if n in aux]
+    smooth, statistics = [n for n in _SMOOTH if n in aux], _has_statistics(aux)
 
     def run(direction, arrays, inputs, outputs, upstream_per_row=0):
         logits, targets, class_weight, denominator, row_weight, _ = arrays
         fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32),
-                      upstream_per_row=upstream_per_row)
-        return call(f"cross_entropy_{direction}_{TYPES[logits.dtype.name]}",
-                    {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator,
-                     "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row),
-                    [("logits", "dlogits")] if in_place and "dlogits" in outputs else [])
+                      upstream_per_row=upstream_per_row, statistics=int(statistics and direction == "forward"))
+        found = call(f"cross_entropy_{direction}_{TYPES[logits.dtype.name]}",
+                     {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator,
+                      "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row),
+                     [("logits", "dlogits")] if in_place and "dlogits" in outputs else [],
+                     ("entropy",) if fields["statistics"] else ())
+        return _split(found, fields["statistics"])
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
@@ -599,8 +616,9 @@ def _cross_entropy(options, in_place, aux):
         _constants(class_weight=primals[2], denominator=primals[3], row_weight=primals[4], grad_scale=primals[5])
         # A reduced loss has one upstream gradient, almost always 1. So the gradient is made together with the loss, and
         # multiplied later: the logits are read once and not twice. Not for float16, whose gradients need a loss scale before
-        # they are rounded, unless that is known; and not where lse or entropy has a gradient of its own.
-        if reduced and (logits.dtype != jnp.float16 or grad_scale is not None) and not smooth:
+        # they are rounded, unless that is known; not where lse or entropy has a gradient of its own; and not with statistics,
+        # which forward alone computes.
+        if reduced and (logits.dtype != jnp.float16 or grad_scale is not None) and not smooth and not statistics:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), "dlogits": _like(logits)})
             return _result(aux, found), {"made": {"dlogits": found["dlogits"]}, "grad_scale": grad_scale}
         more = ["lse", *smooth, *(["valid_rows"] if options["reduction"] == 1 else []),
@@ -787,19 +805,20 @@ def _budget(workspace_mib):
 def _linear_cross_entropy(options, aux):
     options = dict(options)
     reduced = bool(options["reduction"])
-    smooth = [n for n in _SMOOTH if n in aux]
+    smooth, statistics = [n for n in _SMOOTH if n in aux], _has_statistics(aux)
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, targets, bias, class_weight, denominator, row_weight, _ = arrays
         fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=weight.shape[0],
                       target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype),
-                      upstream_per_token=upstream_per_token)
+                      upstream_per_token=upstream_per_token, statistics=int(statistics and direction == "forward"))
         for name in ("dweight", "dbias"):
             fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
-        return call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
-                    {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
-                     "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
-                    _shared(reduced, upstream_per_token))
+        found = call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
+                     {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
+                      "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
+                     _shared(reduced, upstream_per_token), behind=("entropy",) if fields["statistics"] else ())
+        return _split(found, fields["statistics"])
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
@@ -816,7 +835,7 @@ def _linear_cross_entropy(options, aux):
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in wanted}
         # As in cross_entropy. Here it also saves one of four matmuls, since backward computes the logits again.
         early = x.dtype != jnp.float16 or grad_scale is not None
-        if reduced and early and not smooth and not options["batch_invariant"]:
+        if reduced and early and not smooth and not statistics and not options["batch_invariant"]:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), **likes})
             return _result(aux, found), {"made": {name: found[name] for name in wanted}, "grad_scale": grad_scale}
         found = run("forward", arrays, {}, outputs(targets, ["lse", *smooth]))

@@ -97,12 +97,13 @@ def _bind(function, inputs, outputs, fields, alias):
     return tuple(results[:len(outputs) - bool(size)])
 
 
-def call(function, inputs, outputs, fields, rows, shared=(), alias=()):
+def call(function, inputs, outputs, fields, rows, shared=(), alias=(), behind=()):
     """Calls lk_<function>. Returns {field: array} of the outputs.
 
     inputs: {field: array}; outputs: {field: ShapeDtypeStruct}; those that are None are not given. fields: the numbers of the
     struct. rows: which of them counts the rows; max_counted, if given, bounds those that count. shared: the inputs and outputs that have no dimension of rows, such as weights
-    and reduced losses. alias: pairs of an input and an output in the same memory.
+    and reduced losses. alias: pairs of an input and an output in the same memory. behind: outputs whose rows come
+    after a first dimension of another kind.
 
     vmap makes the new dimension part of the rows, in one call, where every shared tensor is common to all. Where there is one
     such tensor for each element, vmap calls once for each.
@@ -121,10 +122,11 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=()):
         if common:
             arrays = [a if k in shared or b else jnp.broadcast_to(a, (size, *a.shape))
                       for k, a, b in zip(inputs, arrays, batched)]
-            more = {k: jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for k, o in outputs.items()}
+            more = {k: jax.ShapeDtypeStruct((*o.shape[:k in behind], size, *o.shape[k in behind:]), o.dtype)
+                    for k, o in outputs.items()}
             larger = {k: v * size if k in (rows, "max_counted") else v for k, v in fields.items()}
-            found = call(function, dict(zip(inputs, arrays)), more, larger, rows, shared, alias)
-            found = tuple(found.values())
+            found = call(function, dict(zip(inputs, arrays)), more, larger, rows, shared, alias, behind)
+            found = tuple(jnp.moveaxis(a, 1, 0) if k in behind else a for k, a in found.items())
         else:
             def one(mapped):
                 mapped = iter(mapped)
