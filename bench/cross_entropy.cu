@@ -31,7 +31,8 @@ typedef struct {
 
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
  * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
- * "ids=64": so many weighted ids per row instead of a target. "softcap=30": under that softcap. */
+ * "ids=64": so many weighted ids per row instead of a target. "softcap=30": under that softcap. "statistics=1": entropy and
+ * the three statistics too. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -117,6 +118,7 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 reduction=none softcap=30", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none softcap=30", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none softcap=30", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none statistics=1", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none ranks=1", "forward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none ranks=1", "forward", "bf16", 4096, 65536, 0, 0, 0, 0},
@@ -149,7 +151,7 @@ static const shape host_shapes[] = {
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
 /* The least traffic: forward reads the logits and the class probabilities, the others read them and write dlogits. Targets, lse
- * and losses, 16 bytes a row, are not counted; nor is what each id takes, up to 192 bytes. */
+ * and losses, 16 bytes a row, are not counted, nor statistics, 16 more; nor is what each id takes, up to 192 bytes. */
 #define LOGITS_BYTES(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
 #define TRAFFIC_READ(s) (LOGITS_BYTES(s) + (size_t)((s)->rows * (s)->vocab * (s)->prob))
 #define TRAFFIC_WRITE(s) (gives_gradient(s) ? LOGITS_BYTES(s) : 0)
@@ -179,6 +181,10 @@ static float softcap_of(const shape *s)
     const char *const softcap = strstr(s->name, " softcap=");
     return softcap ? (float)atof(softcap + 9) : 0.0f;
 }
+static bool has_statistics(const shape *s)
+{
+    return strstr(s->name, " statistics=") != NULL;
+}
 static double z_of(const shape *s, float logit)
 {
     const double softcap = (double)softcap_of(s);
@@ -203,12 +209,14 @@ static size_t element_bytes(const shape *s)
 
 /* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows, lse and,
  * where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their
- * mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their weights in `in`. */
+ * mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their weights in `in`, with
+ * statistics entropy in `out`. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
     float *others;                          /* NULL without ranks */
     float *weight;                          /* of ids */
+    float *entropy;                         /* [4, rows]; NULL without statistics */
     size_t in_bytes, out_bytes;
 } smalls;
 
@@ -227,6 +235,7 @@ static smalls smalls_of(const shape *s, const bench_buffers *set)
     t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
     t.out_bytes = gives_loss(s) ? counts + (rows + (s->mean ? 1 : rows)) * sizeof(float) : 0;
     if (ids_of(s)) t.weight = (float *)(set->in + t.in_bytes), t.in_bytes += targets_of(s) * sizeof(float);
+    if (has_statistics(s)) t.entropy = (float *)(set->out + t.out_bytes), t.out_bytes += 4 * rows * sizeof(float);
     if (!is_split(s)) return t;
     size_t *const last = gives_loss(s) ? &t.out_bytes : &t.in_bytes;
     t.others = (float *)((gives_loss(s) ? set->out : set->in) + *last), *last += rows * sizeof(float);
@@ -346,6 +355,7 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     args.upstream = t.upstream, args.dlogits = set->write;
     args.rows = s->rows, args.vocab = s->vocab, args.softcap = softcap_of(s);
     args.use_ignore_index = 1, args.ignore_index = -100;
+    args.entropy = t.entropy, args.statistics = t.entropy != NULL;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.path = path ? path : s->path;
@@ -471,6 +481,7 @@ template <class T> static T *fetch_row(const shape *s, const char *tensor, int64
 typedef struct {
     int64_t *target;
     float *lse, *loss, *lse_low; /* lse_low: NULL unless it is given */
+    float *entropy;              /* NULL without statistics */
     double upstream;
 } fetched;
 
@@ -502,18 +513,25 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
     const bool has_prob = s->prob || ids_of(s);
     const int64_t y = has_prob ? -1 : f->target[row];
     double *prob = has_prob ? fetch_prob(s, set, f, row) : NULL, total = 0, weighted = 0;
-    double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0;
+    double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0, first = 0, squares = 0, all = 0;
     for (int64_t col = 0; col < s->vocab; col++) {
         const double z = z_of(s, (float)logits[col]);
         max = fmax(max, z), min = fmin(min, z), magnitude = fmax(magnitude, fabs(z));
     }
-    for (int64_t col = 0; col < s->vocab; col++) sum += exp(z_of(s, (float)logits[col]) - max);
+    for (int64_t col = 0; col < s->vocab; col++) {
+        const double z = z_of(s, (float)logits[col]), e = exp(z - max);
+        sum += e, first += e * z, squares += e * e, all += z;
+    }
     const double saved = (double)f->lse[row] + (f->lse_low ? (double)f->lse_low[row] : 0);
     const double right = max + log(sum), lse = gives_loss(s) ? right : saved;
     const double softcap = (double)softcap_of(s), z_limit = softcap * 0x1p-20;
     const double lse_limit = 8 * 0x1p-24 * ((f->lse_low ? max - min : magnitude) + log((double)s->vocab) + 1) + z_limit;
     const double constant = f->lse_low ? 8 : 4 + fabs(lse);
     bool ok = within(saved, right, lse_limit, "lse", row, 0, why, why_bytes);
+    const double statistics[] = {right - first / sum, log(squares) - 2 * log(sum), all / (double)s->vocab, max - right};
+    static const char *const names[] = {"entropy", "log_sum_sq_probs", "mean_logits", "top_logprob"};
+    for (int i = 0; ok && f->entropy && i < 4; i++) /* each is a sum of a few terms that are as far off as lse */
+        ok = within(f->entropy[i * s->rows + row], statistics[i], 4 * lse_limit, names[i], row, 0, why, why_bytes);
     for (int64_t col = 0; prob && col < s->vocab; col++)
         total += prob[col], weighted += prob[col] * z_of(s, (float)logits[col]);
     if (ok && gives_loss(s) && !s->mean) {
@@ -567,7 +585,7 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
     const size_t floats = (size_t)s->rows * sizeof(float), losses = s->mean ? sizeof(float) : floats;
     const size_t targets = targets_of(s) * sizeof(int64_t);
-    fetched f = {(int64_t *)malloc(targets), (float *)malloc(floats), (float *)malloc(floats), NULL, 0};
+    fetched f = {(int64_t *)malloc(targets), (float *)malloc(floats), (float *)malloc(floats), NULL, NULL, 0};
     if (s->low) {
         f.lse_low = (float *)malloc(floats);
         BENCH_CUDA(cudaMemcpy(f.lse_low, t.lse_low, floats, cudaMemcpyDeviceToHost));
@@ -580,10 +598,12 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
         f.upstream = (double)upstream / (s->mean ? (double)s->rows : 1.0);
     }
     if (gives_loss(s)) BENCH_CUDA(cudaMemcpy(f.loss, t.loss, losses, cudaMemcpyDeviceToHost));
+    if (t.entropy) f.entropy = (float *)malloc(4 * floats);
+    if (t.entropy) BENCH_CUDA(cudaMemcpy(f.entropy, t.entropy, 4 * floats, cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < 4; k++) right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
     if (right && s->mean && gives_loss(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
-    free(f.target), free(f.lse), free(f.loss), free(f.lse_low);
+    free(f.target), free(f.lse), free(f.loss), free(f.lse_low), free(f.entropy);
     return right;
 }
 
@@ -617,7 +637,7 @@ static void describe(bench_case *c, const shape *s)
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
     if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0;
+    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0 || has_statistics(s);
     c->fill = fill, c->launch = launch_lk, c->naive = options ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;

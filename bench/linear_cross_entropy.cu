@@ -19,6 +19,7 @@
  * path, to stand beside the plan that lk takes by itself. Cases with weights=1 have logits of sigma 64, and a dZ that is mostly
  * zeros; the others' weights are 0.02, as in a fresh model, for logits of sigma 1.28. Those with ids=K are
  * linear_cross_entropy_ids: K ids per token, the target with weight 1 and K - 1 others with weight 0, so the results are the same.
+ * The one with statistics=1 gives entropy and the three statistics too.
  */
 #include "bench/bench.h"
 #include "lk/linear_cross_entropy_ids.cuh"
@@ -81,6 +82,7 @@ static const shape shapes[] = {
     {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0, 0},
     {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0, 0},
     {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0, 0},
+    {"tokens=12288 hidden=4096 vocab=131072 statistics=1", "forward", 131072, 0, 0.02f, 64, 18.74, 0, 0, 0},
     {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS, 0},
     {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED, 0},
     {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS, 0},
@@ -113,12 +115,18 @@ static bool gives_gradient(const shape *s)
     return strcmp(s->direction, "forward") != 0;
 }
 
-/* read: x, weight. write: dx, dweight. in: target; ids and their weights, [TOKENS, K]. out: lse, the mean loss; logp, likewise. */
+static bool has_statistics(const shape *s)
+{
+    return strstr(s->name, " statistics=") != NULL;
+}
+
+/* read: x, weight. write: dx, dweight. in: target; ids and their weights, [TOKENS, K]. out: lse, the mean loss; logp, likewise, or
+ * entropy and statistics, [4, TOKENS]. */
 typedef struct {
     lk_bf16 *x, *weight, *dx;
     void *dweight;
     int64_t *target, *ids;
-    float *lse, *loss, *logp;
+    float *lse, *loss, *logp, *entropy;
 } tensors;
 
 static tensors tensors_of(const bench_buffers *set)
@@ -127,7 +135,7 @@ static tensors tensors_of(const bench_buffers *set)
     t.x = (lk_bf16 *)set->read, t.weight = (lk_bf16 *)(set->read + X_BYTES);
     t.dx = (lk_bf16 *)set->write, t.dweight = set->write + X_BYTES;
     t.target = (int64_t *)set->in, t.lse = (float *)set->out, t.loss = t.lse + TOKENS;
-    t.ids = t.target + TOKENS, t.logp = t.loss + 1;
+    t.ids = t.target + TOKENS, t.logp = t.entropy = t.loss + 1;
     return t;
 }
 
@@ -346,6 +354,7 @@ static lk_linear_cross_entropy_args args_of(const bench_case *c, const bench_buf
     lk_linear_cross_entropy_args args = {};
     args.context = &context, args.x = t.x, args.weight = t.weight, args.target = t.target;
     args.loss = t.loss, args.lse = t.lse, args.reduction = LK_REDUCTION_MEAN;
+    if (has_statistics(s)) args.entropy = t.entropy, args.statistics = 1;
     args.dx = t.dx, args.dweight = t.dweight, args.dweight_dtype = s->wide ? LK_DTYPE_F32 : LK_DTYPE_BF16;
     args.tokens = TOKENS, args.hidden = HIDDEN, args.vocab = s->vocab;
     args.workspace = set->workspace, args.workspace_bytes = c->workspace_bytes, args.path = path ? path : s->path;
@@ -538,12 +547,22 @@ static bool tokens_right(const shape *s, const tensors *t, const check_memory *m
     double *z = dots_of(m, t->x, tokens, SAMPLE, t->weight, s->vocab);
     bool right = true;
     for (int i = 0; right && i < SAMPLE; i++) {
-        double *const row = z + i * s->vocab, max = -INFINITY, magnitude = 0, sum = 0, others = 0;
+        double *const row = z + i * s->vocab, max = -INFINITY, magnitude = 0, sum = 0, others = 0, first = 0, squares = 0, all = 0;
         const int64_t y = target[tokens[i]];
         for (int64_t j = 0; j < s->vocab; j++) max = fmax(max, row[j]), magnitude = fmax(magnitude, fabs(row[j]));
-        for (int64_t j = 0; j < s->vocab; j++) sum += exp(row[j] - max);
+        for (int64_t j = 0; j < s->vocab; j++) {
+            const double e = exp(row[j] - max);
+            sum += e, first += e * row[j], squares += e * e, all += row[j];
+        }
         const double exact = max + log(sum), limit = 1e-5 * fabs(exact - row[y]) + 4e-6 * magnitude;
         right = within("lse", tokens[i], lse[tokens[i]], exact, limit, why, why_bytes);
+        static const char *const names[] = {"entropy", "log_sum_sq_probs", "mean_logits", "top_logprob"};
+        const double want[] = {exact - first / sum, log(squares) - 2 * log(sum), all / (double)s->vocab, max - exact};
+        for (int k = 0; right && has_statistics(s) && k < 4; k++) {
+            float *const got = (float *)fetch(t->entropy + k * TOKENS + tokens[i], sizeof(float));
+            right = within(names[k], tokens[i], *got, want[k], 4 * limit, why, why_bytes);
+            free(got);
+        }
         for (int64_t j = 0; j < s->vocab; j++) {
             row[j] = exp(row[j] - exact) / TOKENS;
             if (j != y) others += row[j];
@@ -636,7 +655,7 @@ static void describe(bench_case *c, const shape *s)
     c->read_bytes = X_BYTES + WEIGHT_BYTES(s), c->write_bytes = gradient ? X_BYTES + DWEIGHT_BYTES(s) : 0;
     const size_t ids = (size_t)TOKENS * (size_t)s->ids;
     c->in_bytes = TOKENS * sizeof(int64_t) + ids * (sizeof(int64_t) + sizeof(float));
-    c->out_bytes = (TOKENS + 1 + ids) * sizeof(float);
+    c->out_bytes = (TOKENS + 1 + ids + (has_statistics(s) ? 4 * TOKENS : 0)) * sizeof(float);
     c->flops = FLOPS(s), c->known_ms = s->bare_ms;
     c->naive_bytes = (size_t)TOKENS * (size_t)s->vocab * (gradient ? 6 : 4) + CUBLAS_BYTES;
     c->fill = fill, c->launch = launch_lk, c->bare = launch_bare, c->check = check, c->workspace = workspace;
