@@ -1206,7 +1206,7 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     if (call->fused && !fused_needs) fused_needs = lk_lce_misplaced(call);
     if (call->saves && !call->stores) {
         if (!call->fused) return lk_fail(LK_ERR_PATH, op, "saved is not for path LK_LINEAR_CROSS_ENTROPY_PANELS");
-        if (!fused_needs && (a->label_smoothing > 0.0f || a->entropy || a->argmax || a->dentropy))
+        if (!fused_needs && (a->label_smoothing > 0.0f || a->entropy || a->statistics || a->argmax || a->dentropy))
             fused_needs = "calls without label_smoothing, entropy, argmax and dentropy";
         if (fused_needs)
             return lk_fail(LK_ERR_PATH, op, "saved has exponentials here, which are for %s%s%s", fused_needs, call->why_not_fused,

@@ -1854,7 +1854,8 @@ static void what_is_saved(void)
         if (i == 1 || i == 6 || i == 10) a.batch_invariant = 1;
         if (i == 2) a.label_smoothing = 0.1f;
         if (i == 3 || i == 8) a.weight = (char *)dummy + 2;
-        if (i == 4 || i == 9) a.entropy = (float *)dummy;
+        if (i == 4) a.entropy = (float *)dummy;
+        if (i == 9) a.statistics = 1;
         if (i == 5) a.argmax = dummy;
         if (backward) a.dentropy = a.lse = (float *)dummy, a.dx = dummy;
         const lk_status status = backward ? lk_linear_cross_entropy_backward_plan_bf16(&a, 1 << 30, &of)
