@@ -58,8 +58,8 @@
  *            and argmax is -1.
  *            Mean over nothing: loss as in cross_entropy.cuh; the gradients are those of dlse and dentropy, 0 without them.
  *            statistics: in forward alone, as in cross_entropy.cuh. entropy is [4, tokens] then. The rules are entropy's: 0 where
- *            the token is ignored, NaN where more than max_counted count. It takes no second matmul, on any path. A masked
- *            column makes mean_logits -inf.
+ *            the token is ignored, NaN where more than max_counted count. It takes no second matmul, on any path; FUSED does
+ *            not have it with label_smoothing. A masked column makes mean_logits -inf.
  *            row_weight, denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh.
  *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
@@ -1101,6 +1101,7 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *call)
 {
     lk_device device = {};
     if (call->type != LK_DTYPE_BF16) return "bf16";
+    if (call->a.statistics && call->a.label_smoothing > 0.0f) return "calls without both statistics and label_smoothing";
     if (call->rows >= 1 << 30) return "fewer than 2^30 tokens";
     if (call->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */

@@ -108,7 +108,7 @@ LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
     return c < w.left && c != w.target;
 }
 
-/* Sets the sums that do not count to value: 0 under a softcap, since lk_ce_logistic mixes two columns. */
+/* Sets the sums that do not count to value. */
 LK_DEVICE void lk_lce_mask(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w, float value)
 {
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(w, i) ? v[i] : value;
@@ -168,8 +168,13 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
         s.max = sum.max, s.sum = sum.sum;
         return s;
     }
-    const float unit = lk_ce_mean_unit(scale);
-    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f, squares = 0.0f, total = 0.0f;
+    if constexpr (lk_ce_has_squares<State>) {
+        float total = 0.0f;
+        const float unit = lk_ce_mean_unit(scale);
+        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) total = fmaf(lk_lce_within(window, i) ? v[i] : 0.0f, unit, total);
+        s.total += total;
+    }
+    float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f, squares = 0.0f;
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) max = fmaxf(max, v[i]);
     s = lk_ce_row_raise(s, max, scale);
     const float reference = lk_lse_reference(max);
@@ -182,13 +187,15 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
         LK_UNROLL for (int j = 0; j < 2; j++) {
             const bool within = lk_lce_within(window, i + j);
             const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
-            sum += e, weights += weight[j], weighted = fmaf(weight[j], d, weighted);
+            sum += e;
+            if (!lk_ce_has_squares<State>) /* these come without smoothing */
+                weights += weight[j], weighted = fmaf(weight[j], d, weighted);
             entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
-            if (lk_ce_has_squares<State>) squares = fmaf(e, e, squares), total = fmaf(within ? v[i + j] : 0.0f, unit, total);
+            if (lk_ce_has_squares<State>) squares = fmaf(e, e, squares);
         }
     }
     s.sum += sum, s.weights += weights, s.weighted += weighted, s.entropic += entropic;
-    if constexpr (lk_ce_has_squares<State>) s.squares += squares, s.total += total;
+    if constexpr (lk_ce_has_squares<State>) s.squares += squares;
     return s;
 }
 
@@ -209,14 +216,20 @@ LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
     return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: a mean of -inf or NaN */
 }
 
-/* Puts eight of a thread's values, from v[first] on, under the softcap. slope: their slopes, 1 without one. One branch for all
- * eight lets the compiler overlap them. */
+/* Puts eight of a thread's values, from v[first] on, under the softcap; edge: those that do not count become 0 before, since
+ * lk_ce_logistic mixes two columns. slope: their slopes, 1 without one. One branch for all eight lets the compiler overlap them. */
 template <bool plain>
-LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], const lk_lce_args &a)
+LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], lk_lce_window window, bool edge,
+                          const lk_lce_args &a)
 {
     float x[8];
     LK_UNROLL for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
-    if (!plain && a.softcap > 0.0f) lk_ce_cap<false>(x, slope, a.logit_scale, a.softcap);
+    if (!plain && a.softcap > 0.0f) {
+        if (edge) {
+            LK_UNROLL for (int j = 0; j < 8; j++) x[j] = lk_lce_within(window, first + j) ? x[j] : 0.0f;
+        }
+        lk_ce_cap<false>(x, slope, a.logit_scale, a.softcap);
+    }
     LK_UNROLL for (int j = 0; j < 8; j++) v[first + j] = x[j];
 }
 
@@ -229,7 +242,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
 {
     const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
-    if (edge && (plain || a.softcap > 0.0f)) lk_lce_mask(v, window, plain ? -INFINITY : 0.0f);
+    if (plain && edge) lk_lce_mask(v, window, -INFINITY);
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
         if (plain || lk_lce_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
     float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
@@ -241,7 +254,7 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float e[8], slopes[8];
-        lk_lce_cap<plain>(v, block * 8, slopes, a);
+        lk_lce_cap<plain>(v, block * 8, slopes, window, edge, a);
         LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
             e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
@@ -264,11 +277,11 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 {
     const float rate = lk_lce_scale(a) * LK_LOG2E;
     float sums[4] = {};
-    if (edge && (plain || a.softcap > 0.0f)) lk_lce_mask(v, window, plain ? -INFINITY : 0.0f);
+    if (plain && edge) lk_lce_mask(v, window, -INFINITY);
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float z[8], slope[8], w_factor[8];
-        lk_lce_cap<plain>(v, block * 8, slope, a);
+        lk_lce_cap<plain>(v, block * 8, slope, window, edge, a);
         LK_UNROLL for (int j = 0; j < 8; j++) w_factor[j] = t.w_factor;
         if (!plain && weights) {
             LK_UNROLL for (int j = 0; j < 8; j++)

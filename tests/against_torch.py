@@ -207,7 +207,7 @@ def cross_entropy_limits(x, target, o, counted, upstream, dlse):
     largest = torch.where(largest.isfinite(), largest, torch.zeros_like(largest))
     apart = finite(z - largest[:, None])
     magnitude = finite(z).amax(1)
-    cap = 8 * U * magnitude if o.softcap else torch.zeros_like(magnitude)  # tanh is within a few ulp of z
+    cap = 8 * U * (magnitude + 2 * o.softcap) if o.softcap else torch.zeros_like(magnitude)  # tanh is within a few ulp of z
     base = math.log(vocab) + 1
     lse_limit = 8 * U * (magnitude + base) + cap
     w = torch.ones(vocab, device=x.device).double() if o.weight is None else o.weight.double()
@@ -253,8 +253,8 @@ def cross_entropy_limits(x, target, o, counted, upstream, dlse):
         error = torch.where(is_target, own[:, None].expand_as(error), error)
         if o.softcap:
             gradient = (rise + spare)[:, None] * p + fall + is_target * (rise + f * each * total)[:, None]
-            error = error + gradient * (8 + 2 * twice) * 2 * U
-        errors.append(torch.nan_to_num(error * slope * o.scale))
+            error = (error + gradient * (8 + 2 * twice) * 2 * U) * slope + gradient * 2.0**-59  # a slope of 16 bits ends at 2^-60
+        errors.append(torch.nan_to_num(error * o.scale))
     return lse_limit, loss, extra, entropy, errors
 
 

@@ -162,6 +162,7 @@ static problem plain(int type, int direction, int path, int64_t tokens, int64_t 
 
 static void settle_tensors(problem *p)
 {
+    if (p->path == FUSED && p->on[STATISTICS]) p->on[SMOOTHING] = false; /* it has not both */
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
     for (int s = 0; s < SWITCHES; s++)
@@ -1925,7 +1926,7 @@ static void invariant(int variant)
     problem p = plain(TEST_BF16, FORWARD, LK_LINEAR_CROSS_ENTROPY_AUTO, 300, 8, 34 * 256);
     p.has[Z_LOSS] = p.on[Z] = p.on[IGNORE] = true, p.seed += (uint64_t)variant;
     p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = variant > 0, p.on[HAS_BIAS] = p.on[SOFTCAP] = p.on[WEIGHTS] = variant > 1;
-    p.on[SMOOTHING] = variant > 1, p.on[STATISTICS] = variant > 1;
+    p.on[SMOOTHING] = variant > 1, p.on[STATISTICS] = variant == 1;
     settle_tensors(&p);
     for (int i = -1; i < 2 * LENGTH_OF(subsets); i++) {
         if (i >= 0 && test.small && i % 3 != variant) continue;
