@@ -2011,11 +2011,13 @@ static void fused_refusals(void)
         int type, path, seen;
         size_t off; /* of x */
         const char *said;
+        bool both = false; /* statistics and label_smoothing */
     } invariants[] = {{TEST_F32, 0, THIS_DEVICE, 0, "batch_invariant needs path LK_LINEAR_CROSS_ENTROPY_FUSED, which is for b"},
                       {TEST_BF16, LK_LINEAR_CROSS_ENTROPY_CHUNKS, THIS_DEVICE, 0, "batch_invariant needs path 0 or"},
                       {TEST_BF16, LK_LINEAR_CROSS_ENTROPY_PANELS, THIS_DEVICE, 0, "path is 2"},
                       {TEST_BF16, 0, 80, 0, "which is for sm_90a"},
                       {TEST_BF16, 0, THIS_DEVICE, 2, "which is for x and weight at multiples of 16"},
+                      {TEST_BF16, 0, THIS_DEVICE, 0, "which is for calls without both statistics and label_smoothing", true},
                       {TEST_BF16, 0, THIS_DEVICE, 0, NULL}, {TEST_BF16, FUSED, THIS_DEVICE, 0, NULL}};
     for (int i = 0; i < LENGTH_OF(invariants); i++) {
         alignas(256) static int64_t some[32];
@@ -2023,6 +2025,7 @@ static void fused_refusals(void)
         void *at[TENSORS] = {};
         at[X] = (char *)some + invariants[i].off, at[WEIGHT] = some, at[LOSS] = some;
         set_args(&p, at), args.batch_invariant = 1;
+        if (invariants[i].both) args.statistics = 1, args.label_smoothing = 0.1f;
         plan_t of = {};
         see_device(invariants[i].seen);
         const lk_status status = plan_of(&p, 1 << 30, &of);
