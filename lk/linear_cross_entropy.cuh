@@ -80,8 +80,9 @@
  *            are this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are
  *            of its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
- *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy, 40 with statistics. Without it there are three calls, as in
- *            cross_entropy_parallel.cuh: forward writes `states` alone, finish the results, backward reads lse and others.
+ *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy, 40 with statistics. Without it there are
+ *            three calls, as in cross_entropy_parallel.cuh: forward writes `states` alone, finish the results, backward reads
+ *            lse and others.
  *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
  *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
  *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
@@ -262,8 +263,8 @@ typedef struct {
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
- * argmax, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment of x, weight and dweight matters for
- * FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
+ * argmax, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment of
+ * x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
@@ -328,7 +329,8 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
     s.split = call->split, s.stores = call->stores, s.fused = call->fused, s.placement_unknown = call->placement_unknown;
     s.bias = a.bias, s.class_weight = a.class_weight, s.dlse = a.dlse, s.dentropy = a.dentropy, s.denominator = a.denominator;
     s.row_weight = a.row_weight, s.statistics = a.statistics;
-    s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.entropy = a.entropy || a.statistics, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
+    s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
+    s.entropy = a.entropy || a.statistics;
     s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
     s.accumulate = a.accumulate, s.tf32 = a.tf32;
     return s;
@@ -1002,7 +1004,8 @@ template <class L, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_l
 
 /* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns, as
  * lk_cross_entropy_finish_kernel does from those of ranks. */
-template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
+template <class State>
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
 {
     const lk_lce_args &a = chunk.call.a;
     const int64_t in_chunk = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, row = chunk.first_row + in_chunk;

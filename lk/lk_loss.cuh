@@ -289,8 +289,8 @@ LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slop
     return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
 }
 
-/* tanh(u) is 1 - 2 r with r = 1 / (1 + e) and e = e^2u. e and r of two logits, from one division: r is off by at most 5 2^-24. rate:
- * 2 log2(e) logit_scale / softcap. e ends at 2^62, so that a product of two stays finite. */
+/* tanh(u) is 1 - 2 r with r = 1 / (1 + e) and e = e^2u. e and r of two logits, from one division: r is off by at most 5 2^-24.
+ * rate: 2 log2(e) logit_scale / softcap. e ends at 2^62, so that a product of two stays finite. */
 LK_DEVICE void lk_ce_logistic(const float *x, float rate, float (&e)[2], float (&r)[2])
 {
     LK_UNROLL for (int j = 0; j < 2; j++) e[j] = lk_ex2(lk_min_nan(rate * x[j], 62.0f));
