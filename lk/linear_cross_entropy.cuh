@@ -264,7 +264,8 @@ typedef struct {
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
  * argmax, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment of
- * x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
+ * x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough
+ * for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \

@@ -188,7 +188,7 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
             const bool within = lk_lce_within(window, i + j);
             const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
             sum += e;
-            if (!lk_ce_has_squares<State>) /* these come without smoothing */
+            if (!lk_ce_has_squares<State>) /* FUSED has statistics without label_smoothing alone */
                 weights += weight[j], weighted = fmaf(weight[j], d, weighted);
             entropic = fmaf(e, fmaxf(d, -FLT_MAX), entropic); /* 0 times -inf counts 0 */
             if (lk_ce_has_squares<State>) squares = fmaf(e, e, squares);

@@ -302,7 +302,7 @@ LK_DEVICE float lk_ce_logistic_rate(float logit_scale, float softcap)
     return 2.0f * LK_LOG2E * __fdividef(logit_scale, softcap);
 }
 
-/* The same of n logits, which it overwrites. Where it is not exact, z is off by softcap 2^-20: logits of 16 bits do not show that
+/* z and slope of n logits, which become z. Where it is not exact, z is off by softcap 2^-20: logits of 16 bits do not show that
  * unless softcap is large. */
 template <bool exact, int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
 {
