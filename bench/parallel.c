@@ -11,7 +11,8 @@
  * A call is repeated back to back, 0.4 s to warm up and 0.4 s that are timed; ms is the mean. --gpus: of the slowest rank, with
  * the sum of dx; the rows "until" are of one call. bf16, dweight in bf16, mean loss, a workspace of up to 4 GiB. efficiency is
  * ms of the head without ranks, over P, over ms. forward is forward by itself; backward makes the gradients from lse;
- * forward_backward is one call. bytes: what a rank sends in the all-gather; of the all-reduce, those of dx.
+ * forward_backward is one call; "one graph" is that call captured once, with its collectives. bytes: what a rank sends in the
+ * all-gather; of the all-reduce, those of dx.
  * Rows go to BENCH_CSV. */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime_api.h>
@@ -31,8 +32,8 @@ LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
 #include "examples/parallel/lk_nccl.h"
 #endif
 
-enum { FORWARD, BACKWARD, BOTH, DIRECTIONS, MOST_GPUS = 64, MOST_LEAVES = 16 };
-static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
+enum { FORWARD, BACKWARD, BOTH, GRAPH, DIRECTIONS, MOST_GPUS = 64, MOST_LEAVES = 16 };
+static const char *const direction_name[] = {"forward", "backward", "forward_backward", "forward_backward"};
 static const double seconds = 0.4;
 static const size_t budget = (size_t)4 << 30;
 
@@ -90,8 +91,9 @@ static void *numbers(size_t count, double spread, unsigned seed)
 
 typedef struct {
     lk_linear_cross_entropy_context context;
-    lk_linear_cross_entropy_args args[DIRECTIONS];
+    lk_linear_cross_entropy_args args[GRAPH];
     cudaStream_t stream;
+    cudaGraphExec_t graph; /* of forward_backward */
     size_t sent; /* bytes of an all-gather */
 } head;
 
@@ -126,15 +128,15 @@ static void make_head(head *h, shape s, int rank, int ranks, lk_vocab_parallel w
     if (ranks) a.others = (float *)device_memory((size_t)s.tokens * 4);
     a.dweight = device_memory((size_t)((end - first) * s.hidden) * 2);
     if (ranks) with.vocab_start = first, with.vocab_total = s.vocab, with.rank = rank, with.ranks = ranks, a.parallel = with;
-    lk_linear_cross_entropy_plan plan[DIRECTIONS];
+    lk_linear_cross_entropy_plan plan[GRAPH];
     size_t most = 0;
     check("plan", lk_linear_cross_entropy_forward_plan_bf16(&a, budget, &plan[FORWARD]));
     check("plan", lk_linear_cross_entropy_backward_plan_bf16(&a, budget, &plan[BACKWARD]));
     check("plan", lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &plan[BOTH]));
-    for (int d = 0; d < DIRECTIONS; d++)
+    for (int d = 0; d < GRAPH; d++)
         if (plan[d].workspace_bytes > most) most = plan[d].workspace_bytes;
     a.workspace = device_memory(most);
-    for (int d = 0; d < DIRECTIONS; d++) h->args[d] = a, h->args[d].workspace_bytes = plan[d].workspace_bytes;
+    for (int d = 0; d < GRAPH; d++) h->args[d] = a, h->args[d].workspace_bytes = plan[d].workspace_bytes;
     if (rank == 0) printf("    %s\n", plan[BOTH].text);
     free(target);
 }
@@ -143,6 +145,7 @@ static void free_head(head *h)
 {
     const lk_linear_cross_entropy_args *const a = &h->args[BOTH];
     const void *const all[] = {a->x, a->weight, a->target, a->loss, a->valid_rows, a->lse, a->dx, a->others, a->dweight, a->workspace};
+    if (h->graph) cudaGraphExecDestroy(h->graph);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) cudaFree((void *)(uintptr_t)all[i]);
     check("destroy", lk_linear_cross_entropy_destroy(&h->context));
     cudaStreamDestroy(h->stream);
@@ -153,6 +156,19 @@ static void call(head *h, int direction)
     if (direction == FORWARD) check("forward", lk_linear_cross_entropy_forward_bf16(&h->args[FORWARD], h->stream));
     if (direction == BACKWARD) check("backward", lk_linear_cross_entropy_backward_bf16(&h->args[BACKWARD], h->stream));
     if (direction == BOTH) check("forward_backward", lk_linear_cross_entropy_forward_backward_bf16(&h->args[BOTH], h->stream));
+    if (direction == GRAPH) check("cudaGraphLaunch", cudaGraphLaunch(h->graph, h->stream));
+}
+
+/* forward_backward, and `join` if there is one, as a graph. It has been called before. */
+static void capture(head *h, lk_status (*join)(void *, cudaStream_t), void *user)
+{
+    cudaGraph_t graph;
+    check("cudaStreamBeginCapture", cudaStreamBeginCapture(h->stream, cudaStreamCaptureModeThreadLocal));
+    call(h, BOTH);
+    if (join) check("join", join(user, h->stream));
+    check("cudaStreamEndCapture", cudaStreamEndCapture(h->stream, &graph));
+    check("cudaGraphInstantiate", cudaGraphInstantiate(&h->graph, graph, 0));
+    check("cudaGraphDestroy", cudaGraphDestroy(graph));
 }
 
 /* Calls per measurement, from a few; every rank is told the same. */
@@ -178,7 +194,7 @@ static double measure(head *h, int direction, int calls, lk_status (*join)(void 
         if (half) check("cudaEventRecord", cudaEventRecord(from, h->stream));
         for (int i = 0; i < calls; i++) {
             call(h, direction);
-            if (join && direction != FORWARD) check("join", join(user, h->stream));
+            if (join && (direction == BACKWARD || direction == BOTH)) check("join", join(user, h->stream));
         }
     }
     check("cudaEventRecord", cudaEventRecord(to, h->stream));
@@ -207,11 +223,12 @@ static void measure_one(shape s, double *one)
 {
     static head h;
     make_head(&h, s, 0, 0, (lk_vocab_parallel){0});
-    for (int d = 0; d < DIRECTIONS; d++) {
+    for (int d = 0; d < GRAPH; d++) {
         if (d == BACKWARD) call(&h, FORWARD); /* its lse */
         one[d] = measure(&h, d, calls_for(&h, d), NULL, NULL);
         row(s, direction_name[d], 1, "one GPU", one[d], 0.0, 0);
     }
+    one[GRAPH] = one[BOTH];
     free_head(&h);
 }
 
@@ -222,8 +239,10 @@ static void measure_virtual(shape s, const double *one)
         make_head(&h, s, 0, ranks, (lk_vocab_parallel){.user = &h, .all_gather = copy_gather});
         for (int d = 0; d < DIRECTIONS; d++) {
             if (d == BACKWARD) call(&h, FORWARD);
+            if (d == GRAPH) capture(&h, NULL, NULL);
             const double ms = measure(&h, d, calls_for(&h, d), NULL, NULL);
-            row(s, direction_name[d], ranks, "virtual rank", ms, one[d], d == BACKWARD ? 0 : h.sent);
+            row(s, direction_name[d], ranks, d == GRAPH ? "virtual rank, one graph" : "virtual rank", ms, one[d],
+                d == BACKWARD ? 0 : h.sent);
         }
         free_head(&h);
     }
@@ -270,6 +289,7 @@ static void *run_rank(void *argument)
                                                      .reduce_sms = leave});
     for (int d = 0; d < DIRECTIONS; d++) {
         if (d == BACKWARD) call(&h, FORWARD);
+        if (d == GRAPH) capture(&h, join, &n);
         const int calls = calls_for(&h, d);
         if (rank == 0) calls_of[d] = calls;
         pthread_barrier_wait(&together);
@@ -323,7 +343,8 @@ static void measure_gpus(shape s, const double *one)
     if (leave) snprintf(left, sizeof left, "; %d SMs left", leave);
 #define NAME(what) (snprintf(name, sizeof name, "%s%s", what, left), name)
     for (int d = 0; d < DIRECTIONS; d++)
-        row(s, direction_name[d], gpus, NAME("rank"), worst[d], one[d], d == BACKWARD ? 0 : (size_t)s.tokens * 16);
+        row(s, direction_name[d], gpus, NAME(d == GRAPH ? "rank, one graph" : "rank"), worst[d], one[d],
+            d == BACKWARD ? 0 : (size_t)s.tokens * 16);
     row(s, "forward_backward", gpus, NAME("until dx is complete"), worst[COMPLETE], 0.0, 0);
     row(s, "forward_backward", gpus, NAME("until dx is summed"), worst[SUMMED], 0.0, 0);
     row(s, "forward_backward", gpus, NAME("until dweight is done"), worst[END], 0.0, 0);

@@ -9,6 +9,7 @@ Their formulas, written here in PyTorch:
                (all-reduce); gradient softmax - onehot, rounded to bf16
   TE           likewise with one all-gather of (max, sum, target's logit) per token; the gradient overwrites the logits
 Both compile their elementwise work with torch.compile. dx is summed over ranks on a stream of NCCL's, beside dweight's matmul.
+Where lk_torch is installed, its form over a process group is timed too, with autograd, by itself and under torch.compile.
 Mean loss, bf16, forward + backward in one step, timed as bench/parallel.c does: 0.4 s back to back after as long a warm-up.
 Loss and dx are held against the formula in float before anything is timed. Rows go to BENCH_CSV."""
 import argparse
@@ -19,6 +20,11 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+try:
+    from lk_torch.functional import linear_cross_entropy
+except ImportError:
+    linear_cross_entropy = None
 
 SHAPES = [(t, h, v) for v in (131072, 32000) for t in (8192, 2048) for h in (4096, 2048)]
 SMOKE = [(64, 32, 128)]
@@ -87,6 +93,26 @@ class Peer:
         return loss, dx, dweight
 
 
+def lk_step(loss_of):
+    def step(x, weight, target, first):
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        loss = loss_of(x, weight, target)
+        return loss.detach(), *torch.autograd.grad(loss, (x, weight))
+    return step
+
+
+def steps_of(smoke):
+    """name -> the step."""
+    peer = Peer(compiled=not smoke)
+    all_of = {f"{name}'s formula": lambda *args, name=name: peer.step(name, *args) for name in ("Megatron", "TE")}
+    if linear_cross_entropy:
+        head = lambda x, weight, target: linear_cross_entropy(x, weight, target, group=dist.group.WORLD)  # noqa: E731
+        all_of["lk_torch"] = lk_step(head)
+        if not smoke:
+            all_of["lk_torch; compiled"] = lk_step(torch.compile(head, dynamic=False))
+    return all_of
+
+
 def sync(device):
     if device == "cuda":
         torch.cuda.synchronize()
@@ -142,9 +168,8 @@ def run(rank, ranks, port, args):
         p[torch.arange(p.shape[0]), target[some]] -= 1.0
         want_dx = p @ whole.float() / tokens
         del whole, z, p
-        peer = Peer(compiled=not args.smoke)
-        for name in "Megatron", "TE":
-            call = lambda: peer.step(name, x, weight, target, first)  # noqa: E731
+        for name, step in steps_of(args.smoke).items():
+            call = lambda: step(x, weight, target, first)  # noqa: E731
             loss, dx, _ = call()
             error = float((dx[some].float() - want_dx).norm() / want_dx.norm())
             off = 0.0 if want_loss is None else float((loss - want_loss).abs())
@@ -152,11 +177,10 @@ def run(rank, ranks, port, args):
                 raise SystemExit(f"{name} is wrong here: dx by {error:.3g}, loss by {off:.3g}")
             ms = milliseconds(call, device, 0.01 if args.smoke else 0.4)
             if rank == 0:
-                size = tokens * (4 * 3 if name == "Megatron" else 12)
-                print(f"| {tokens} x {hidden} x {vocab} | forward_backward | {ranks} | {name}'s formula | {ms:.4f} |  | {size} |",
-                      flush=True)
+                size = tokens * (16 if "lk" in name else 12)
+                print(f"| {tokens} x {hidden} x {vocab} | forward_backward | {ranks} | {name} | {ms:.4f} |  | {size} |", flush=True)
                 if csv:
-                    csv.write(f"linear_cross_entropy,forward_backward,bf16,{case},{ranks},{name}'s formula,{ms:.5g},,{size},"
+                    csv.write(f"linear_cross_entropy,forward_backward,bf16,{case},{ranks},{name},{ms:.5g},,{size},"
                               f"{os.environ.get('BENCH_GPU', '')},{os.environ.get('COMMIT', '')}\n")
     dist.destroy_process_group()
 

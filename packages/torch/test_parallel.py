@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """linear_cross_entropy with its classes split over the ranks of a group, against the call of one rank.
 
-    python packages/torch/test_parallel.py      # 2 and 3 processes: gloo on the simulator, nccl where there are as many GPUs
+    python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
 
 test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each also makes the call of all classes."""
 import glob
@@ -318,7 +318,7 @@ def worker(rank, ranks, port):
 
 def main():
     passed = failed = 0
-    for ranks in (2, 3):
+    for ranks in (2, 3, 4)[:3 if CUDA else 2]:
         if CUDA and torch.cuda.device_count() < ranks:
             print(f"  skipped: {ranks} ranks need {ranks} GPUs; this machine has {torch.cuda.device_count()}")
             continue
