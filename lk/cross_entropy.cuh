@@ -94,8 +94,10 @@
  *   forward, plain                        up to 16 KiB per row: lk_cross_entropy_forward_warp_kernel, 1 to 32 threads per row
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
- *   gradients, forward with options       lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
+ *   gradients                             lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
  *                                         stays in shared memory. Also the columns of a rank or a panel
+ *   forward with options                  the same kernel, with a ring of 8 vectors per thread through which a row passes: up to
+ *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
  *   512 vectors of 16 bytes, aligned,
  *   without single elements and padding
@@ -376,7 +378,7 @@ LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &call, int64_t row, lk_ce_l
 /* ---- Forward of plain rows ----------------------------------------------------------------------------------------------- */
 
 /* Of plain rows: loss, z-loss, lse and lse_low only, without smoothing and softcap. All others take the gradients' kernel,
- * which then keeps a running maximum and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
+ * which then has a ring of vectors and writes no gradient. Plain rows are read as by lk_row_of and lk_lse_read, but with
  * functions of their own: forward was slower with those (bench/results/choices/cross_entropy.md). */
 
 /* The share of thread `rank` in a row that 1 << size_log2 threads read together: `count` vectors, the first at `first` and then
@@ -589,7 +591,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  * owns a row: up to 32 lanes of a warp, a block, or a cluster of blocks. Asynchronous copies bring a row's vectors into shared
  * memory. Each thread copies its own ones into slots of its own, so no barrier is needed, and keeps at most one of the single
  * elements at the row's ends.
- *   forward            sums the vectors when they have arrived; the team exchanges its sums. A rank's go into its states.
+ *   forward            sums each vector when it has arrived, and copies another one into its slot; the team exchanges its sums.
+ *                      A rank's go into its states. Plain columns of a rank have a slot for each vector, as in forward_backward.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots.
  *   backward           has lse, and computes gradients from the vectors as they arrive. It sums the p of all columns but the
  *                      target's; at the end the owner gets that sum and writes the target's gradient.
@@ -598,9 +601,10 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  * element writes it, after its vector. */
 #define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has 8 blocks */
 #define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward and forward_backward, slots per thread until a row has 8 blocks */
+#define LK_CROSS_ENTROPY_RING 8        /* in forward with options, which reads a vector once */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size per SM: as many as registers allow without spills. */
-#define LK_CROSS_ENTROPY_BLOCKS(plain) (!(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
+#define LK_CROSS_ENTROPY_BLOCKS(plain, ring) ((ring) ? 4 : !(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
 
 /* lk_split_row in 32 bits. */
 template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
@@ -739,6 +743,117 @@ LK_DEVICE State lk_ce_reduce_all(const lk_cross_entropy_call &call, int64_t row,
         s = lk_ce_add_one<plain, exact>(s, lk_to_float(at.logits[col]), col, y, call.a);
     }
     return lk_ce_row_warp<!plain, exact>(s, scale, at.team);
+}
+
+/* Adds the vector x of columns col, col + 1, ... of a row. It has the target, column y, which counts only for the argmax. */
+template <class T, class State>
+LK_DEVICE void lk_ce_tally_target(lk_ce_tally<State> *t, const float (&x)[LK_VEC<T>], const T *logits, int col, int y,
+                                  const lk_cross_entropy_args &a)
+{
+    const float most = lk_ce_most(x);
+    if (a.argmax && (t->col < 0 || most > t->most)) t->most = most, t->col = col;
+    if (a.argmax && most != most) t->failed = true;
+    LK_NO_UNROLL for (int j = col; j < col + LK_VEC<T>; j++) {
+        const float one[1] = {lk_to_float(logits[j])};
+        if (j != y) lk_ce_tally_add<sizeof(T) == 4>(t, one, j, a);
+    }
+}
+
+/* Reads a share vector by vector from its slots, a ring that is filled again as it is read. again: from memory. */
+template <class T> struct lk_ce_reader {
+    const T *next; /* what is to be copied, or with `again` to be read */
+    int left, place;
+};
+template <class T>
+LK_DEVICE void lk_ce_read(lk_ce_reader<T> *r, float (&x)[LK_VEC<T>], lk_vec<T> *slot, int jump, bool again)
+{
+    constexpr int ring = LK_CROSS_ENTROPY_RING;
+    const int threads = (int)blockDim.x;
+    if (again) {
+        lk_unpack(x, lk_load_vec(r->next));
+    } else {
+        lk_cp_async_wait_group<ring - 1>();
+        lk_unpack(x, slot[r->place]);
+        if (r->left > ring) lk_cp_async_16(slot, r->place * 16, r->next);
+        lk_cp_async_commit_group();
+    }
+    r->next += jump, r->left--, r->place += threads;
+    if (r->place == ring * threads) r->place = 0;
+}
+
+/* The same state in forward, where slots are a ring; y: -1 where no column is special. The argmax is left at the first column of
+ * its vector, see lk_ce_find_argmax. Most options are sums of a tally. With class weights and smoothing, with nothing but a
+ * softcap, and where a tally has failed, the state itself takes the columns. */
+template <class State, class T>
+LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce_thread<T> &thread, int y, float scale)
+{
+    constexpr bool exact = sizeof(T) == 4;
+    constexpr int N = LK_VEC<T>, ring = LK_CROSS_ENTROPY_RING;
+    const lk_cross_entropy_args &a = call.a;
+    const lk_ce_share<T> &at = thread.at;
+    const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
+    const bool capped = !all && !exact && a.softcap > 0.0f && a.softcap <= 40.0f; /* lk_ce_add_capped */
+    const bool tallies = !capped && !(a.class_weight && a.label_smoothing > 0.0f);
+    const int first = lk_ce_share_col(at, 0), vectors = thread.read ? at.count : 0, edge = thread.read ? at.edge : 0;
+    const T *const copied = at.first + (int64_t)ring * at.jump;
+    State s = lk_ce_row_empty<State>();
+    bool failed = false;
+    float x[N];
+    if (tallies) {
+        lk_ce_tally<State> t = lk_ce_tally_empty<State>();
+        lk_ce_reader<T> r = {copied, vectors, 0};
+        lk_cp_async_wait_group<ring - 1>();
+        if (vectors > 0) lk_unpack(x, thread.slot[0]);
+        float most = vectors > 0 && (unsigned)(y - first) >= (unsigned)N ? lk_ce_most(x) : -INFINITY, slope;
+        if (a.softcap > 0.0f) most = lk_ce_cap(most, a.logit_scale, a.softcap, &slope);
+        most = lk_max_warp(most, at.team); /* the lanes agree on a reference; a NaN is seen below */
+        if (lk_ce_tally_fits(most, scale * LK_LOG2E)) lk_ce_tally_move(&t, most, scale * LK_LOG2E);
+        for (int col = first; r.left > 0; col += at.jump) {
+            lk_ce_read(&r, x, thread.slot, at.jump, false);
+            if ((unsigned)(y - col) < (unsigned)N) lk_ce_tally_target(&t, x, at.logits, col, y, a);
+            else lk_ce_tally_add<exact>(&t, x, col, a);
+        }
+        for (int i = at.rank; i < edge; i += at.team) {
+            const int col = lk_ce_edge_col(at, i);
+            const float one[1] = {lk_to_float(at.logits[col])};
+            if (a.argmax) s = lk_ce_row_top(s, one[0], col);
+            if (col != y) lk_ce_tally_add<exact>(&t, one, col, a);
+        }
+        failed = t.failed;
+        const int64_t top = s.top;
+        const float peak = lk_max_warp(t.peak, at.team);
+        if (!failed) s = lk_ce_tally_state(t, peak, scale);
+        if (top > s.top) s.top = top;
+    }
+    if (!tallies || failed) {
+        lk_ce_reader<T> r = {failed ? at.first : copied, vectors, 0};
+        s = lk_ce_row_empty<State>();
+        for (int col = first; r.left > 0; col += at.jump) {
+            lk_ce_read(&r, x, thread.slot, at.jump, failed);
+            if ((unsigned)(y - col) >= (unsigned)N) {
+                s = lk_ce_add<false, exact>(s, x, col, a);
+            } else {
+                LK_NO_UNROLL
+                for (int j = col; j < col + N; j++) s = lk_ce_add_one<false, exact>(s, lk_to_float(at.logits[j]), j, y, a);
+            }
+        }
+        for (int i = at.rank; i < edge; i += at.team) {
+            const int col = lk_ce_edge_col(at, i);
+            s = lk_ce_add_one<false, exact>(s, lk_to_float(at.logits[col]), col, y, a);
+        }
+    }
+    return lk_ce_row_warp<true, exact>(s, scale, at.team);
+}
+
+/* The argmax of a row, where its vector's first column is known; one thread calls it. */
+template <class T> LK_DEVICE int64_t lk_ce_find_argmax(const lk_ce_share<T> &at, int64_t top)
+{
+    const int inner = 0x7fffffff - (int)(uint32_t)top - at.head;
+    if (top == INT64_MIN || inner < 0 || inner >= at.vecs * LK_VEC<T>) return top; /* of a single element */
+    const int col = at.head + inner / LK_VEC<T> * LK_VEC<T>;
+    float x[LK_VEC<T>];
+    lk_unpack(x, lk_load_vec(at.logits + col));
+    return lk_ce_add_top(lk_ce_row_empty(), x, col).top;
 }
 
 /* The state of a warp's part of a plain row without the target; the empty state of a row that is not read. Its max is the
@@ -978,10 +1093,18 @@ LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row,
     return sum;
 }
 
-/* Starts the copies of a thread's vectors into its slots, in two groups. A row that is not read is 0. */
-template <class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
+/* Starts the copies of a thread's vectors into its slots, in two groups, or where they are a ring in a group each. A row that is
+ * not read is 0. */
+template <bool ring, class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t)
 {
     const int threads = (int)blockDim.x;
+    if constexpr (ring) {
+        LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_RING; u++) {
+            if (t.read && u < t.in_slots) lk_cp_async_16(t.slot, u * threads * 16, t.at.first + u * t.at.jump);
+            lk_cp_async_commit_group();
+        }
+        return;
+    }
     if (!t.read) {
         LK_NO_UNROLL for (int u = 0; u < t.in_slots; u++) t.slot[u * threads] = {};
         return;
@@ -1066,16 +1189,21 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     constexpr bool exact = sizeof(T) == 4;
     const lk_cross_entropy_args &a = call.a;
     const bool smooth = !plain && a.label_smoothing > 0.0f;
+    const bool apart = !forward || call.state_bytes != 0; /* the target is not in the sums */
     State others;
     if constexpr (plain) others = lk_ce_reduce(call, *t);
+    else if constexpr (forward) others = lk_ce_reduce_ring<State>(call, *t, apart ? t->y : -1, scale);
     else others = lk_ce_reduce_all<false, State>(call, t->row, t->slot, t->y, t->read, scale);
     others = lk_ce_exchange<!plain, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
+    if (!plain && forward && a.argmax && t->owner) others.top = lk_ce_find_argmax(t->at, others.top);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (forward && call.state_bytes) {
         lk_ce_put_state(call, *t, others, scale);
         return {};
     }
-    const State all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    State all = others;
+    if (apart) all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    else if (t->y >= 0) all.target = t->logit;
     if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
 
     lk_ce_gradient g = {};
@@ -1135,7 +1263,8 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
  * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_CE_BOTH no smoothing, entropy or argmax.
  * State: lk_ce_row_squares in forward with statistics. */
 template <class T, bool plain, int direction, class State = lk_ce_row>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_BLOCKS(plain))
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
+                                 LK_CROSS_ENTROPY_BLOCKS(plain, !plain && direction == LK_CE_FORWARD && !lk_ce_has_squares<State>))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
@@ -1167,7 +1296,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, LK_CROSS_ENTROPY_B
     }
     t.y = direction == LK_CE_BOTH ? y : lk_ce_local_col(call, y);
     t.read = backward ? t.y >= 0 : t.y != -1;
-    lk_ce_copy(t);
+    lk_ce_copy<forward && !plain>(t);
     lk_ce_find_target<plain>(call, &t);
     const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, t.row, y);
     lk_cluster_ready();
@@ -1243,9 +1372,12 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     lk_cross_entropy_args &a = call.a;
     const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
-    const lk_ce_layout at =
+    const bool ring = direction == LK_CE_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
+    lk_ce_layout at =
         lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, 16, (int)sizeof(lk_ce_target_term), LK_CROSS_ENTROPY_FEW_SLOTS,
-                                backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);
+                                ring ? 1 << 20 : backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);
+    if (ring && call.slots > LK_CROSS_ENTROPY_RING)
+        at.bytes -= (int64_t)(call.slots - LK_CROSS_ENTROPY_RING) * at.threads * 16, call.slots = LK_CROSS_ENTROPY_RING;
     if (!lk_cross_entropy_whole<T>(a) || padded || call.ordered) call.has_rest = true;
     void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, false, direction>;
     if (may_be_plain && plain) kernel = lk_cross_entropy_gradient_kernel<T, may_be_plain, direction>;

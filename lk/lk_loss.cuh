@@ -6,6 +6,7 @@
  *   label      lk_ce_label_among: what a target means
  *   state      lk_ce_row: a few numbers that some columns of a row are reduced to. lk_ce_row_empty, lk_ce_row_add or, with all
  *              options, lk_ce_add; lk_ce_row_merge joins the states of two parts, lk_ce_row_finish computes a row's results.
+ *              lk_ce_tally: sums of many columns, with fewer instructions for each, that become a state
  *              With the option statistics the state is lk_ce_row_squares, and lk_ce_row_statistics computes three results more.
  *              Where a template takes a State, it is one of these two
  *   softcap    lk_ce_cap: z and its slope
@@ -371,6 +372,105 @@ LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
     const float one[1] = {x};
     if (col != y) return lk_ce_add<plain, exact>(s, one, col, a);
     return !plain && a.argmax ? lk_ce_row_top(s, x, col) : s;
+}
+
+/* ---- The sums of many vectors --------------------------------------------------------------------------------------------- */
+
+/* What a thread sums up of its columns, with few instructions for each; begin with lk_ce_tally_empty. The sums are of
+ * t = rate v - base and e = 2^t, with rate = scale log2(e) and base = rate reference. Columns with a t above 6 raise the reference
+ * first; few do, if it is the largest v of many others. failed: a column was NaN, +inf or so large that the sums are not exact;
+ * then they are void, and the columns are to be added to a state. */
+template <class State> struct lk_ce_tally {
+    float reference, base;    /* -inf and 0: nothing is in the sums */
+    float sum, terms;         /* of e; of e t, where 0 times -inf counts 0 */
+    float total, count;       /* with label_smoothing: of t; the number of columns */
+    float squares, logits;    /* with statistics: of e^2; of v, times lk_ce_mean_unit */
+    float peak;               /* the largest v */
+    float most;               /* with argmax: the largest logit, */
+    int col;                  /* and the first of the columns that it was added with; -1: none */
+    bool failed;
+};
+
+template <class State> LK_DEVICE lk_ce_tally<State> lk_ce_tally_empty(void)
+{
+    return {-INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, -INFINITY, -1, false};
+}
+
+/* Puts the sums against another reference. */
+template <class State> LK_DEVICE void lk_ce_tally_move(lk_ce_tally<State> *t, float reference, float rate)
+{
+    const float base = __fmul_rn(rate, reference); /* rounded, also in the difference */
+    const float shift = t->base - base, factor = lk_ex2(shift);
+    const bool none = t->reference == -INFINITY;
+    t->reference = reference, t->base = base;
+    if (none) return; /* total may be -inf already */
+    t->terms = factor * fmaf(shift, t->sum, t->terms), t->sum *= factor;
+    t->squares = factor * (factor * t->squares), t->total = fmaf(shift, t->count, t->total);
+}
+
+/* Whether sums against v are exact. */
+LK_DEVICE bool lk_ce_tally_fits(float v, float rate)
+{
+    return fabsf(rate * v) < LK_LSE_BASE && rate > 0x1p-40f;
+}
+
+/* The largest of n numbers, NaN where one of them is. */
+template <int n> LK_DEVICE float lk_ce_most(const float (&x)[n])
+{
+    float most = x[0];
+    LK_UNROLL for (int j = 1; j < n; j++) most = lk_max_nan(most, x[j]);
+    return most;
+}
+
+/* Adds the logits x of columns col, col + 1, ... without class weights; to the argmax only where there are several, and later
+ * columns later. exact: lk_ce_cap's. */
+template <bool exact, class State, class Args, int n>
+LK_DEVICE void lk_ce_tally_add(lk_ce_tally<State> *t, const float (&x)[n], int col, const Args &a)
+{
+    float v[n], slope[n], most = lk_ce_most(x);
+    LK_UNROLL for (int j = 0; j < n; j++) v[j] = x[j];
+    if (n > 1 && a.argmax && (t->col < 0 || most > t->most)) t->most = most, t->col = col;
+    if (a.softcap > 0.0f) {
+        lk_ce_cap<exact>(v, slope, a.logit_scale, a.softcap);
+        most = lk_ce_most(v);
+    }
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
+    if (!(rate * (most - t->reference) <= 6.0f)) {
+        if (lk_ce_tally_fits(most, rate)) lk_ce_tally_move(t, most, rate);
+        else if (most != -INFINITY) t->failed = true;
+    }
+    float sum = 0.0f, terms = 0.0f, squares = 0.0f, logits = 0.0f;
+    LK_UNROLL for (int j = 0; j < n; j++) {
+        logits += v[j];
+        v[j] = fmaf(rate, v[j], -t->base);
+        const float d = fmaxf(v[j], -256.0f), e = lk_ex2(d);
+        sum += e, terms = fmaf(e, d, terms), squares = fmaf(e, e, squares);
+    }
+    t->sum += sum, t->terms += terms;
+    if (lk_ce_has_squares<State>) t->squares += squares, t->logits = fmaf(logits, lk_ce_mean_unit(scale), t->logits);
+    if (a.label_smoothing > 0.0f) {
+        float total = 0.0f;
+        LK_UNROLL for (int j = 0; j < n; j++) total += v[j];
+        t->total += total, t->count += (float)n;
+    }
+    t->peak = fmaxf(t->peak, most);
+}
+
+/* The state of a tally that has not failed. Of the argmax it has `col`. peak: the largest of several tallies. */
+template <class State> LK_DEVICE State lk_ce_tally_state(lk_ce_tally<State> t, float peak, float scale)
+{
+    State s = lk_ce_row_empty<State>();
+    s.weights = t.count, s.weighted = t.total;
+    if constexpr (lk_ce_has_squares<State>) s.total = t.logits;
+    if (t.col >= 0) s = lk_ce_row_top(s, t.most, t.col);
+    if (t.reference == -INFINITY) return s;
+    const float rate = scale * LK_LOG2E, inverse = __fdiv_rn(1.0f, rate);
+    if (lk_ce_tally_fits(peak, rate)) lk_ce_tally_move(&t, peak, rate);
+    const float lost = fmaf(rate, t.reference, -t.base), factor = lk_ex2(-lost); /* what base was rounded by */
+    s.max = t.reference, s.sum = factor * t.sum, s.entropic = factor * fmaf(-lost, t.sum, t.terms) * inverse;
+    s.weighted = fmaf(-lost, t.count, t.total) * inverse;
+    if constexpr (lk_ce_has_squares<State>) s.squares = factor * (factor * t.squares);
+    return s;
 }
 
 /* The state of the whole row and, in *others, that of its other columns against the same reference. y: the target. */

@@ -76,6 +76,14 @@ LK_DEVICE float lk_min_nan(float x, float y)
     return least;
 }
 
+/* max.NaN.f32 (9.7.3.12): the larger of two numbers, NaN where one of them is. */
+LK_DEVICE float lk_max_nan(float x, float y)
+{
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(x), "f"(y));
+    return most;
+}
+
 /* lg2.approx.ftz.f32 (9.7.3.20): the logarithm to base 2, within 2^-22 from 1/2 to 2, and elsewhere of relative error 2^-22. */
 LK_DEVICE float lk_lg2(float x)
 {

@@ -37,6 +37,7 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 LK_DEVICE float lk_ex2(float x) { return exp2f(x); }
 LK_DEVICE float lk_rcp(float x) { return fabsf(x) > 0x1p126f ? copysignf(0, x) : 1 / x; }
 LK_DEVICE float lk_min_nan(float x, float y) { return x != x || y != y ? NAN : x < y ? x : y; }
+LK_DEVICE float lk_max_nan(float x, float y) { return x != x || y != y ? NAN : x > y ? x : y; }
 LK_DEVICE float lk_lg2(float x) { return log2f(x); }
 LK_DEVICE float lk_sin(float x) { return sinf(x); }
 LK_DEVICE float lk_cos(float x) { return cosf(x); }
