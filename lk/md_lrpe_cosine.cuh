@@ -726,6 +726,19 @@ LK_DEVICE void lk_lrpe_start_phases(lk_lrpe_phases<T, WALK> *phases, const lk_lr
     lk_lrpe_positions<1>(phases->s, call, token - call.grid.prefix, phases->feature);
 }
 
+/* Computes them, given theta. */
+template <bool LOOP, class T, bool WALK, int N>
+LK_DEVICE void lk_lrpe_turn_phases(lk_lrpe_phases<T, WALK> *phases, const lk_lrpe_turns<N> &turns, const lk_lrpe_call &call)
+{
+    phases->not_finite = turns.not_finite;
+    lk_lrpe_move<1, LOOP>(phases->s, call, phases->feature);
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        const bool along = WALK && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
+        phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
+        phases->phase[j] = lk_lrpe_phase(turns.of[j], phases->s[j]) - (uint32_t)phases->prefix * phases->step[j];
+    }
+}
+
 /* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
 template <bool LOOP, class T, bool WALK>
 LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table,
@@ -734,13 +747,7 @@ LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_ang
     constexpr int N = lk_lrpe_phases<T, WALK>::N, S = LK_LRPE_GROUP_THREADS;
     lk_lrpe_turns<N> turns;
     lk_lrpe_load_turns<T, 1>(&turns, call, item.head, phases->feature);
-    phases->not_finite = turns.not_finite;
-    lk_lrpe_move<1, LOOP>(phases->s, call, phases->feature);
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        const bool along = WALK && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
-        phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
-        phases->phase[j] = lk_lrpe_phase(turns.of[j], phases->s[j]) - (uint32_t)phases->prefix * phases->step[j];
-    }
+    lk_lrpe_turn_phases<LOOP>(phases, turns, call);
     if (WALK) return;
     lk_lrpe_angles<N> part;
     lk_lrpe_cos_sin(&part, phases->phase, phases->not_finite, phases->prefix > 0);
@@ -750,6 +757,13 @@ LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_ang
     angles->in_prefix = part.in_prefix;
     LK_UNROLL
     for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
+}
+
+/* The angles of the k-th vector of a walk; k is 0, 1, 2, ... at successive calls. */
+template <class T> LK_DEVICE void lk_lrpe_walk(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_phases<T, true> *phases, int k)
+{
+    lk_lrpe_cos_sin(angles, phases->phase, phases->not_finite, k < phases->prefix);
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) phases->phase[j] += phases->step[j];
 }
 
 /* What a thread reads for one step of its inner loop, a vector: x, and in backward dy[f] (first) and dy[dim + f] (second). In
@@ -859,10 +873,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
             float act[N];
             if constexpr (!BACKWARD) lk_unpack(act, now.x);
             if (!BACKWARD && ACT) lk_lrpe_activate_row(act, call, mine);
-            if constexpr (WALK) {
-                lk_lrpe_cos_sin(&angles, phases.phase, phases.not_finite, i < phases.prefix);
-                LK_UNROLL for (int j = 0; j < N; j++) phases.phase[j] += phases.step[j];
-            }
+            if constexpr (WALK) lk_lrpe_walk(&angles, &phases, i);
             if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, call, mine, (lk_lrpe_sums<N> *)NULL);
             else if (mine) lk_lrpe_write_y(out, act, angles, call);
         }
@@ -1320,6 +1331,229 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
 }
 
+/* ---- Softmax over tokens, where shared memory holds the columns ------------------------------------------------------------ */
+
+/* A cluster has a slab: all tokens of one to four vectors of a batch and head. Its threads copy x, and in backward dy, to shared
+ * memory, and add up the columns on the way. They merge their states, then write. So x and dy are read once. In backward g
+ * takes the place of dy, so that its angles are computed once. A thread has a vector of the tokens first, first + token_step,
+ * ..., whose angles walk along as those of lk_lrpe_kernel. */
+#define LK_LRPE_SLAB_THREADS 256
+#define LK_LRPE_SLAB_WARPS (LK_LRPE_SLAB_THREADS / 32)
+#define LK_LRPE_SLAB_BLOCKS(BACKWARD) (BACKWARD ? 2 : 3) /* per SM: one computes while another one waits */
+#define LK_LRPE_SLAB_TOKENS 32 /* the most of a thread: they bound the error of its angles, 2.4e-8 */
+#define LK_LRPE_SLAB_U 4       /* tokens that a thread adds to its columns at once */
+#define LK_LRPE_SLAB_AHEAD 3   /* as many groups of U tokens are on their way to shared memory */
+
+typedef struct {
+    lk_lrpe_call call;
+    int cluster;   /* blocks */
+    int slabs;     /* of a batch and head */
+    int vecs_log2; /* of the vectors that a slab has of a token */
+    int each;      /* the most tokens of a thread */
+} lk_lrpe_slab_call;
+
+/* A thread's first token, how many it has (count), and its features. */
+template <class T> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe_slab_call &slab)
+{
+    const int team = 32 >> slab.vecs_log2; /* lanes of a warp with the same features */
+    const int thread = (int)lk_tid_x(), warp = (int)lk_cluster_ctarank() * LK_LRPE_SLAB_WARPS + thread / 32;
+    const int unit = (int)blockIdx.x / slab.cluster, row = unit / slab.slabs, heads = (int)slab.call.heads;
+    lk_lrpe_item item = {};
+    item.batch = row / heads, item.head = row % heads, item.token = warp * team + thread % team;
+    item.lane = ((unit % slab.slabs) << slab.vecs_log2) + thread % 32 / team;
+    item.owner = item.lane < slab.call.vecs && item.token < slab.call.token_step;
+    item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
+    item.tokens = slab.each;
+    if (item.owner) item.count = slab.each - (item.token + (slab.each - 1) * slab.call.token_step >= slab.call.tokens);
+    return item;
+}
+
+/* theta of a thread's features. A warp has at most 32 features: a lane computes one of them for all. */
+template <class T, int N>
+LK_DEVICE void lk_lrpe_share_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_call &call, const lk_lrpe_item &item, int vecs_log2)
+{
+    const int lane = threadIdx.x % 32, vec = lane >> (5 - vecs_log2), features = N << vecs_log2;
+    lk_lrpe_turns<1> one;
+    lk_lrpe_load_turns<T, 1>(&one, call, item.head, (item.lane - vec) * N + lane % features);
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        turns->of[j].high = __shfl_sync(0xffffffffu, one.of[0].high, vec * N + j);
+        turns->of[j].low = __shfl_sync(0xffffffffu, one.of[0].low, vec * N + j);
+    }
+    turns->not_finite = __ballot_sync(0xffffffffu, one.not_finite != 0) >> vec * N & ((1u << N) - 1);
+}
+
+/* What a thread copies to shared memory next. There are [token][part][thread] vectors. The parts are x, and in backward dy or
+ * g. */
+template <class T, bool BACKWARD> struct lk_lrpe_next {
+    static constexpr int PART = LK_LRPE_SLAB_THREADS, TOKEN = PART * (BACKWARD ? 3 : 1);
+    lk_vec<T> *to;
+    const T *in, *x;
+    int k; /* of its tokens, which one */
+};
+
+/* Starts to copy U tokens, of which the thread has `count` in all and `prefix` in the prefix. */
+template <int U, class T, bool BACKWARD>
+LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, BACKWARD> *next, const lk_lrpe_call &call, int count, int prefix)
+{
+    constexpr int PART = next->PART * 16;
+    LK_UNROLL for (int u = 0; u < U; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
+        if (next->k >= count) continue;
+        lk_cp_async_16(next->to, u * next->TOKEN * 16, next->x);
+        if (!BACKWARD || !call.read_dy) continue;
+        lk_cp_async_16(next->to, u * next->TOKEN * 16 + PART, next->in);
+        if (next->k >= prefix) lk_cp_async_16(next->to, u * next->TOKEN * 16 + 2 * PART, next->in + call.dim);
+    }
+    next->to += U * next->TOKEN;
+    lk_cp_async_commit_group();
+}
+
+/* Merges the states of `team` consecutive lanes, a power of two. All lanes call it; every lane of a team gets the result. */
+template <bool BACKWARD> LK_DEVICE lk_lrpe_column lk_lrpe_merge_lanes(lk_lrpe_column of, int team)
+{
+    const float max = lk_max_warp(of.max, team), factor = lk_exp(of.max - lk_lse_reference(max));
+    return {max, lk_sum_warp(factor * of.sum, team), BACKWARD ? lk_sum_warp(factor * of.dot, team) : 0.0f};
+}
+
+/* Merges the states of the columns of a slab over the cluster. */
+template <bool BACKWARD, int PIECES>
+LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[PIECES][4], lk_lrpe_column *states, int vecs_log2)
+{
+    constexpr int N = 4 * PIECES, W = LK_LRPE_SLAB_WARPS;
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), team = 32 >> vecs_log2;
+    const int columns = N << vecs_log2, vec = threadIdx.x % 32 / team;
+    const int mine = threadIdx.x / W, nth = threadIdx.x % W; /* W threads merge a column */
+    lk_lrpe_column *const inbox = states + W * columns;
+    const lk_lrpe_column none = {-INFINITY, 0.0f, 0.0f};
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        lk_lrpe_column *const of = &column[j / 4][j % 4];
+        *of = lk_lrpe_merge_lanes<BACKWARD>(*of, team);
+        if (threadIdx.x % team == 0) states[threadIdx.x / 32 * columns + vec * N + j] = *of;
+    }
+    __syncthreads(); /* all warps have written their states */
+    lk_lrpe_column all = mine < columns ? states[nth * columns + mine] : none;
+    all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
+    lk_cluster_ready();
+    lk_lrpe_column *const slot = inbox + rank * columns + mine;
+    if (mine < columns && nth < blocks) *(blocks > 1 ? (lk_lrpe_column *)lk_mapa(slot, (unsigned)nth) : slot) = all;
+    if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
+    else __syncthreads();              /* likewise */
+    all = mine < columns && nth < blocks ? inbox[nth * columns + mine] : none;
+    all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
+    all.sum = lk_is_finite(all.max) ? __frcp_rn(all.sum) : NAN;
+    all.dot *= all.sum;
+    if (mine < columns && nth == 0) states[mine] = all;
+    __syncthreads(); /* orders these writes before their reads */
+    LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = states[vec * N + j];
+}
+
+template <class T, bool BACKWARD>
+LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKWARD))
+    lk_lrpe_slab_kernel(const __grid_constant__ lk_lrpe_slab_call slab)
+{
+    constexpr int N = LK_VEC<T>, U = LK_LRPE_SLAB_U, S = LK_LRPE_SLAB_AHEAD, PART = LK_LRPE_SLAB_THREADS;
+    constexpr int TOKEN = lk_lrpe_next<T, BACKWARD>::TOKEN;
+    LK_DYN_SMEM(lk_vec<T>, memory); /* the vectors, and after them the states of columns */
+    const lk_lrpe_call &call = slab.call;
+    const lk_lrpe_item item = lk_lrpe_find_slab<T>(slab);
+    lk_lrpe_next<T, BACKWARD> next = {
+        &memory + threadIdx.x,
+        (const T *)call.in + lk_lrpe_offset(call.in_stride, item.batch, item.head, item.token) + item.feature,
+        (const T *)call.x + lk_lrpe_offset(call.x_stride, item.batch, item.head, item.token) + item.feature, 0};
+    lk_vec<T> *at = next.to;
+    lk_lrpe_phases<T, true> phases;
+    lk_lrpe_angles<N> angles;
+    lk_lrpe_start_phases(&phases, call, item);
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    LK_UNROLL for (int s = 0; s < S; s++) lk_lrpe_copy<U>(&next, call, item.count, phases.prefix);
+    lk_lrpe_turns<N> turns;
+    lk_lrpe_share_turns<T>(&turns, call, item, slab.vecs_log2);
+    lk_lrpe_turn_phases<true>(&phases, turns, call);
+    lk_lrpe_column column[N / 4][4], lost[N / 4][4] = {};
+    LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = {-INFINITY, 0.0f, 0.0f};
+    LK_NO_UNROLL for (int k = 0; k < slab.each; k += U, at += U * TOKEN) {
+        lk_cp_async_wait_group<S - 1>();
+        LK_UNROLL for (int u = 0; u < U && BACKWARD; u++) {
+            if (k + u >= item.count) continue;
+            float first[N], second[N], g[N];
+            lk_lrpe_step<T, true> dy = {};
+            if (call.read_dy) dy.first = at[u * TOKEN + PART];
+            if (call.read_dy && k + u >= phases.prefix) dy.second = at[u * TOKEN + 2 * PART];
+            lk_lrpe_walk(&angles, &phases, k + u);
+            lk_lrpe_unpack_dy(first, second, g, dy, angles, call);
+            LK_UNROLL for (int i = 0; i < N / 4; i++) memcpy(at + u * TOKEN + (1 + i) * PART, &g[4 * i], 16);
+        }
+        lk_lrpe_copy<U>(&next, call, item.count, phases.prefix);
+        LK_UNROLL for (int i = 0; i < N / 4; i++) {
+            float value[U][4], g[U][4] = {}, all[N];
+            LK_UNROLL for (int u = 0; u < U; u++) {
+                LK_UNROLL for (int j = 0; j < 4; j++) value[u][j] = -INFINITY;
+                if (k + u >= item.count) continue;
+                lk_unpack(all, at[u * TOKEN]);
+                LK_UNROLL for (int j = 0; j < 4; j++) value[u][j] = all[4 * i + j];
+                if (BACKWARD) memcpy(g[u], at + u * TOKEN + (1 + i) * PART, 16);
+            }
+            lk_lrpe_add_tokens<BACKWARD>(column[i], lost[i], value, g);
+        }
+    }
+    lk_lrpe_merge_slab<BACKWARD>(column, (lk_lrpe_column *)(&memory + slab.each * TOKEN), slab.vecs_log2);
+    const lk_lrpe_item to = lk_lrpe_find_slab<T>(slab); /* once more: the loop above needs the registers */
+    T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, to.batch, to.head, to.token) + to.feature;
+    at = &memory + threadIdx.x;
+    LK_NO_UNROLL for (int k = 0; k < to.count; k++, at += TOKEN, out += call.out_stride[3]) {
+        float act[N], g[N];
+        lk_unpack(act, at[0]);
+        LK_UNROLL for (int j = 0; j < N; j++) act[j] = column[j / 4][j % 4].sum * lk_exp(act[j] - column[j / 4][j % 4].max);
+        if (BACKWARD) {
+            LK_UNROLL for (int i = 0; i < N / 4; i++) memcpy(&g[4 * i], at + (1 + i) * PART, 16);
+            LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - column[j / 4][j % 4].dot);
+            lk_store_n<true>(out, g);
+        } else {
+            lk_lrpe_walk(&angles, &phases, k);
+            lk_lrpe_write_y(out, act, angles, call);
+        }
+    }
+}
+
+/* Divides the work into slabs. Wide ones and small clusters come first; clusters grow while there are few blocks. Returns the
+ * bytes of a block's shared memory, or 0 where no slab fits. */
+template <class T>
+LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward)
+{
+    lk_lrpe_start_call<T>(&slab->call, a, backward);
+    LK_LRPE_SET_STRIDES(slab->call.x_stride, x);
+    const int64_t vecs = a.dim / LK_VEC<T>, tokens = slab->call.tokens, cells = slab->call.grid.stride[slab->call.walk_axis].size;
+    const int64_t limit = device->smem * 1024 / LK_LRPE_SLAB_BLOCKS(backward) - 1024; /* 1 KiB is the system's */
+    const int most = device->arch >= 90 ? 8 : 1;
+    if (a.dtheta || tokens < LK_LRPE_SLAB_THREADS / 4) return 0;
+    for (int log2 = vecs < 4 ? lk_log2(vecs) : 2; log2 >= 0; log2--)
+        for (int cluster = 1; cluster <= most; cluster *= 2) {
+            const int64_t slots = (int64_t)cluster * LK_LRPE_SLAB_THREADS >> log2, step = slots / cells * cells;
+            const int64_t each = step ? lk_ceil_div(tokens, step) : tokens, slabs = lk_ceil_div(vecs, (int64_t)1 << log2);
+            const int64_t states = (LK_LRPE_SLAB_WARPS + cluster) * (LK_VEC<T> << log2);
+            const int64_t blocks = a.batch * a.heads * slabs * cluster;
+            if (each > LK_LRPE_SLAB_TOKENS || blocks > INT32_MAX) continue;
+            const int64_t bytes = each * LK_LRPE_SLAB_THREADS * (backward ? 48 : 16) + states * (int)sizeof(lk_lrpe_column);
+            if (bytes > limit || (cluster < most && each > LK_LRPE_SLAB_U && blocks < 2 * device->sms)) continue;
+            slab->cluster = cluster, slab->slabs = (int)slabs, slab->vecs_log2 = log2, slab->each = (int)each;
+            slab->call.token_step = step, slab->call.batch_span = 1, slab->call.walk = (int)(step / cells);
+            lk_lrpe_number_items(&slab->call, a, vecs, true, 1);
+            slab->call.vecs = (int)vecs;
+            return (size_t)bytes;
+        }
+    return 0;
+}
+
+template <class T>
+LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_lrpe_slab_call &slab, size_t bytes,
+                                       bool backward, cudaStream_t stream)
+{
+    const int64_t grid = slab.call.batch * slab.call.heads * slab.slabs * slab.cluster;
+    return lk_launch_pdl(op, device, backward ? lk_lrpe_slab_kernel<T, true> : lk_lrpe_slab_kernel<T, false>, grid, slab.cluster,
+                         LK_LRPE_SLAB_THREADS, bytes, stream, slab);
+}
+
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
 #define LK_LRPE_TENSOR(name, use, width)                                                                                       \
@@ -1412,9 +1646,13 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
                                  const lk_lrpe_split &split, cudaStream_t stream)
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
-    if (a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS)
-        return vector ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
-                      : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
+    if (a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
+        lk_lrpe_slab_call slab = {};
+        const size_t bytes = vector ? lk_lrpe_plan_slabs<T>(&slab, device, a, backward) : 0;
+        return bytes    ? lk_lrpe_launch_slabs<T>(op, device, slab, bytes, backward, stream)
+               : vector ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
+                        : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
+    }
     return vector ? lk_lrpe_launch_vectors<T>(op, device, a, backward, split, stream)
                   : lk_lrpe_launch_rows<T>(op, device, a, backward, split, stream);
 }

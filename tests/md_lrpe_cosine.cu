@@ -938,6 +938,44 @@ static void token_softmax(int type, int direction, int path)
     if (!test_that(several > 2)) test_detail("%d cases with more than two splits", several);
 }
 
+/* Softmax over tokens where shared memory holds the columns: with 1, 2 and 4 vectors of a token, idle lanes and threads, clusters
+ * of every size, walks along the first of several axes, prefixes, strides and columns of special values. */
+static void token_slabs(int type, int direction, int path)
+{
+    const int64_t vec = 16 / test_type_bytes[type];
+    static const struct {
+        int64_t shape[3], prefix, vecs, batch, heads;
+    } cases[] = {{{64, 1, 1}, 0, 1, 1, 1},  {{3, 7, 5}, 2, 2, 3, 1},   {{65, 1, 1}, 3, 3, 2, 3},    {{11, 9, 1}, 70, 4, 2, 2},
+                 {{1, 301, 1}, 7, 1, 1, 1}, {{150, 2, 1}, 0, 4, 1, 1}, {{2, 40, 5}, 0, 2, 1, 2},    {{0, 3, 1}, 100, 3, 1, 1},
+                 {{63, 9, 1}, 5, 5, 1, 1},  {{1100, 1, 1}, 1, 3, 1, 1}, {{4, 260, 1}, 10, 4, 1, 1}, {{2300, 1, 1}, 0, 2, 1, 1},
+                 {{2, 2100, 1}, 0, 3, 1, 1}, {{4500, 1, 1}, 2, 4, 1, 1}};
+    lk_device device = {};
+    if (!test_that(lk_current_device(&device) == cudaSuccess)) test_detail("no device");
+    int fit = 0, clusters = 0;
+    for (int i = 0; i < LENGTH_OF(cases) - (test.small ? 2 : 0); i++)
+        for (int k = 0; k < 3; k++) {
+            if (test.small && i > 4 && k) continue;
+            problem p = plain(type, direction, path, cases[i].batch, cases[i].heads, 0, cases[i].vecs * vec);
+            p.activation = LK_MD_LRPE_COSINE_SOFTMAX_TOKENS, p.axes = 3, p.prefix = cases[i].prefix;
+            for (int a = 0; a < 3; a++) p.shape[a] = cases[i].shape[a], p.offset[a] = 50 * a - 40;
+            if (k == 0) p.e = p.dim / 2 + 1, p.special = PREFIX;
+            if (k == 1) p.x_layout = TOKENS_FIRST, p.y_layout = BATCH_INSIDE, p.dx_layout = ALIGNED_GAPS, p.device_offset = true;
+            if (k == 1) p.no_dy = direction == BACKWARD && i % 2, p.theta = LARGE;
+            if (k == 2) p.special = MINUS_INF + i % 3, p.where = i % 2 ? EVEN : FIRST, p.one_head = true, p.theta = WILD;
+            check(&p);
+            lk_md_lrpe_cosine_args args = args_of(&p), filled = {};
+            lk_lrpe_split split = {};
+            lk_lrpe_slab_call slab = {};
+            const bool back = direction == BACKWARD;
+            if (lk_md_lrpe_cosine_check<lk_f32>("", &args, back, LK_QUERY, &filled, &split)) continue;
+            if (type != TEST_F32) filled.dim /= 2; /* as many vectors of floats */
+            if (!lk_lrpe_plan_slabs<lk_f32>(&slab, &device, filled, back)) continue;
+            fit++, clusters |= slab.cluster;
+        }
+    const int all = device.arch < 90 ? 1 : test.sms < 16 ? 15 : 8; /* sizes that came up; a large device has few small ones */
+    if (!test_that(fit > 8 && (clusters & all) == all)) test_detail("%d cases with slabs, clusters 0x%x", fit, clusters);
+}
+
 static void layouts(int type, int direction, int path)
 {
     const int64_t v = 16 / test_type_bytes[type];
@@ -1129,6 +1167,7 @@ static void all_themes(void)
                                         {"prefix", prefixes},
                                         {"activations", activations},
                                         {"softmax over tokens", token_softmax},
+                                        {"columns in shared memory", token_slabs, vectors_alone},
                                         {"layouts", layouts},
                                         {"off by elements", misaligned},
                                         {"positions and thetas", thetas},
