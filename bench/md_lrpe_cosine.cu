@@ -24,6 +24,10 @@ typedef struct {
 #define LINE(n, prefix) {12, 12, 128, prefix, 1, {n}, "", 0, false, false, false}
 #define SQUARE(n, prefix) {12, 12, 128, prefix, 2, {n, n}, "", 0, false, false, false}
 #define CUBE(n, prefix) {12, 12, 128, prefix, 3, {n, n, n}, "", 0, false, false, false}
+/* Softmax over tokens. Two axes of which the second is long are read twice; 16384 tokens in slabs of two vectors, in backward of
+ * one; 32768 of one, in backward twice. */
+#define TOKENS(batch, axes, n, m)                                                                                              \
+    {batch, 12, 128, 0, axes, {n, m}, " activation=softmax_tokens", LK_MD_LRPE_COSINE_SOFTMAX_TOKENS, false, false, false}
 #define GRIDS(prefix)                                                                                                          \
     LINE(256, prefix), LINE(512, prefix), LINE(1024, prefix), LINE(2048, prefix), LINE(4096, prefix), LINE(8192, prefix),      \
         LINE(16384, prefix), LINE(32768, prefix), SQUARE(16, prefix), SQUARE(32, prefix), SQUARE(64, prefix),                  \
@@ -39,7 +43,7 @@ static const shape shapes[] = {
     {256, 12, 128, 0, 1, {1}, "", 0, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=silu", LK_MD_LRPE_COSINE_SILU, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=softmax", LK_MD_LRPE_COSINE_SOFTMAX, false, false, false},
-    {12, 12, 128, 0, 1, {8192}, " activation=softmax_tokens", LK_MD_LRPE_COSINE_SOFTMAX_TOKENS, false, false, false},
+    TOKENS(12, 1, 8192, 1), TOKENS(12, 2, 2, 4096), TOKENS(24, 1, 4096, 1), TOKENS(6, 1, 16384, 1), TOKENS(3, 1, 32768, 1),
     {64, 12, 128, 0, 2, {16, 16}, " dtheta=1", 0, false, true, false},
     {12, 12, 128, 0, 1, {8192}, " dtheta=1", 0, false, true, false},
     {1, 12, 128, 0, 1, {32768}, " dtheta=1", 0, false, true, false},

@@ -54,7 +54,9 @@
  *                                      terms. Then lk_lrpe_dtheta_kernel adds these up
  *   tensors not aligned to 16 bytes,   lk_lrpe_row_kernel: a warp has a row, element by element
  *   softmax of long rows
- *   softmax over tokens                lk_lrpe_columns_kernel sums, lk_lrpe_merge_kernel merges, lk_lrpe_columns_kernel writes
+ *   softmax over tokens                lk_lrpe_slab_kernel: a cluster holds all tokens of a few features in shared memory. Where
+ *                                      they do not fit, with dtheta, for fewer than 64 tokens and on the row path:
+ *                                      lk_lrpe_columns_kernel sums, lk_lrpe_merge_kernel merges, lk_lrpe_columns_kernel writes
  * For example 12 batches of 12 heads, 64 x 64 tokens and 128 features in bf16, so 16 vectors per token, on an H200: a block of
  * 128 threads has 2 tokens of a head in all batches, each thread one vector of 3 batches. With 1 batch a thread has a vector of
  * up to 5 tokens, which are 13 rows of the grid apart.
@@ -759,10 +761,10 @@ LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_ang
     for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
 }
 
-/* The angles of the k-th vector of a walk; k is 0, 1, 2, ... at successive calls. */
-template <class T> LK_DEVICE void lk_lrpe_walk(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_phases<T, true> *phases, int k)
+/* The angles of the next vector of a walk. */
+template <class T> LK_DEVICE void lk_lrpe_walk(lk_lrpe_angles<LK_VEC<T>> *angles, lk_lrpe_phases<T, true> *phases, bool in_prefix)
 {
-    lk_lrpe_cos_sin(angles, phases->phase, phases->not_finite, k < phases->prefix);
+    lk_lrpe_cos_sin(angles, phases->phase, phases->not_finite, in_prefix);
     LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) phases->phase[j] += phases->step[j];
 }
 
@@ -873,7 +875,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BL
             float act[N];
             if constexpr (!BACKWARD) lk_unpack(act, now.x);
             if (!BACKWARD && ACT) lk_lrpe_activate_row(act, call, mine);
-            if constexpr (WALK) lk_lrpe_walk(&angles, &phases, i);
+            if constexpr (WALK) lk_lrpe_walk(&angles, &phases, i < phases.prefix);
             if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, call, mine, (lk_lrpe_sums<N> *)NULL);
             else if (mine) lk_lrpe_write_y(out, act, angles, call);
         }
@@ -1480,7 +1482,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
             lk_lrpe_step<T, true> dy = {};
             if (call.read_dy) dy.first = at[u * TOKEN + PART];
             if (call.read_dy && k + u >= phases.prefix) dy.second = at[u * TOKEN + 2 * PART];
-            lk_lrpe_walk(&angles, &phases, k + u);
+            lk_lrpe_walk(&angles, &phases, k + u < phases.prefix);
             lk_lrpe_unpack_dy(first, second, g, dy, angles, call);
             LK_UNROLL for (int i = 0; i < N / 4; i++) memcpy(at + u * TOKEN + (1 + i) * PART, &g[4 * i], 16);
         }
@@ -1510,7 +1512,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
             LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - column[j / 4][j % 4].dot);
             lk_store_n<true>(out, g);
         } else {
-            lk_lrpe_walk(&angles, &phases, k);
+            lk_lrpe_walk(&angles, &phases, k < phases.prefix);
             lk_lrpe_write_y(out, act, angles, call);
         }
     }

@@ -948,6 +948,7 @@ static void token_slabs(int type, int direction, int path)
     } cases[] = {{{64, 1, 1}, 0, 1, 1, 1},  {{3, 7, 5}, 2, 2, 3, 1},   {{65, 1, 1}, 3, 3, 2, 3},    {{11, 9, 1}, 70, 4, 2, 2},
                  {{1, 301, 1}, 7, 1, 1, 1}, {{150, 2, 1}, 0, 4, 1, 1}, {{2, 40, 5}, 0, 2, 1, 2},    {{0, 3, 1}, 100, 3, 1, 1},
                  {{63, 9, 1}, 5, 5, 1, 1},  {{1100, 1, 1}, 1, 3, 1, 1}, {{4, 260, 1}, 10, 4, 1, 1}, {{2300, 1, 1}, 0, 2, 1, 1},
+                 {{1, 1280, 1}, 0, 3, 4, 2},
                  {{2, 2100, 1}, 0, 3, 1, 1}, {{4500, 1, 1}, 2, 4, 1, 1}};
     lk_device device = {};
     if (!test_that(lk_current_device(&device) == cudaSuccess)) test_detail("no device");
@@ -969,7 +970,10 @@ static void token_slabs(int type, int direction, int path)
             const bool back = direction == BACKWARD;
             if (lk_md_lrpe_cosine_check<lk_f32>("", &args, back, LK_QUERY, &filled, &split)) continue;
             if (type != TEST_F32) filled.dim /= 2; /* as many vectors of floats */
-            if (!lk_lrpe_plan_slabs<lk_f32>(&slab, &device, filled, back)) continue;
+            const size_t bytes = lk_lrpe_plan_slabs<lk_f32>(&slab, &device, filled, back);
+            if (!bytes) continue;
+            if (!test_that((bytes + 1024) * LK_LRPE_SLAB_BLOCKS(back) <= (size_t)device.smem * 1024))
+                test_detail("%zu bytes for a block; %s", bytes, describe(&p));
             fit++, clusters |= slab.cluster;
         }
     const int all = device.arch < 90 ? 1 : test.sms < 16 ? 15 : 8; /* sizes that came up; a large device has few small ones */
