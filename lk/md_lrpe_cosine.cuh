@@ -1348,21 +1348,21 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
 
 typedef struct {
     lk_lrpe_call call;
-    int cluster;   /* blocks */
-    int slabs;     /* of a batch and head */
-    int vecs_log2; /* of the vectors that a slab has of a token */
-    int each;      /* the most tokens of a thread */
+    lk_lrpe_divisor slabs, heads; /* slabs: of a batch and head */
+    int cluster_log2;             /* of the blocks of a cluster */
+    int each;                     /* the most tokens of a thread */
 } lk_lrpe_slab_call;
 
-/* A thread's first token, how many it has (count), and its features. */
-template <class T> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe_slab_call &slab)
+/* A thread's first token, how many it has (count), and its features. V: the vectors that a slab has of a token. */
+template <class T, int V> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe_slab_call &slab)
 {
-    const int team = 32 >> slab.vecs_log2; /* lanes of a warp with the same features */
+    constexpr int TEAM = 32 / V; /* lanes of a warp with the same features */
     const int thread = (int)lk_tid_x(), warp = (int)lk_cluster_ctarank() * LK_LRPE_SLAB_WARPS + thread / 32;
-    const int unit = (int)blockIdx.x / slab.cluster, row = unit / slab.slabs, heads = (int)slab.call.heads;
+    const int unit = (int)blockIdx.x >> slab.cluster_log2, row = lk_lrpe_divide(unit, slab.slabs);
+    const int batch = lk_lrpe_divide(row, slab.heads);
     lk_lrpe_item item = {};
-    item.batch = row / heads, item.head = row % heads, item.token = warp * team + thread % team;
-    item.lane = ((unit % slab.slabs) << slab.vecs_log2) + thread % 32 / team;
+    item.batch = batch, item.head = row - batch * (int)slab.heads.size, item.token = warp * TEAM + thread % TEAM;
+    item.lane = (unit - row * (int)slab.slabs.size) * V + thread % 32 / TEAM;
     item.owner = item.lane < slab.call.vecs && item.token < slab.call.token_step;
     item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
     item.tokens = slab.each;
@@ -1371,12 +1371,12 @@ template <class T> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe_slab_c
 }
 
 /* theta of a thread's features. A warp has at most 32 features: a lane computes one of them for all. */
-template <class T, int N>
-LK_DEVICE void lk_lrpe_share_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_call &call, const lk_lrpe_item &item, int vecs_log2)
+template <class T, int V, int N>
+LK_DEVICE void lk_lrpe_share_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
-    const int lane = threadIdx.x % 32, vec = lane >> (5 - vecs_log2), features = N << vecs_log2;
+    const int lane = threadIdx.x % 32, vec = lane / (32 / V);
     lk_lrpe_turns<1> one;
-    lk_lrpe_load_turns<T, 1>(&one, call, item.head, (item.lane - vec) * N + lane % features);
+    lk_lrpe_load_turns<T, 1>(&one, call, item.head, (item.lane - vec) * N + lane % (V * N));
     LK_UNROLL for (int j = 0; j < N; j++) {
         turns->of[j].high = __shfl_sync(0xffffffffu, one.of[0].high, vec * N + j);
         turns->of[j].low = __shfl_sync(0xffffffffu, one.of[0].low, vec * N + j);
@@ -1398,7 +1398,9 @@ template <int U, class T, bool BACKWARD>
 LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, BACKWARD> *next, const lk_lrpe_call &call, int count, int prefix)
 {
     constexpr int PART = next->PART * 16;
-    LK_UNROLL for (int u = 0; u < U; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
+    const bool any = next->k < count; /* also groups behind the last one count in the waits */
+    LK_UNROLL
+    for (int u = 0; u < U && any; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
         if (next->k >= count) continue;
         lk_cp_async_16(next->to, u * next->TOKEN * 16, next->x);
         if (!BACKWARD || !call.read_dy) continue;
@@ -1417,38 +1419,37 @@ template <bool BACKWARD> LK_DEVICE lk_lrpe_column lk_lrpe_merge_lanes(lk_lrpe_co
 }
 
 /* Merges the states of the columns of a slab over the cluster. */
-template <bool BACKWARD, int PIECES>
-LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[PIECES][4], lk_lrpe_column *states, int vecs_log2)
+template <int V, bool BACKWARD, int PIECES>
+LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[PIECES][4], lk_lrpe_column *states)
 {
-    constexpr int N = 4 * PIECES, W = LK_LRPE_SLAB_WARPS;
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), team = 32 >> vecs_log2;
-    const int columns = N << vecs_log2, vec = threadIdx.x % 32 / team;
+    constexpr int N = 4 * PIECES, W = LK_LRPE_SLAB_WARPS, TEAM = 32 / V, COLUMNS = V * N;
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), vec = threadIdx.x % 32 / TEAM;
     const int mine = threadIdx.x / W, nth = threadIdx.x % W; /* W threads merge a column */
-    lk_lrpe_column *const inbox = states + W * columns;
+    lk_lrpe_column *const inbox = states + W * COLUMNS;
     const lk_lrpe_column none = {-INFINITY, 0.0f, 0.0f};
     LK_UNROLL for (int j = 0; j < N; j++) {
         lk_lrpe_column *const of = &column[j / 4][j % 4];
-        *of = lk_lrpe_merge_lanes<BACKWARD>(*of, team);
-        if (threadIdx.x % team == 0) states[threadIdx.x / 32 * columns + vec * N + j] = *of;
+        *of = lk_lrpe_merge_lanes<BACKWARD>(*of, TEAM);
+        if (threadIdx.x % TEAM == 0) states[threadIdx.x / 32 * COLUMNS + vec * N + j] = *of;
     }
     __syncthreads(); /* all warps have written their states */
-    lk_lrpe_column all = mine < columns ? states[nth * columns + mine] : none;
+    lk_lrpe_column all = mine < COLUMNS ? states[nth * COLUMNS + mine] : none;
     all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
     lk_cluster_ready();
-    lk_lrpe_column *const slot = inbox + rank * columns + mine;
-    if (mine < columns && nth < blocks) *(blocks > 1 ? (lk_lrpe_column *)lk_mapa(slot, (unsigned)nth) : slot) = all;
+    lk_lrpe_column *const slot = inbox + rank * COLUMNS + mine;
+    if (mine < COLUMNS && nth < blocks) *(blocks > 1 ? (lk_lrpe_column *)lk_mapa(slot, (unsigned)nth) : slot) = all;
     if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
     else __syncthreads();              /* likewise */
-    all = mine < columns && nth < blocks ? inbox[nth * columns + mine] : none;
+    all = mine < COLUMNS && nth < blocks ? inbox[nth * COLUMNS + mine] : none;
     all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
     all.sum = lk_is_finite(all.max) ? __frcp_rn(all.sum) : NAN;
     all.dot *= all.sum;
-    if (mine < columns && nth == 0) states[mine] = all;
+    if (mine < COLUMNS && nth == 0) states[mine] = all;
     __syncthreads(); /* orders these writes before their reads */
     LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = states[vec * N + j];
 }
 
-template <class T, bool BACKWARD>
+template <class T, int V, bool BACKWARD>
 LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKWARD))
     lk_lrpe_slab_kernel(const __grid_constant__ lk_lrpe_slab_call slab)
 {
@@ -1456,7 +1457,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
     constexpr int TOKEN = lk_lrpe_next<T, BACKWARD>::TOKEN;
     LK_DYN_SMEM(lk_vec<T>, memory); /* the vectors, and after them the states of columns */
     const lk_lrpe_call &call = slab.call;
-    const lk_lrpe_item item = lk_lrpe_find_slab<T>(slab);
+    const lk_lrpe_item item = lk_lrpe_find_slab<T, V>(slab);
     lk_lrpe_next<T, BACKWARD> next = {
         &memory + threadIdx.x,
         (const T *)call.in + lk_lrpe_offset(call.in_stride, item.batch, item.head, item.token) + item.feature,
@@ -1470,7 +1471,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
     lk_griddepcontrol_launch_dependents();
     LK_UNROLL for (int s = 0; s < S; s++) lk_lrpe_copy<U>(&next, call, item.count, phases.prefix);
     lk_lrpe_turns<N> turns;
-    lk_lrpe_share_turns<T>(&turns, call, item, slab.vecs_log2);
+    lk_lrpe_share_turns<T, V>(&turns, call, item);
     lk_lrpe_turn_phases<true>(&phases, turns, call);
     lk_lrpe_column column[N / 4][4], lost[N / 4][4] = {};
     LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = {-INFINITY, 0.0f, 0.0f};
@@ -1499,8 +1500,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
             lk_lrpe_add_tokens<BACKWARD>(column[i], lost[i], value, g);
         }
     }
-    lk_lrpe_merge_slab<BACKWARD>(column, (lk_lrpe_column *)(&memory + slab.each * TOKEN), slab.vecs_log2);
-    const lk_lrpe_item to = lk_lrpe_find_slab<T>(slab); /* once more: the loop above needs the registers */
+    lk_lrpe_merge_slab<V, BACKWARD>(column, (lk_lrpe_column *)(&memory + slab.each * TOKEN));
+    const lk_lrpe_item to = lk_lrpe_find_slab<T, V>(slab); /* once more: the loop above needs the registers */
     T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, to.batch, to.head, to.token) + to.feature;
     at = &memory + threadIdx.x;
     LK_NO_UNROLL for (int k = 0; k < to.count; k++, at += TOKEN, out += call.out_stride[3]) {
@@ -1518,42 +1519,51 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
     }
 }
 
-/* Divides the work into slabs. Wide ones and small clusters come first; clusters grow while there are few blocks. Returns the
- * bytes of a block's shared memory, or 0 where no slab fits. */
+/* Divides the work into slabs of V vectors of a token; clusters are as small as possible, and grow while there are few blocks.
+ * Returns the bytes of a block's shared memory, or 0 where no slab fits. */
 template <class T>
-LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward)
+LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+                                  int V)
 {
     lk_lrpe_start_call<T>(&slab->call, a, backward);
     LK_LRPE_SET_STRIDES(slab->call.x_stride, x);
     const int64_t vecs = a.dim / LK_VEC<T>, tokens = slab->call.tokens, cells = slab->call.grid.stride[slab->call.walk_axis].size;
     const int64_t limit = device->smem * 1024 / LK_LRPE_SLAB_BLOCKS(backward) - 1024; /* 1 KiB is the system's */
-    const int most = device->arch >= 90 ? 8 : 1;
-    if (a.dtheta || tokens < LK_LRPE_SLAB_THREADS / 4) return 0;
-    for (int log2 = vecs < 4 ? lk_log2(vecs) : 2; log2 >= 0; log2--)
-        for (int cluster = 1; cluster <= most; cluster *= 2) {
-            const int64_t slots = (int64_t)cluster * LK_LRPE_SLAB_THREADS >> log2, step = slots / cells * cells;
-            const int64_t each = step ? lk_ceil_div(tokens, step) : tokens, slabs = lk_ceil_div(vecs, (int64_t)1 << log2);
-            const int64_t states = (LK_LRPE_SLAB_WARPS + cluster) * (LK_VEC<T> << log2);
-            const int64_t blocks = a.batch * a.heads * slabs * cluster;
-            if (each > LK_LRPE_SLAB_TOKENS || blocks > INT32_MAX) continue;
-            const int64_t bytes = each * LK_LRPE_SLAB_THREADS * (backward ? 48 : 16) + states * (int)sizeof(lk_lrpe_column);
-            if (bytes > limit || (cluster < most && each > LK_LRPE_SLAB_U && blocks < 2 * device->sms)) continue;
-            slab->cluster = cluster, slab->slabs = (int)slabs, slab->vecs_log2 = log2, slab->each = (int)each;
-            slab->call.token_step = step, slab->call.batch_span = 1, slab->call.walk = (int)(step / cells);
-            lk_lrpe_number_items(&slab->call, a, vecs, true, 1);
-            slab->call.vecs = (int)vecs;
-            return (size_t)bytes;
-        }
+    const int64_t slabs = lk_ceil_div(vecs, V);
+    const int most_log2 = device->arch >= 90 ? 3 : 0;
+    if (a.dtheta || tokens < LK_LRPE_SLAB_THREADS / 4 || V >= 2 * vecs) return 0;
+    for (int log2 = 0; log2 <= most_log2; log2++) {
+        const int64_t slots = (LK_LRPE_SLAB_THREADS << log2) / V, step = slots / cells * cells;
+        const int64_t each = step ? lk_ceil_div(tokens, step) : tokens, blocks = a.batch * a.heads * slabs << log2;
+        if (each > LK_LRPE_SLAB_TOKENS || blocks > INT32_MAX) continue;
+        const int64_t states = (LK_LRPE_SLAB_WARPS + (1 << log2)) * V * LK_VEC<T>;
+        const int64_t bytes = each * LK_LRPE_SLAB_THREADS * (backward ? 48 : 16) + states * (int)sizeof(lk_lrpe_column);
+        if (bytes > limit || (log2 < most_log2 && each > LK_LRPE_SLAB_U && blocks < 2 * device->sms)) continue;
+        slab->cluster_log2 = log2, slab->each = (int)each;
+        slab->slabs = lk_lrpe_make_divisor(slabs), slab->heads = lk_lrpe_make_divisor(a.heads);
+        slab->call.token_step = step, slab->call.batch_span = 1, slab->call.walk = (int)(step / cells);
+        lk_lrpe_number_items(&slab->call, a, vecs, true, 1);
+        slab->call.vecs = (int)vecs;
+        return (size_t)bytes;
+    }
     return 0;
 }
 
-template <class T>
-LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_lrpe_slab_call &slab, size_t bytes,
-                                       bool backward, cudaStream_t stream)
+/* Launches slabs of V vectors or fewer. *done: whether any fit. */
+template <class T, int V>
+LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+                                       cudaStream_t stream, bool *done)
 {
-    const int64_t grid = slab.call.batch * slab.call.heads * slab.slabs * slab.cluster;
-    return lk_launch_pdl(op, device, backward ? lk_lrpe_slab_kernel<T, true> : lk_lrpe_slab_kernel<T, false>, grid, slab.cluster,
-                         LK_LRPE_SLAB_THREADS, bytes, stream, slab);
+    lk_lrpe_slab_call slab = {};
+    const size_t bytes = lk_lrpe_plan_slabs<T>(&slab, device, a, backward, V);
+    *done = bytes > 0;
+    if (!*done) {
+        if constexpr (V > 1) return lk_lrpe_launch_slabs<T, V / 2>(op, device, a, backward, stream, done);
+        return LK_OK;
+    }
+    const int64_t grid = a.batch * a.heads * slab.slabs.size << slab.cluster_log2;
+    return lk_launch_pdl(op, device, backward ? lk_lrpe_slab_kernel<T, V, true> : lk_lrpe_slab_kernel<T, V, false>, grid,
+                         1 << slab.cluster_log2, LK_LRPE_SLAB_THREADS, bytes, stream, slab);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -1649,9 +1659,9 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     if (a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
-        lk_lrpe_slab_call slab = {};
-        const size_t bytes = vector ? lk_lrpe_plan_slabs<T>(&slab, device, a, backward) : 0;
-        return bytes    ? lk_lrpe_launch_slabs<T>(op, device, slab, bytes, backward, stream)
+        bool done = false;
+        const lk_status status = vector ? lk_lrpe_launch_slabs<T, 4>(op, device, a, backward, stream, &done) : LK_OK;
+        return done     ? status
                : vector ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
                         : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
     }

@@ -970,11 +970,13 @@ static void token_slabs(int type, int direction, int path)
             const bool back = direction == BACKWARD;
             if (lk_md_lrpe_cosine_check<lk_f32>("", &args, back, LK_QUERY, &filled, &split)) continue;
             if (type != TEST_F32) filled.dim /= 2; /* as many vectors of floats */
-            const size_t bytes = lk_lrpe_plan_slabs<lk_f32>(&slab, &device, filled, back);
+            size_t bytes = 0;
+            for (int vecs = 4; vecs > 0 && !bytes; vecs /= 2)
+                bytes = lk_lrpe_plan_slabs<lk_f32>(&slab, &device, filled, back, vecs);
             if (!bytes) continue;
             if (!test_that((bytes + 1024) * LK_LRPE_SLAB_BLOCKS(back) <= (size_t)device.smem * 1024))
                 test_detail("%zu bytes for a block; %s", bytes, describe(&p));
-            fit++, clusters |= slab.cluster;
+            fit++, clusters |= 1 << slab.cluster_log2;
         }
     const int all = device.arch < 90 ? 1 : test.sms < 16 ? 15 : 8; /* sizes that came up; a large device has few small ones */
     if (!test_that(fit > 8 && (clusters & all) == all)) test_detail("%d cases with slabs, clusters 0x%x", fit, clusters);
