@@ -1283,6 +1283,13 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DT
             call.partial[(item.slot * call.heads + item.head) * call.dim + feature + j] = sums.of[j];
 }
 
+/* The merged state of a column, as lk_lrpe_column says. */
+LK_DEVICE void lk_lrpe_finish(lk_lrpe_column *all)
+{
+    all->sum = lk_is_finite(all->max) ? __frcp_rn(all->sum) : NAN;
+    all->dot *= all->sum;
+}
+
 /* A thread owns a column and merges its splits. */
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __grid_constant__ lk_lrpe_columns_call columns)
 {
@@ -1301,8 +1308,7 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
         lk_lrpe_add(&all.sum, &lost.sum, factor * part.sum);
         lk_lrpe_add(&all.dot, &lost.dot, factor * part.dot);
     }
-    all.sum = lk_is_finite(all.max) ? __frcp_rn(all.sum) : NAN;
-    all.dot *= all.sum;
+    lk_lrpe_finish(&all);
     *first = all;
 }
 
@@ -1398,7 +1404,7 @@ template <int U, class T, bool BACKWARD>
 LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, BACKWARD> *next, const lk_lrpe_call &call, int count, int prefix)
 {
     constexpr int PART = next->PART * 16;
-    const bool any = next->k < count; /* also groups behind the last one count in the waits */
+    const bool any = next->k < count; /* the waits count groups without copies too */
     LK_UNROLL
     for (int u = 0; u < U && any; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
         if (next->k >= count) continue;
@@ -1442,8 +1448,7 @@ LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[PIECES][4], lk_lrpe_c
     else __syncthreads();              /* likewise */
     all = mine < COLUMNS && nth < blocks ? inbox[nth * COLUMNS + mine] : none;
     all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
-    all.sum = lk_is_finite(all.max) ? __frcp_rn(all.sum) : NAN;
-    all.dot *= all.sum;
+    lk_lrpe_finish(&all);
     if (mine < COLUMNS && nth == 0) states[mine] = all;
     __syncthreads(); /* orders these writes before their reads */
     LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = states[vec * N + j];
