@@ -776,7 +776,7 @@ static void compare(const problem *p, const char *what)
     const test_buffer *const out = output_of(p);
     test_buffer_download(out), test_buffer_download(&dtheta_buffer);
     bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
-    if (p->direction == BACKWARD) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
+    if (p->dtheta) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
     if (!test_that(same)) test_detail("%s gives other bits; %s", what, describe(p));
 }
 static const test_op<problem> again = {describe, prepare, launch, compare};
@@ -1158,6 +1158,7 @@ static void graphs(int type, int direction, int path)
         p.dtheta = direction == BACKWARD, p.prefix = 2, p.activation = activation;
         check(&p);
         test_graph(again, &p);
+        if (activation) p.shape[0] = 400, p.dtheta = false, check(&p), test_graph(again, &p); /* in slabs */
     }
 }
 
@@ -2044,6 +2045,7 @@ static void busy(int type, int direction, int path)
         p.dtheta = direction == BACKWARD, p.activation = activation;
         check(&p); /* leaves its bits in kept and kept_dtheta */
         test_busy(again, &p);
+        if (activation && p.dtheta) p.dtheta = false, check(&p), test_busy(again, &p); /* in slabs */
     }
 }
 
