@@ -1341,7 +1341,7 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
 
 /* ---- Softmax over tokens, where shared memory holds the columns ------------------------------------------------------------ */
 
-/* A cluster has a slab: all tokens of one to four vectors of a batch and head. Its threads copy x, and in backward dy, to shared
+/* A cluster has a slab: all tokens of two or four vectors of a batch and head. Its threads copy x, and in backward dy, to shared
  * memory, and add up the columns on the way. They merge their states, then write. So x and dy are read once. In backward g
  * takes the place of dy, so that its angles are computed once. A thread has a vector of the tokens first, first + token_step,
  * ..., whose angles walk along as those of lk_lrpe_kernel. */
@@ -1554,7 +1554,7 @@ LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *devi
     return 0;
 }
 
-/* Launches slabs of V vectors or fewer. *done: whether any fit. */
+/* Launches slabs of V vectors, or of 2. *done: whether any fit. Slabs of one vector are slower than two readings. */
 template <class T, int V>
 LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                        cudaStream_t stream, bool *done)
@@ -1563,7 +1563,7 @@ LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, 
     const size_t bytes = lk_lrpe_plan_slabs<T>(&slab, device, a, backward, V);
     *done = bytes > 0;
     if (!*done) {
-        if constexpr (V > 1) return lk_lrpe_launch_slabs<T, V / 2>(op, device, a, backward, stream, done);
+        if constexpr (V > 2) return lk_lrpe_launch_slabs<T, V / 2>(op, device, a, backward, stream, done);
         return LK_OK;
     }
     const int64_t grid = a.batch * a.heads * slab.slabs.size << slab.cluster_log2;

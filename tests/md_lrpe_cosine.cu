@@ -938,7 +938,7 @@ static void token_softmax(int type, int direction, int path)
     if (!test_that(several > 2)) test_detail("%d cases with more than two splits", several);
 }
 
-/* Softmax over tokens where shared memory holds the columns: with 1, 2 and 4 vectors of a token, idle lanes and threads, clusters
+/* Softmax over tokens where shared memory holds the columns: with 2 and 4 vectors of a token, idle lanes and threads, clusters
  * of every size, walks along the first of several axes, prefixes, strides and columns of special values. */
 static void token_slabs(int type, int direction, int path)
 {
@@ -971,7 +971,7 @@ static void token_slabs(int type, int direction, int path)
             if (lk_md_lrpe_cosine_check<lk_f32>("", &args, back, LK_QUERY, &filled, &split)) continue;
             if (type != TEST_F32) filled.dim /= 2; /* as many vectors of floats */
             size_t bytes = 0;
-            for (int vecs = 4; vecs > 0 && !bytes; vecs /= 2)
+            for (int vecs = 4; vecs > 1 && !bytes; vecs /= 2)
                 bytes = lk_lrpe_plan_slabs<lk_f32>(&slab, &device, filled, back, vecs);
             if (!bytes) continue;
             if (!test_that((bytes + 1024) * LK_LRPE_SLAB_BLOCKS(back) <= (size_t)device.smem * 1024))
