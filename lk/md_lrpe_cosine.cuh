@@ -1350,7 +1350,7 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
 #define LK_LRPE_SLAB_BLOCKS(BACKWARD) (BACKWARD ? 2 : 3) /* per SM: one computes while another one waits */
 #define LK_LRPE_SLAB_TOKENS 32 /* the most of a thread: they bound the error of its angles, 2.4e-8 */
 #define LK_LRPE_SLAB_U 4       /* tokens that a thread adds to its columns at once */
-#define LK_LRPE_SLAB_AHEAD 3   /* as many groups of U tokens are on their way to shared memory */
+#define LK_LRPE_SLAB_AHEAD 2   /* as many groups of U tokens are on their way to shared memory */
 
 typedef struct {
     lk_lrpe_call call;
