@@ -69,6 +69,12 @@ enum {
     LK_DTYPE_BF16 = 3
 };
 
+/* The formats of 8 bits. The largest finite number is 448 in E4M3, which has no infinities, and 57344 in E5M2. */
+enum {
+    LK_FP8_E4M3 = 0,
+    LK_FP8_E5M2 = 1
+};
+
 /* What a workspace pointer must be a multiple of. cudaMalloc gives 256, XLA 128. */
 #define LK_WORKSPACE_ALIGNMENT 128
 
@@ -421,6 +427,28 @@ LK_DEVICE void lk_put_as(void *to, int dtype, int64_t i, float x)
     if (dtype == LK_DTYPE_F32) ((float *)to)[i] = x;
     else if (dtype == LK_DTYPE_F16) lk_put((lk_f16 *)to + i, x);
     else lk_put((lk_bf16 *)to + i, x);
+}
+
+/* Two floats as two numbers of 8 bits, x in the lower byte: rounded to nearest even, beyond the largest finite number that one,
+ * NaN 0x7f. `format` is LK_FP8_*. Before sm_89 there is no instruction: then by lk_fp8_bits, which gives the same bits. MANTISSA:
+ * bits of the format's mantissa, 3 in E4M3 and 2 in E5M2. */
+template <int MANTISSA> LK_DEVICE uint32_t lk_fp8_bits(float x)
+{
+    constexpr int BIAS = MANTISSA == 3 ? 7 : 15, SHIFT = 23 - MANTISSA;
+    constexpr float most = MANTISSA == 3 ? 448.0f : 57344.0f, least_normal = MANTISSA == 3 ? 0x1p-6f : 0x1p-14f;
+    constexpr float magic = MANTISSA == 3 ? 0x1p14f : 0x1p7f; /* its last place is the format's smallest number */
+    const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u, magnitude = __float_as_uint(x) & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0x7fu;
+    const float size = fminf(__uint_as_float(magnitude), most);
+    const uint32_t bits = __float_as_uint(size);
+    if (size < least_normal) return sign | (__float_as_uint(size + magic) - __float_as_uint(magic));
+    return sign | (((bits + (1u << (SHIFT - 1)) - 1 + (bits >> SHIFT & 1)) >> SHIFT) - ((127 - BIAS) << MANTISSA));
+}
+LK_DEVICE uint32_t lk_fp8x2(int format, float x, float y)
+{
+    if constexpr (LK_ARCH >= 890) return format == LK_FP8_E5M2 ? lk_cvt_rn_satfinite_e5m2x2(x, y) : lk_cvt_rn_satfinite_e4m3x2(x, y);
+    else if (format == LK_FP8_E5M2) return lk_fp8_bits<2>(x) | lk_fp8_bits<2>(y) << 8;
+    else return lk_fp8_bits<3>(x) | lk_fp8_bits<3>(y) << 8;
 }
 
 /* LK_VEC<T> elements: 16 bytes, the widest access of a thread. They stay packed until they are used, which keeps many loads

@@ -92,6 +92,29 @@ LK_DEVICE float lk_lg2(float x)
     return y;
 }
 
+/* cvt.rn.satfinite.e4m3x2.f32 and .e5m2x2.f32 (9.7.9.21), from sm_89 on: y in the upper byte, x in the lower; rounded to nearest
+ * even, what is larger than the largest finite number becomes that, NaN 0x7f. */
+LK_DEVICE uint32_t lk_cvt_rn_satfinite_e4m3x2(float x, float y)
+{
+#if LK_ARCH >= 890
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(x), "f"(y));
+    return pair;
+#else
+    return 0;
+#endif
+}
+LK_DEVICE uint32_t lk_cvt_rn_satfinite_e5m2x2(float x, float y)
+{
+#if LK_ARCH >= 890
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(x), "f"(y));
+    return pair;
+#else
+    return 0;
+#endif
+}
+
 /* griddepcontrol.wait (9.7.13.13): returns when all earlier grids of the stream have ended and their writes are
  * visible. Every thread of a kernel started by lk_launch_pdl executes it before it reads or writes global memory. */
 LK_DEVICE void lk_griddepcontrol_wait(void)

@@ -78,12 +78,13 @@ $(out)/simt/%.o: tests/simt/%.cpp
 	$(call say,CXX,$<)
 	$(Q)$(CXX) -std=c++17 -O2 -g -Wall -Wextra -fPIC -Itests/simt $(engine_$(SAN)) -MMD -MP -MF $@.d -c $< -o $@
 # Every float against CUDA's own conversions where there is a toolkit, else a sample against a slow reference.
-$(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16.h tests/simt/cuda_fp16.h
+$(out)/tests/simt/test_convert: tests/simt/test_convert.cpp tests/simt/cuda_bf16.h tests/simt/cuda_fp16.h \
+		tests/simt/cuda_fp8.h lk/lk_base.cuh $(engine)
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
 	$(if $(have_nvcc),$(Q)$(CXX) -std=c++17 -O2 -DSIMT_CONVERT_CUDA -I$(CUDA_HOME)/include -c $< -o $@.cuda.o)
-	$(Q)$(CXX) -std=c++17 -O2 $(if $(have_nvcc),-DSIMT_CONVERT_ALL) -Itests/simt -c $< -o $@.o
-	$(Q)$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) -pthread -o $@
+	$(Q)$(CXX) -std=c++17 -O2 $(if $(have_nvcc),-DSIMT_CONVERT_ALL) -DLK_SIMT -I. -Itests/simt -c $< -o $@.o
+	$(Q)$(CXX) $@.o $(if $(have_nvcc),$@.cuda.o) $(engine) -pthread -o $@
 $(out)/tests/lk_check.o: tests/lk.cu
 	@mkdir -p $(@D)
 	$(call say,$(compiler),$< -DLK_CHECK)

@@ -15,6 +15,7 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 #define SIMT_PTX_H
 
 #include <cuda.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdint.h>
@@ -39,6 +40,12 @@ LK_DEVICE float lk_rcp(float x) { return fabsf(x) > 0x1p126f ? copysignf(0, x) :
 LK_DEVICE float lk_min_nan(float x, float y) { return x != x || y != y ? NAN : x < y ? x : y; }
 LK_DEVICE float lk_max_nan(float x, float y) { return x != x || y != y ? NAN : x > y ? x : y; }
 LK_DEVICE float lk_lg2(float x) { return log2f(x); }
+LK_DEVICE uint32_t lk_cvt_rn_satfinite_e4m3x2(float x, float y) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
+}
+LK_DEVICE uint32_t lk_cvt_rn_satfinite_e5m2x2(float x, float y) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E5M2);
+}
 LK_DEVICE float lk_sin(float x) { return sinf(x); }
 LK_DEVICE float lk_cos(float x) { return cosf(x); }
 

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT
 /*
-The stand-ins' conversions between float and bf16 and half, bit for bit against a reference: all 65536 values of each type to float, and floats to each type.
+The stand-ins' conversions between float and bf16, half and 8 bits, bit for bit against a reference: all values of bf16 and half to float, and floats to
+each type. lk's own conversion to 8 bits, which code for a GPU before sm_89 has, is held against the same numbers.
 
     with CUDA's headers, every one of the 2^32 floats against CUDA's own host functions, in two objects since the headers exclude one another:
         g++ -std=c++17 -O2 -DSIMT_CONVERT_CUDA -I$CUDA_HOME/include -c tests/simt/test_convert.cpp -o cuda.o
-        g++ -std=c++17 -O2 -DSIMT_CONVERT_ALL  -Itests/simt         -c tests/simt/test_convert.cpp -o here.o
-        g++ here.o cuda.o -pthread -o test_convert
+        g++ -std=c++17 -O2 -DSIMT_CONVERT_ALL  -DLK_SIMT -I. -Itests/simt -c tests/simt/test_convert.cpp -o here.o
+        g++ here.o cuda.o build/cpu-plain/simt/*.o -pthread -o test_convert
     without, a sample against arithmetic in double:
-        g++ -std=c++17 -O2 -Itests/simt tests/simt/test_convert.cpp -pthread -o test_convert
+        g++ -std=c++17 -O2 -DLK_SIMT -I. -Itests/simt tests/simt/test_convert.cpp build/cpu-plain/simt/*.o -pthread -o test_convert
 */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <math.h>
 #include <stdint.h>
@@ -31,6 +33,15 @@ CONVERT(narrow)(uint32_t first, uint32_t count, uint16_t *bf16, uint16_t *half) 
         memcpy(&value, &bits, sizeof value);
         bf16[i] = __bfloat16_as_ushort(__float2bfloat16_rn(value));
         half[i] = __half_as_ushort(__float2half_rn(value));
+    }
+}
+CONVERT(eight)(uint32_t first, uint32_t count, uint8_t *e4m3, uint8_t *e5m2) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits = first + i;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        e4m3[i] = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+        e5m2[i] = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E5M2);
     }
 }
 CONVERT(widen)(uint16_t bits, uint32_t *from_bf16, uint32_t *from_half) {
@@ -70,9 +81,12 @@ CONVERT(extremes)(uint16_t x, uint16_t y, uint16_t out[8]) {
 #include <thread>
 #include <vector>
 
+#include "lk/lk_base.cuh"
+
 #if defined(SIMT_CONVERT_ALL)
 
 extern "C" void cuda_narrow(uint32_t first, uint32_t count, uint16_t *bf16, uint16_t *half);
+extern "C" void cuda_eight(uint32_t first, uint32_t count, uint8_t *e4m3, uint8_t *e5m2);
 extern "C" void cuda_widen(uint16_t bits, uint32_t *from_bf16, uint32_t *from_half);
 extern "C" void cuda_extremes(uint16_t x, uint16_t y, uint16_t out[8]);
 extern "C" void cuda_pair(float x, float y, uint16_t out[12]);
@@ -114,6 +128,29 @@ static void cuda_narrow(uint32_t first, uint32_t count, uint16_t *bf16, uint16_t
         half[i] = narrow_slowly(value, 10, -14, 15);
     }
 }
+/* The nearest of all finite numbers; of two, the one whose bits are even. */
+static uint8_t eight_slowly(float value, int mantissa_bits, int bias, int most) {
+    uint8_t sign = signbit(value) ? 0x80 : 0;
+    double magnitude = fabs((double)value), least = INFINITY;
+    int nearest = most;
+    if (isnan(value)) return 0x7f;
+    for (int bits = 0; bits <= most && !isinf(magnitude); bits++) {
+        int field = bits >> mantissa_bits, mantissa = bits & ((1 << mantissa_bits) - 1);
+        double number = ldexp(field ? mantissa + (1 << mantissa_bits) : mantissa, (field ? field : 1) - bias - mantissa_bits);
+        double distance = fabs(magnitude - number);
+        if (distance < least || (distance == least && bits % 2 == 0)) least = distance, nearest = bits;
+    }
+    return (uint8_t)(sign | nearest);
+}
+static void cuda_eight(uint32_t first, uint32_t count, uint8_t *e4m3, uint8_t *e5m2) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits = first + i;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        if (i % 64 == 0) e4m3[i] = eight_slowly(value, 3, 7, 0x7e), e5m2[i] = eight_slowly(value, 2, 15, 0x7b);
+        else e4m3[i] = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3), e5m2[i] = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E5M2);
+    }
+}
 static void cuda_widen(uint16_t bits, uint32_t *from_bf16, uint32_t *from_half) {
     *from_bf16 = widen_slowly(bits, 7, -126);
     *from_half = widen_slowly(bits, 10, -14);
@@ -139,26 +176,35 @@ static uint64_t step = 61;        // of 4096 patterns: odd, so that every expone
 
 enum { CHUNK = 4096 };
 
-static void compare(uint64_t first_chunk, uint64_t every, uint64_t *bad_bf16, uint64_t *bad_half) {
+/* What differs of a helper's chunks: to bf16, to half, to 8 bits, and lk's own to 8 bits. */
+static void compare(uint64_t first_chunk, uint64_t every, uint64_t *bad) {
     std::vector<uint16_t> a(CHUNK), b(CHUNK), c(CHUNK), d(CHUNK);
-    uint64_t bad[2] = {0, 0};
+    std::vector<uint8_t> e(4 * CHUNK);
+    for (int i = 0; i < 4; i++) bad[i] = 0;
     for (uint64_t chunk = first_chunk; chunk < (1ull << 32) / CHUNK; chunk += every) {
         here_narrow((uint32_t)(chunk * CHUNK), CHUNK, a.data(), b.data());
         cuda_narrow((uint32_t)(chunk * CHUNK), CHUNK, c.data(), d.data());
+        here_eight((uint32_t)(chunk * CHUNK), CHUNK, e.data(), e.data() + CHUNK);
+        cuda_eight((uint32_t)(chunk * CHUNK), CHUNK, e.data() + 2 * CHUNK, e.data() + 3 * CHUNK);
+        for (int i = 0; i < CHUNK; i++) {
+            uint32_t bits = (uint32_t)(chunk * CHUNK) + (uint32_t)i;
+            float value;
+            memcpy(&value, &bits, sizeof value);
+            bad[2] += e[i] != e[2 * CHUNK + i] || e[CHUNK + i] != e[3 * CHUNK + i];
+            bad[3] += lk_fp8_bits<3>(value) != e[2 * CHUNK + i] || lk_fp8_bits<2>(value) != e[3 * CHUNK + i];
+        }
         if (!memcmp(a.data(), c.data(), CHUNK * 2) && !memcmp(b.data(), d.data(), CHUNK * 2)) continue;
         for (int i = 0; i < CHUNK; i++) bad[0] += a[i] != c[i], bad[1] += b[i] != d[i];
     }
-    *bad_bf16 = bad[0];
-    *bad_half = bad[1];
 }
 
 int main(void) {
     int passed = 0, failed = 0;
     if (getenv("SIMT_CONVERT_SAMPLE")) step = 61;
     printf("against %s%s\n", reference, getenv("SIMT_CONVERT_SAMPLE") ? ", a sample" : "");
-    uint64_t bad[2][2];
-    std::thread helper(compare, step, 2 * step, &bad[1][0], &bad[1][1]);
-    compare(0, 2 * step, &bad[0][0], &bad[0][1]);
+    uint64_t bad[2][4];
+    std::thread helper(compare, step, 2 * step, bad[1]);
+    compare(0, 2 * step, bad[0]);
     helper.join();
     uint64_t wide[2] = {0, 0};
     for (uint32_t bits = 0; bits < 65536; bits++) {
@@ -183,7 +229,7 @@ int main(void) {
     cuda_pair(1.0f / 3, -65519.0f, there);
     const struct { const char *name; uint64_t bad; } cases[] = {
         {"float to bf16", bad[0][0] + bad[1][0]}, {"float to half", bad[0][1] + bad[1][1]}, {"bf16 to float", wide[0]}, {"half to float", wide[1]},
-        {"minimum and maximum", picked},
+        {"float to 8 bits", bad[0][2] + bad[1][2]}, {"lk_fp8_bits", bad[0][3] + bad[1][3]}, {"minimum and maximum", picked},
         {"pairs and constructors", (uint64_t)(memcmp(here, there, sizeof here) != 0)}};
     for (auto &c : cases) {
         printf("%-4s  %-24s %llu differ\n", c.bad ? "FAIL" : "ok", c.name, (unsigned long long)c.bad);
