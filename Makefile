@@ -33,7 +33,7 @@ native := $(or $(patsubst 9%,9%a,$(patsubst 1%,1%a,$(capability))),90a)
 arches := $(if $(filter native,$(ARCH)),$(native),$(ARCH))
 gencode := $(foreach a,$(arches),-gencode arch=compute_$(a),code=sm_$(a))
 
-ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_% lk/cross_entropy_% lk/linear_cross_entropy_%,$(wildcard lk/*.cuh)))
+ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_% lk/cross_entropy_% lk/linear_cross_entropy_% lk/srms_norm_%,$(wildcard lk/*.cuh)))
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 san_plain := -O1 # compiles in 60 % of the time of -O2, and the tests run as fast
 san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -81,7 +81,7 @@ test: | backend ## test: builds and runs every test; test-<op> one; a GPU has th
 	@rm -rf $(out)/counts
 	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(programs) || failed=1; \
 	test -z "$$failed"
-bench: $(addprefix bench-,$(ops)) ## measure: every op, into bench/results; bench-<op> one
+bench: $(addprefix bench-,$(ops) srms_norm_fp8) ## measure: every op, into bench/results; bench-<op> one
 check: | backend ## test: headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $(ops)
 clean: ## try: removes build/

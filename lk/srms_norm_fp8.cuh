@@ -1,0 +1,817 @@
+// SPDX-License-Identifier: MIT
+/* srms_norm_fp8.cuh - forward of srms_norm.cuh that ends in 8 bits: y as E4M3 or E5M2 with scales, as matrix products of 8 bits
+ * take it, from the same single reading of x. Also the transposed copy, for the product that is the weight's gradient.
+ *
+ *   y[r,c]    = (s[r,c] w[c]) rstd[r],                 the names are those at the top of srms_norm.cuh; without bias
+ *   q[r,c]    = y[r,c] / scale, to 8 bits,             so y is nearly scale q
+ *   scale     = max |y| / most,                        over the elements that share it; most: 448 (E4M3) or 57344 (E5M2)
+ *   TENSOR    one scale, tensor_scale, which the caller knows beforehand; amax is raised to max |y|
+ *   ROW       one for each row
+ *   BLOCK     one for each 128 columns of a row
+ *   MX        one for each 32 columns of a row, a power of two as a byte (ue8m0)
+ *   q_transposed[c,r]   the same y with the scale of TENSOR, or a scale for each 128 (MX: 32) rows of a column
+ *
+ * power_of_two: a scale is the least power of two that is not below max |y| / most. MX is always so.
+ *
+ * Use        In one .cu file:                              Anywhere, C included:
+ *                #include "lk/srms_norm_fp8.cuh"               #include "lk/srms_norm_fp8.cuh"
+ *                LK_DEFINE_SRMS_NORM_FP8(bf16)                 LK_DECLARE_SRMS_NORM_FP8(bf16)
+ *            x is of T. `common` is what srms_norm_forward gets; y, residual_out and rstd may be NULL:
+ *                lk_srms_norm_fp8_args args = {};
+ *                args.common.x = x, args.common.weight = weight, args.common.rows = rows, args.common.cols = cols;
+ *                args.common.eps = 1e-6f, args.common.rstd = rstd;
+ *                args.scaling = LK_SRMS_NORM_FP8_ROW, args.q = q, args.scale = scale;
+ *                lk_status status = lk_srms_norm_fp8_forward_bf16(&args, stream);
+ *            Then lk_srms_norm_backward_bf16(&args.common, stream) as ever: the gradient goes straight through the rounding.
+ * Needs      srms_norm.cuh and what that needs.
+ * Options    Those of srms_norm's forward, without bias. With q_transposed also without groups, and nothing in place.
+ *            A zeroed struct has E4M3 and one scale of 1 for the tensor.
+ * Errors     As in srms_norm.cuh. LK_ERR_NULL: q is NULL; scale is NULL, except in TENSOR; transposed_scale is NULL beside
+ *            q_transposed, except in TENSOR. LK_ERR_VALUE: a bias; a scale of TENSOR's beside another scaling, or the other way
+ *            round; ROW with q_transposed. LK_ERR_PATH: CLUSTER.
+ * Repeatable As in srms_norm.cuh. amax is a maximum, so the order of the rows does not matter.
+ * Read on    lk/srms_norm_fp8.md: how exact results are, and what is read and written.
+ *
+ * Two kernels:
+ *   lk_srms_norm_fp8_kernel             a team of 1 to 32 lanes or a block per row. A thread holds 4 vectors of a row, from its sum
+ *                                       to its result. The largest |s w| of a row is found beside the sum of squares, so one
+ *                                       exchange gives both. Lanes find the maximum of 128 or 32 columns among them.
+ *   lk_srms_norm_fp8_transpose_kernel   with q_transposed: a cluster of blocks has 128 rows, and keeps them in shared memory
+ * Fastest: rows of all tensors start and end on 16 bytes (q: on 8, with x of f32 on 4), and a weight of T on 16 bytes. Other rows
+ * are read and written element by element.
+ */
+#ifndef LK_SRMS_NORM_FP8_CUH
+#define LK_SRMS_NORM_FP8_CUH
+
+#include "srms_norm.cuh"
+
+/* Which elements share a scale. */
+enum {
+    LK_SRMS_NORM_FP8_TENSOR = 0, /* all */
+    LK_SRMS_NORM_FP8_ROW = 1,    /* those of a row */
+    LK_SRMS_NORM_FP8_BLOCK = 2,  /* 128 columns of a row */
+    LK_SRMS_NORM_FP8_MX = 3      /* 32 columns of a row; scales are bytes e that mean 2^(e - 127) */
+};
+
+/* All fields are forward's. blocks: ceil(cols / 128), MX: ceil(cols / 32), ROW: 1; row_blocks: the same of rows. */
+typedef struct {
+    lk_srms_norm_args common;           /* of forward; bias is NULL */
+    const float *tensor_scale;          /* in      f32 [1], TENSOR: positive and finite; NULL means 1 */
+    float *amax;                        /* in out  f32 [1], TENSOR: raised to the largest |y| that is no NaN; NULL to skip */
+    void *q;                            /* out     8 bits [rows, cols] */
+    void *scale;                        /* out     f32, MX: a byte [rows, blocks]; TENSOR: NULL */
+    void *q_transposed;                 /* out     8 bits [cols, rows]; NULL to skip */
+    void *transposed_scale;             /* out     like scale, [cols, row_blocks]; NULL without q_transposed and in TENSOR */
+    int64_t q_stride;                   /* elements between rows of q; 0 means packed */
+    int64_t scale_stride;               /* between the scales of a row and of the next; 0 means packed */
+    int64_t scale_block_stride;         /* between the scales of a row; 0 means 1 */
+    int64_t q_transposed_stride;        /* between rows of q_transposed, which are columns of x; 0 means packed */
+    int64_t transposed_scale_stride;    /* between the scales of a column and of the next; 0 means packed */
+    int64_t transposed_block_stride;    /* between the scales of a column; 0 means 1 */
+    int scaling;                        /* LK_SRMS_NORM_FP8_* */
+    int format;                         /* LK_FP8_*, of q and q_transposed */
+    int power_of_two;                   /* not 0: scales are powers of two; ROW and BLOCK */
+} lk_srms_norm_fp8_args;
+
+#define LK_SRMS_NORM_FP8_DECLARE(T) LK_PROTOTYPES(srms_norm_fp8, forward, T)
+#define LK_DECLARE_SRMS_NORM_FP8(T) LK_OF_TYPE(LK_SRMS_NORM_FP8_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Scales -------------------------------------------------------------------------------------------------------------- */
+
+/* What a kernel gets. */
+typedef struct {
+    lk_srms_norm_fp8_args x; /* its `common` is not used: norm.a is */
+    lk_srms_norm_call norm;
+    int block_log2;   /* of the columns that share a scale, and in q_transposed of the rows */
+    float most;       /* the largest number of the format */
+    float inverse;    /* 1 / most */
+    bool narrow;      /* scales are powers of two */
+    bool wide;        /* of q_transposed: rows start on 16 bytes */
+    int chunks, held; /* of a block with q_transposed: chunks of columns, and how many of them it holds */
+} lk_srms_norm_fp8_call;
+
+typedef struct {
+    float scale, inverse; /* inverse is 1 / scale, within a unit in the last place; exactly where it is a power of two */
+} lk_srms_norm_fp8_scale;
+
+/* 1 / x for a normal number, within a unit in the last place, exactly for powers of two. */
+LK_DEVICE float lk_srms_norm_fp8_inverse(float x)
+{
+    const float r = lk_rcp(x);
+    return fmaf(fmaf(-x, r, 1.0f), r, r);
+}
+
+/* The scale of elements whose largest magnitude is amax. It is 1 where amax is 0, infinite or NaN. */
+LK_DEVICE lk_srms_norm_fp8_scale lk_srms_norm_fp8_scale_of(const lk_srms_norm_fp8_call &call, float amax)
+{
+    if (!(amax > 0.0f && amax <= FLT_MAX)) return {1.0f, 1.0f};
+    amax = fmaxf(amax, 0x1p-80f); /* below, 1 / scale overflows at last */
+    if (call.narrow) { /* the mantissa of both formats' largest number is 1.75: above it the next power of two */
+        const int exponent = (int)((__float_as_uint(amax) + 0x1fffffu) >> 23) - (call.x.format == LK_FP8_E5M2 ? 15 : 8);
+        return {__uint_as_float((uint32_t)exponent << 23), __uint_as_float((uint32_t)(254 - exponent) << 23)};
+    }
+    const float quotient = amax * call.inverse; /* and once more, to round correctly */
+    const float scale = fmaf(fmaf(-call.most, quotient, amax), call.inverse, quotient);
+    return {scale, lk_srms_norm_fp8_inverse(scale)};
+}
+
+/* Stores a scale: a float, or in MX its exponent. */
+LK_DEVICE void lk_srms_norm_fp8_put_scale(const lk_srms_norm_fp8_call &call, void *to, int64_t at, float scale)
+{
+    if (call.x.scaling == LK_SRMS_NORM_FP8_MX) ((uint8_t *)to)[at] = (uint8_t)(__float_as_uint(scale) >> 23);
+    else ((float *)to)[at] = scale;
+}
+
+/* TENSOR: raises amax. seen: what it was when the kernel began, since most rows change nothing. As the bits of floats that are
+ * not negative are ordered as integers are, this is a maximum of integers. A NaN raises nothing. */
+LK_DEVICE void lk_srms_norm_fp8_raise(const lk_srms_norm_fp8_call &call, float most, float seen)
+{
+    if (most > seen) atomicMax((int *)call.x.amax, __float_as_int(most));
+}
+
+/* ---- Elements ------------------------------------------------------------------------------------------------------------ */
+
+/* N elements, of which the row has `left`; the others are 0. WIDE: it has all of them, on 16 bytes. */
+template <bool WIDE, class E, int N> LK_DEVICE void lk_srms_norm_fp8_load(float (&x)[N], const E *from, int left)
+{
+    if constexpr (WIDE) lk_srms_norm_load(x, from);
+    else
+        LK_UNROLL for (int j = 0; j < N; j++) x[j] = j < left ? lk_to_float(from[j]) : 0.0f;
+}
+template <bool WIDE, class E, int N> LK_DEVICE void lk_srms_norm_fp8_store(E *to, const float (&x)[N], int left)
+{
+    if constexpr (WIDE) lk_srms_norm_store(to, x);
+    else
+        LK_UNROLL for (int j = 0; j < N; j++)
+            if (j < left) lk_put(to + j, x[j]);
+}
+/* s = x + r. */
+template <bool WIDE, class T, class R, int N>
+LK_DEVICE void lk_srms_norm_fp8_load_s(float (&s)[N], const lk_srms_norm_fp8_call &call, int64_t row, int col)
+{
+    const lk_srms_norm_input &in = call.norm.in;
+    const int left = (int)call.norm.a.cols - col;
+    float r[N];
+    lk_srms_norm_fp8_load<WIDE>(s, (const T *)in.x.data + row * in.x.stride + col, left);
+    if (!in.r.data) return;
+    lk_srms_norm_fp8_load<WIDE>(r, (const R *)in.r.data + row * in.r.stride + col, left);
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] += r[j];
+}
+/* s w. group: the first element of the row's weight. HOLDS: weight is of T and on 16 bytes, or NULL. */
+template <class T, bool HOLDS, bool WIDE, int N>
+LK_DEVICE void lk_srms_norm_fp8_weigh(float (&s)[N], const lk_srms_norm_fp8_call &call, int group, int col)
+{
+    const lk_srms_norm_args &a = call.norm.a;
+    if constexpr (HOLDS) {
+        if (a.weight) lk_srms_norm_apply<false>(s, lk_load_vec_ca((const T *)a.weight + col), a.weight_offset);
+    } else if constexpr (WIDE) {
+        lk_srms_norm_apply(s, call.norm, group + col);
+    } else {
+        LK_UNROLL for (int j = 0; j < N; j++) {
+            float one[1] = {s[j]};
+            if (col + j < (int)a.cols) lk_srms_norm_apply(one, call.norm, group + col + j);
+            s[j] = one[0];
+        }
+    }
+}
+template <int N> LK_DEVICE float lk_srms_norm_fp8_most(float most, const float (&x)[N])
+{
+    LK_UNROLL for (int j = 0; j < N; j++) most = fmaxf(most, fabsf(x[j]));
+    return most;
+}
+/* Stores N numbers of 8 bits: x times inverse. */
+template <bool WIDE, int N>
+LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&x)[N], float inverse)
+{
+    uint8_t *to = (uint8_t *)call.x.q + row * call.x.q_stride + col;
+    uint32_t word[N / 4];
+    LK_UNROLL for (int i = 0; i < N / 4; i++)
+        word[i] = lk_fp8x2(call.x.format, x[4 * i] * inverse, x[4 * i + 1] * inverse) |
+                  lk_fp8x2(call.x.format, x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
+    if constexpr (WIDE && N == 8) *(uint2 *)to = make_uint2(word[0], word[1]);
+    else if constexpr (WIDE) *(uint32_t *)to = word[0];
+    else
+        LK_UNROLL for (int j = 0; j < N; j++)
+            if (col + j < (int)call.norm.a.cols) to[j] = (uint8_t)(word[j / 4] >> j % 4 * 8);
+}
+
+/* ---- Rows ---------------------------------------------------------------------------------------------------------------- */
+
+#define LK_SRMS_NORM_FP8_VECS 4
+
+/* The sum of v[0] and the largest v[1] over a row's team. Called by: every thread of the block, once per kernel. */
+LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[2], bool both)
+{
+    LK_SHARED(float2, inbox, [LK_SRMS_NORM_THREADS / 32]);
+    const int team = in.team_log2 < 0 ? 32 : 1 << in.team_log2, warps = (int)blockDim.x / 32;
+    v[0] = lk_sum_warp(v[0], team);
+    if (both) v[1] = lk_max_warp(v[1], team);
+    if (in.team_log2 >= 0 || warps == 1) return;
+    if (threadIdx.x % 32 == 0) inbox[threadIdx.x / 32] = make_float2(v[0], v[1]);
+    __syncthreads(); /* orders the writes into the inbox before its reads */
+    v[0] = 0.0f;
+    for (int i = 0; i < warps; i++) v[0] += inbox[i].x, v[1] = fmaxf(v[1], inbox[i].y);
+}
+
+/* Writes N elements of a row; s is s w, and becomes y. BLOCKS: all lanes of a warp call it, and those without elements say
+ * there = false. */
+template <class T, bool WIDE, bool BLOCKS, int N>
+LK_DEVICE void lk_srms_norm_fp8_write(const lk_srms_norm_fp8_call &call, float rstd, float inverse, float (&s)[N], int64_t row,
+                                      int col, bool there)
+{
+    const lk_srms_norm_args &a = call.norm.a;
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * rstd : 0.0f;
+    if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
+    if constexpr (BLOCKS) {
+        const int team_log2 = call.norm.in.team_log2, shift = call.block_log2 - (N == 8 ? 3 : 2);
+        const int lanes = team_log2 >= 0 && team_log2 < shift ? 1 << team_log2 : 1 << shift;
+        const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, lk_max_warp(lk_srms_norm_fp8_most(0.0f, s), lanes));
+        const int block = col >> call.block_log2;
+        inverse = scale.inverse;
+        if (there && col == block << call.block_log2)
+            lk_srms_norm_fp8_put_scale(call, call.x.scale, row * call.x.scale_stride + block * call.x.scale_block_stride, scale.scale);
+    }
+    if (there) lk_srms_norm_fp8_put<WIDE>(call, row, col, s, inverse);
+}
+/* Stores N elements of s. */
+template <class R, bool WIDE, int N>
+LK_DEVICE void lk_srms_norm_fp8_put_s(const lk_srms_norm_fp8_call &call, const float (&s)[N], int64_t row, int col)
+{
+    const lk_srms_norm_args &a = call.norm.a;
+    if (a.residual_out)
+        lk_srms_norm_fp8_store<WIDE>((R *)a.residual_out + row * a.residual_out_stride + col, s, (int)a.cols - col);
+}
+
+/* A team owns a row. Each thread holds its first U vectors, and reads the others of a longer row twice. HOLDS: weight is of T and
+ * on 16 bytes, or NULL; the thread holds its vectors too. PACKED: s is x, held as it was loaded. BLOCKS: BLOCK and MX, else TENSOR
+ * and ROW. */
+template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool BLOCKS>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+    lk_srms_norm_fp8_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
+{
+    constexpr int N = LK_VEC<T>, U = LK_SRMS_NORM_FP8_VECS;
+    const lk_srms_norm_input &in = call.norm.in;
+    const lk_srms_norm_args &a = call.norm.a;
+    const int cols = (int)a.cols;
+    const lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(in, (cols + N - 1) / N * N);
+    const bool owner = at.row < a.rows, tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR;
+    const bool wants_most = !BLOCKS && (!tensor || call.x.amax);
+    const int count = owner ? at.count : 0;
+    const bool early = LK_ARCH >= 900 && at.size <= 64; /* as in forward */
+    if (early && count > 0) {
+        lk_srms_norm_prefetch<T>(in.x, at);
+        lk_srms_norm_prefetch<R>(in.r, at);
+    }
+    lk_griddepcontrol_wait();
+    if (early) lk_griddepcontrol_launch_dependents();
+
+    float inverse = 1.0f, seen = 0.0f;
+    if (!BLOCKS && tensor && call.x.tensor_scale) inverse = *call.x.tensor_scale;
+    if (!BLOCKS && tensor && call.x.amax && at.rank == 0) seen = *call.x.amax;
+    const int group = HOLDS ? 0 : lk_srms_norm_group_start(call.norm, at.row);
+    lk_vec<T> weight[U][1];
+    lk_srms_norm_held<T, PACKED> held[U];
+    if constexpr (HOLDS) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, at.first, count);
+    if constexpr (WIDE) lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
+    else
+        LK_UNROLL for (int u = 0; u < U; u++)
+            if (u * 32 < count) lk_srms_norm_fp8_load_s<false, T, R>(held[u].s, call, at.row, at.first + u * 32 * N);
+    lk_srms_norm_total total = {};
+    float s[N], most = 0.0f;
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        if (u * 32 >= count) break;
+        const int col = at.first + u * 32 * N;
+        lk_srms_norm_get<T>(s, &held[u]);
+        total.sum += lk_srms_norm_dot(s, s);
+        if (!wants_most) continue;
+        if constexpr (!HOLDS) lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+        else if (a.weight) lk_srms_norm_apply<false>(s, weight[u][0], a.weight_offset);
+        most = lk_srms_norm_fp8_most(most, s);
+    }
+    LK_NO_UNROLL for (int i = U * 32; i < count; i += 32) {
+        const int col = at.first + i * N;
+        lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
+        lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
+        if (!wants_most) continue;
+        lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+        most = lk_srms_norm_fp8_most(most, s);
+    }
+    float both[2] = {total.sum + total.chain, most};
+    lk_srms_norm_fp8_reduce(in, both, wants_most);
+    if (!early) lk_griddepcontrol_launch_dependents();
+
+    const float rstd = lk_rsqrt(fmaf(both[0], in.inverse_cols, a.eps));
+    const bool first = owner && at.rank == 0;
+    if (first && a.rstd) a.rstd[at.row] = rstd;
+    if constexpr (!BLOCKS) {
+        const float amax = both[1] * rstd; /* the largest |y|: rounding keeps the order */
+        if (tensor && first && call.x.amax) lk_srms_norm_fp8_raise(call, amax, seen);
+        if (tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(inverse);
+        if (!tensor) {
+            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, amax);
+            inverse = scale.inverse;
+            if (first) ((float *)call.x.scale)[at.row * call.x.scale_stride] = scale.scale;
+        }
+    }
+    /* With BLOCKS the lanes of a warp go together: as many steps as its first lane has. */
+    const int steps = !BLOCKS ? count : in.team_log2 >= 0 && in.team_log2 < 5 ? 1 : owner ? at.count + (int)threadIdx.x % 32 : 0;
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        if (u * 32 >= steps) break;
+        const bool there = u * 32 < count;
+        const int col = at.first + u * 32 * N;
+        if (there) {
+            lk_srms_norm_get<T>(s, &held[u]);
+            lk_srms_norm_fp8_put_s<R, WIDE>(call, s, at.row, col);
+            if constexpr (!HOLDS) lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+            else if (a.weight) lk_srms_norm_apply<false>(s, weight[u][0], a.weight_offset);
+        }
+        lk_srms_norm_fp8_write<T, WIDE, BLOCKS>(call, rstd, inverse, s, at.row, col, there);
+    }
+    LK_NO_UNROLL for (int i = U * 32; i < steps; i += 32) {
+        const bool there = i < count;
+        const int col = at.first + i * N;
+        if (there) {
+            lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
+            lk_srms_norm_fp8_put_s<R, WIDE>(call, s, at.row, col);
+            lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+        }
+        lk_srms_norm_fp8_write<T, WIDE, BLOCKS>(call, rstd, inverse, s, at.row, col, there);
+    }
+}
+
+/* Divides the rows among teams; returns the blocks. */
+template <class T> LK_HOST int64_t lk_srms_norm_fp8_lay_out(const lk_device *device, lk_srms_norm_fp8_call *call, int *threads)
+{
+    constexpr int U = LK_SRMS_NORM_FP8_VECS;
+    const lk_srms_norm_args *const a = &call->norm.a;
+    lk_srms_norm_input *const in = &call->norm.in;
+    const int64_t vecs = lk_ceil_div(a->cols, LK_VEC<T>), rows = a->rows;
+    int path = a->path;
+    if (path == LK_SRMS_NORM_AUTO) path = vecs <= 32 * U || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+    if (path == LK_SRMS_NORM_WARP) {
+        while (in->team_log2 < 5 && 1 << in->team_log2 < vecs) in->team_log2++;
+        *threads = 128;
+        return lk_ceil_div(rows, *threads >> in->team_log2);
+    }
+    int64_t wanted = lk_ceil_div(vecs, U);
+    while (wanted < vecs && rows * wanted < 1024 * (int64_t)device->sms) wanted *= 2; /* few rows */
+    wanted = lk_ceil_div(wanted < vecs ? wanted : vecs, 32) * 32;
+    *threads = (int)(wanted < LK_SRMS_NORM_THREADS ? wanted : LK_SRMS_NORM_THREADS);
+    in->team_log2 = -1, in->segment = INT32_MAX, in->warp_span = (int)lk_ceil_div(vecs, *threads) * 32;
+    return rows;
+}
+
+template <class T, class R, bool PACKED, bool HOLDS, bool WIDE>
+LK_HOST void (*lk_srms_norm_fp8_choose(bool blocks))(lk_srms_norm_fp8_call)
+{
+    return blocks ? lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, true> : lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, false>;
+}
+template <class T, class R>
+LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
+                                        cudaStream_t stream)
+{
+    const lk_srms_norm_args &a = call.norm.a;
+    const bool holds = wide && lk_srms_norm_plain<T>(&a, a.weight), blocks = call.x.scaling >= LK_SRMS_NORM_FP8_BLOCK;
+    int threads = 0;
+    const int64_t grid = lk_srms_norm_fp8_lay_out<T>(device, &call, &threads);
+    void (*kernel)(lk_srms_norm_fp8_call) = !wide    ? lk_srms_norm_fp8_choose<T, R, false, false, false>(blocks)
+                                            : !holds ? lk_srms_norm_fp8_choose<T, R, false, false, true>(blocks)
+                                                     : lk_srms_norm_fp8_choose<T, R, false, true, true>(blocks);
+    if constexpr (sizeof(T) == sizeof(R))
+        if (holds && !a.residual) kernel = lk_srms_norm_fp8_choose<T, R, true, true, true>(blocks);
+    return lk_launch_pdl(op, device, kernel, grid, 1, threads, 0, stream, call);
+}
+
+/* ---- The transposed copy ------------------------------------------------------------------------------------------------- */
+
+/* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp 16 rows of a chunk, and a lane a vector of each. A
+ * lane keeps its vectors in slots of shared memory, since registers have no room for 16. Chunks that a block has no slots for are
+ * read again from global memory. */
+#define LK_SRMS_NORM_FP8_BAND 128
+#define LK_SRMS_NORM_FP8_WARPS 8
+#define LK_SRMS_NORM_FP8_EACH (LK_SRMS_NORM_FP8_BAND / LK_SRMS_NORM_FP8_WARPS)
+#define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
+/* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
+#define LK_SRMS_NORM_FP8_SLOTS(T, packed) ((packed) ? 1 : LK_VEC<T> / 4)
+#define LK_SRMS_NORM_FP8_CHUNK(T) (32 * LK_VEC<T>)
+#define LK_SRMS_NORM_FP8_CHUNK_BYTES(T, packed) (LK_SRMS_NORM_FP8_BAND * 32 * 16 * LK_SRMS_NORM_FP8_SLOTS(T, packed))
+
+/* Where a thread is: its block's first chunk, the first of its warp's rows, and its slots of chunk 0. */
+typedef struct {
+    int64_t row;
+    int chunk, lane, warp;
+    uint4 *slot;
+} lk_srms_norm_fp8_place;
+
+/* Vector i of a thread in the block's chunk k; 0 where there is none. Slots: [chunk][warp][row][slot of a vector][lane]. */
+template <class T, bool PACKED> LK_DEVICE uint4 *lk_srms_norm_fp8_slot(const lk_srms_norm_fp8_place &at, int k, int i)
+{
+    return at.slot + (k * LK_SRMS_NORM_FP8_BAND + i) * LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * 32;
+}
+template <class T, class R, bool PACKED, bool WIDE>
+LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k,
+                                    int i, int col)
+{
+    constexpr int N = LK_VEC<T>;
+    if (k < call.held) {
+        const uint4 *slot = lk_srms_norm_fp8_slot<T, PACKED>(at, k, i);
+        if constexpr (PACKED) lk_unpack(s, lk_vec<T>{slot[0]});
+        else
+            LK_UNROLL for (int m = 0; m < N / 4; m++) {
+                float four[4];
+                lk_unpack(four, lk_vec<float>{slot[32 * m]});
+                LK_UNROLL for (int j = 0; j < 4; j++) s[4 * m + j] = four[j];
+            }
+        return;
+    }
+    LK_UNROLL for (int j = 0; j < N; j++) s[j] = 0.0f;
+    if (at.row + i < call.norm.a.rows && col < (int)call.norm.a.cols)
+        lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row + i, col);
+}
+
+/* Fills the slots of a thread. */
+template <class T, class R, bool PACKED, bool WIDE>
+LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at)
+{
+    constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH, AT_ONCE = 4;
+    LK_NO_UNROLL for (int k = 0; k < call.held; k++) {
+        const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
+        const bool column = col < (int)call.norm.a.cols;
+        if constexpr (PACKED && WIDE) {
+            const T *from = (const T *)call.norm.in.x.data + at.row * call.norm.in.x.stride + col;
+            LK_UNROLL_BY(4) for (int i = 0; i < EACH; i++, from += call.norm.in.x.stride) {
+                uint4 *const slot = lk_srms_norm_fp8_slot<T, PACKED>(at, k, i);
+                if (column && at.row + i < call.norm.a.rows) lk_cp_async_16(slot, 0, from);
+                else *slot = make_uint4(0, 0, 0, 0);
+            }
+        } else {
+            LK_NO_UNROLL for (int i = 0; i < EACH; i += AT_ONCE) {
+                float s[AT_ONCE][N] = {};
+                LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
+                    if (column && at.row + i + n < call.norm.a.rows)
+                        lk_srms_norm_fp8_load_s<WIDE, T, R>(s[n], call, at.row + i + n, col);
+                LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
+                    LK_UNROLL for (int m = 0; m < N / 4; m++) {
+                        lk_vec<float> four;
+                        lk_pack(&four, {s[n][4 * m], s[n][4 * m + 1], s[n][4 * m + 2], s[n][4 * m + 3]});
+                        lk_srms_norm_fp8_slot<T, PACKED>(at, k, i + n)[32 * m] = four.raw;
+                    }
+            }
+        }
+    }
+    if constexpr (PACKED && WIDE) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>(); /* a lane reads only its own slots */
+}
+
+/* The sums of squares of the warp's rows over all columns, row i's in lane i. inbox: [block][row of the cluster]. */
+template <class T, class R, bool PACKED, bool WIDE>
+LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, float *inbox)
+{
+    constexpr int EACH = LK_SRMS_NORM_FP8_EACH, BAND = LK_SRMS_NORM_FP8_BAND;
+    const int blocks = (int)lk_cluster_nctarank(), row = at.warp * EACH + at.lane;
+    float sum[EACH] = {}, mine = 0.0f;
+    LK_NO_UNROLL for (int k = 0; k < call.chunks;) {
+        float part[EACH] = {}; /* short chains, as in lk_srms_norm_total */
+        LK_NO_UNROLL for (const int stop = min(k + 16, call.chunks); k < stop; k++)
+            LK_UNROLL for (int i = 0; i < EACH; i++) {
+                float s[LK_VEC<T>];
+                lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k, i,
+                                                         (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * LK_VEC<T>);
+                part[i] += lk_srms_norm_dot(s, s);
+            }
+        LK_UNROLL for (int i = 0; i < EACH; i++) sum[i] += part[i];
+    }
+    LK_UNROLL for (int i = 0; i < EACH; i++) {
+        const float all = lk_sum_warp(sum[i]);
+        if (at.lane == i) mine = all;
+    }
+    lk_cluster_ready();
+    for (int block = 0; block < blocks && at.lane < EACH; block++) {
+        float *slot = inbox + (int)lk_cluster_ctarank() * BAND + row;
+        if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)block);
+        *slot = mine;
+    }
+    if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
+    mine = 0.0f;
+    for (int block = 0; block < blocks && at.lane < EACH; block++) mine += inbox[block * BAND + row];
+    return mine;
+}
+
+/* Writes the rows of chunk k. Returns the largest |y| of each of the lane's columns, over the warp's rows. */
+template <class T, class R, bool PACKED, bool WIDE>
+LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k, float rstds,
+                                         float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>])
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_srms_norm_args &a = call.norm.a;
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N, block = col >> call.block_log2;
+    const bool blocks = call.x.scaling != LK_SRMS_NORM_FP8_TENSOR;
+    LK_UNROLL for (int j = 0; j < N; j++) most[j] = 0.0f;
+    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH; i++) {
+        const int64_t row = at.row + i;
+        const float rstd = __shfl_sync(0xffffffffu, rstds, i);
+        const bool there = row < a.rows && col < (int)a.cols;
+        float s[N];
+        lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k, i, col);
+        if (there) lk_srms_norm_fp8_put_s<R, WIDE>(call, s, row, col);
+        LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * w[j] * rstd : 0.0f, most[j] = fmaxf(most[j], fabsf(s[j]));
+        if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
+        if (blocks) {
+            const int lanes = 1 << call.block_log2 >> (N == 8 ? 3 : 2);
+            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, lk_max_warp(lk_srms_norm_fp8_most(0.0f, s), lanes));
+            inverse = scale.inverse;
+            if (there && col == block << call.block_log2)
+                lk_srms_norm_fp8_put_scale(call, call.x.scale, row * call.x.scale_stride + block * call.x.scale_block_stride, scale.scale);
+        }
+        if (there) lk_srms_norm_fp8_put<WIDE>(call, row, col, s, inverse);
+    }
+}
+
+/* The scales of the lane's columns for the warp's rows, of which most has the largest |y|; stores them. inbox: [warp][element of a
+ * vector][lane]. Called by: all threads of the block. */
+template <int N>
+LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int col,
+                                              const float (&most)[N], float (&inverse)[N], float *inbox)
+{
+    const int warps = (1 << call.block_log2) / LK_SRMS_NORM_FP8_EACH, first = at.warp / warps * warps; /* of a scale */
+    const int64_t block = (at.row - (at.warp - first) * LK_SRMS_NORM_FP8_EACH) >> call.block_log2;
+    LK_UNROLL for (int j = 0; j < N; j++) inbox[(at.warp * N + j) * 32 + at.lane] = most[j];
+    __syncthreads(); /* the maxima of all warps are there */
+    LK_UNROLL for (int j = 0; j < N; j++) {
+        float all = 0.0f;
+        for (int warp = first; warp < first + warps; warp++) all = fmaxf(all, inbox[(warp * N + j) * 32 + at.lane]);
+        const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, all);
+        inverse[j] = scale.inverse;
+        if (at.warp == first && block << call.block_log2 < call.norm.a.rows && col + j < (int)call.norm.a.cols)
+            lk_srms_norm_fp8_put_scale(call, call.x.transposed_scale,
+                                       (col + j) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride, scale.scale);
+    }
+}
+
+/* Puts chunk k's numbers of 8 bits into shared memory, four rows of a column in a word, in slots of the warp that it has read:
+ * [group of 4 rows][N / 4][lane ^ warp], so that the words of a column from all warps lie in different banks. */
+template <class T, class R, bool PACKED, bool WIDE>
+LK_DEVICE void lk_srms_norm_fp8_turn(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k, uint4 *turned,
+                                     float rstds, const float (&inverse)[LK_VEC<T>], const float (&w)[LK_VEC<T>])
+{
+    constexpr int N = LK_VEC<T>;
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
+    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH; i += 4) {
+        float s[4][N];
+        LK_UNROLL for (int n = 0; n < 4; n++) {
+            const float rstd = __shfl_sync(0xffffffffu, rstds, i + n);
+            lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
+            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] = s[n][j] * w[j] * rstd * inverse[j];
+        }
+        uint32_t word[N];
+        LK_UNROLL for (int j = 0; j < N; j++)
+            word[j] = lk_fp8x2(call.x.format, s[0][j], s[1][j]) | lk_fp8x2(call.x.format, s[2][j], s[3][j]) << 16;
+        __syncwarp(); /* all lanes have read the slots that are overwritten; shuffles order no memory */
+        LK_UNROLL for (int m = 0; m < N / 4; m++)
+            turned[(i / 4 * (N / 4) + m) * 32 + (at.lane ^ at.warp)] =
+                make_uint4(word[4 * m], word[4 * m + 1], word[4 * m + 2], word[4 * m + 3]);
+    }
+}
+
+/* Writes a chunk of q_transposed: 8 threads write the 128 rows of a column. first: the warps' slots, `step` slots apart. */
+template <int N>
+LK_DEVICE void lk_srms_norm_fp8_put_columns(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int col,
+                                            const uint4 *first, int step)
+{
+    const int warp = (int)threadIdx.x % LK_SRMS_NORM_FP8_WARPS;
+    const int64_t row = at.row - at.warp * LK_SRMS_NORM_FP8_EACH + warp * LK_SRMS_NORM_FP8_EACH, left = call.norm.a.rows - row;
+    LK_UNROLL_BY(4) for (int c = (int)threadIdx.x / LK_SRMS_NORM_FP8_WARPS; c < 32 * N; c += 32) {
+        const uint32_t *from = (const uint32_t *)(first + warp * step + c % N / 4 * 32 + (c / N ^ warp)) + c % 4;
+        uint32_t word[4];
+        LK_UNROLL for (int g = 0; g < 4; g++) word[g] = from[g * (N / 4) * 128];
+        if (col + c >= (int)call.norm.a.cols) break;
+        uint8_t *const to = (uint8_t *)call.x.q_transposed + (col + c) * call.x.q_transposed_stride + row;
+        if (call.wide && left >= 16) *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
+        else
+            LK_UNROLL for (int i = 0; i < 16; i++)
+                if (i < left) to[i] = (uint8_t)(word[i / 4] >> i % 4 * 8);
+    }
+}
+
+/* A cluster owns 128 rows. PACKED, WIDE: as in lk_srms_norm_fp8_kernel. */
+template <class T, class R, bool PACKED, bool WIDE>
+LK_KERNEL void __launch_bounds__(32 * LK_SRMS_NORM_FP8_WARPS, PACKED && WIDE ? 3 : 1)
+    lk_srms_norm_fp8_transpose_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
+{
+    constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH, SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
+    LK_DYN_SMEM(uint4, slots);
+    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER]); /* or of 8 warps, 256 columns */
+    const lk_srms_norm_args &a = call.norm.a;
+    const unsigned blocks = lk_cluster_nctarank();
+    const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR;
+    lk_srms_norm_fp8_place at;
+    at.warp = (int)threadIdx.x / 32, at.lane = (int)threadIdx.x % 32;
+    at.row = (int64_t)(blockIdx.x / blocks) * LK_SRMS_NORM_FP8_BAND + at.warp * EACH, at.chunk = (int)lk_cluster_ctarank() * call.chunks;
+    at.slot = &slots + at.warp * SLOTS + at.lane;
+    lk_cluster_begin();
+    lk_griddepcontrol_wait();
+    lk_srms_norm_fp8_fetch<T, R, PACKED, WIDE>(call, at);
+    lk_griddepcontrol_launch_dependents();
+    float inverse = 1.0f, seen = 0.0f, largest = 0.0f;
+    if (tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
+    if (tensor && call.x.amax) seen = *call.x.amax;
+    const float squares = lk_srms_norm_fp8_squares<T, R, PACKED, WIDE>(call, at, inbox);
+    const float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
+    if (lk_cluster_ctarank() == 0 && at.lane < EACH && at.row + at.lane < a.rows && a.rstd) a.rstd[at.row + at.lane] = rstds;
+    __syncthreads(); /* the sums have been read: the inbox is free for the maxima of columns */
+    LK_NO_UNROLL for (int k = 0; k < call.chunks; k++) {
+        const int begin = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T), col = begin + at.lane * N;
+        const bool in_slots = k < call.held;
+        const int step = in_slots ? SLOTS : 8 * 32; /* between warps; a chunk without slots uses those of the first one */
+        uint4 *const turned = &slots + (in_slots ? k * LK_SRMS_NORM_FP8_WARPS * SLOTS : 0);
+        float w[N], most[N], inverses[N];
+        LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f, inverses[j] = inverse;
+        if (col < (int)a.cols) lk_srms_norm_fp8_weigh<T, false, WIDE>(w, call, 0, col);
+        lk_srms_norm_fp8_put_rows<T, R, PACKED, WIDE>(call, at, k, rstds, inverse, w, most);
+        if (tensor) largest = lk_srms_norm_fp8_most(largest, most);
+        else lk_srms_norm_fp8_column_scales(call, at, col, most, inverses, inbox);
+        if (!in_slots) __syncthreads(); /* the columns before have been read from where these go */
+        lk_srms_norm_fp8_turn<T, R, PACKED, WIDE>(call, at, k, turned + at.warp * step, rstds, inverses, w);
+        __syncthreads(); /* all warps' columns are there, and the maxima have been read */
+        lk_srms_norm_fp8_put_columns<N>(call, at, begin, turned, step);
+    }
+    if (!tensor || !call.x.amax) return;
+    largest = lk_max_warp(largest);
+    if (at.lane == 0) lk_srms_norm_fp8_raise(call, largest, seen);
+}
+
+template <class T, class R, bool PACKED, bool WIDE>
+LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, cudaStream_t stream)
+{
+    constexpr int bytes = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED), least = 64 * 32 * 16; /* what a turned chunk takes */
+    void (*const kernel)(lk_srms_norm_fp8_call) = lk_srms_norm_fp8_transpose_kernel<T, R, PACKED, WIDE>;
+    const int most = device->arch < 90 ? 1 : device->arch < 120 ? LK_SRMS_NORM_FP8_CLUSTER : 8;
+    const int64_t chunks = lk_ceil_div(call.norm.a.cols, LK_SRMS_NORM_FP8_CHUNK(T));
+    call.chunks = (int)lk_ceil_div(chunks, most);
+    const int cluster = (int)lk_ceil_div(chunks, call.chunks), room = (device->smem - 1) * 1024 - 10 * 1024; /* static: 8 KiB */
+    call.held = call.chunks < room / bytes ? call.chunks : room / bytes;
+    const size_t smem = call.held ? (size_t)call.held * bytes : least;
+    cudaError_t error = cudaSuccess;
+    if (cluster > 8) error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error) return lk_launched(op, error);
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.norm.a.rows, LK_SRMS_NORM_FP8_BAND) * cluster, cluster,
+                         32 * LK_SRMS_NORM_FP8_WARPS, smem, stream, call);
+}
+template <class T, class R>
+LK_HOST lk_status lk_srms_norm_fp8_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
+                                         cudaStream_t stream)
+{
+    call.wide = (uintptr_t)call.x.q_transposed % 16 == 0 && call.x.q_transposed_stride % 16 == 0;
+    if (!wide) return lk_srms_norm_fp8_run_bands<T, R, false, false>(op, device, call, stream);
+    if constexpr (sizeof(T) == sizeof(R))
+        if (!call.norm.a.residual) return lk_srms_norm_fp8_run_bands<T, R, true, true>(op, device, call, stream);
+    return lk_srms_norm_fp8_run_bands<T, R, false, true>(op, device, call, stream);
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* What norm's table has for forward, and then this header's tensors. */
+typedef struct {
+    lk_tensor list[LK_COUNT(lk_srms_norm_table().list) + 6];
+} lk_srms_norm_fp8_table;
+
+LK_HOST int64_t lk_srms_norm_fp8_blocks(int scaling, int64_t elements)
+{
+    return scaling == LK_SRMS_NORM_FP8_BLOCK ? lk_ceil_div(elements, 128) : scaling == LK_SRMS_NORM_FP8_MX ? lk_ceil_div(elements, 32) : 1;
+}
+
+template <class T> LK_HOST lk_srms_norm_fp8_table lk_srms_norm_fp8_tensors(lk_srms_norm_fp8_args *x)
+{
+    lk_srms_norm_args *const a = &x->common;
+    const lk_srms_norm_table norm = lk_srms_norm_tensors<T>(a, false);
+    const int n = LK_COUNT(norm.list), bytes = x->scaling == LK_SRMS_NORM_FP8_MX ? 1 : 4;
+    const int with_scale = x->scaling == LK_SRMS_NORM_FP8_TENSOR ? LK_UNUSED : LK_OUT | LK_REQUIRED;
+    const int64_t rows = a->rows, cols = a->cols;
+    lk_srms_norm_fp8_table table = {};
+    for (int i = 0; i < n; i++) {
+        table.list[i] = norm.list[i];
+        if (x->q_transposed) table.list[i].in_place[0] = NULL; /* what is read twice must stay */
+    }
+    const lk_tensor more[] = {
+        {"tensor_scale", x->tensor_scale, 4, LK_IN, 1},
+        {"amax", x->amax, 4, LK_OUT, 1},
+        {"q", x->q, 1, LK_OUT | LK_REQUIRED, cols, {{rows, &x->q_stride, "q_stride"}}},
+        {"scale", x->scale, bytes, with_scale, 1,
+         {{rows, &x->scale_stride, "scale_stride"},
+          {lk_srms_norm_fp8_blocks(x->scaling, cols), &x->scale_block_stride, "scale_block_stride"}}},
+        {"q_transposed", x->q_transposed, 1, x->q_transposed ? LK_OUT : LK_UNUSED, rows,
+         {{cols, &x->q_transposed_stride, "q_transposed_stride"}}},
+        {"transposed_scale", x->transposed_scale, bytes, x->q_transposed ? with_scale : LK_UNUSED, 1,
+         {{cols, &x->transposed_scale_stride, "transposed_scale_stride"},
+          {lk_srms_norm_fp8_blocks(x->scaling, rows), &x->transposed_block_stride, "transposed_block_stride"}}},
+    };
+    for (int i = 0; i < LK_COUNT(more); i++) table.list[n + i] = more[i];
+    return table;
+}
+
+/* Validates; x becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+template <class T>
+LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_args *args, int arch, lk_srms_norm_fp8_args *x)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    lk_srms_norm_args *const a = &x->common;
+    if (a->groups == 0) a->groups = 1;
+    const bool query = arch == LK_QUERY, tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
+    lk_checks checks = {op, LK_OK};
+    lk_check_enum(&checks, "scaling", x->scaling, LK_SRMS_NORM_FP8_MX, "LK_SRMS_NORM_FP8_*");
+    if (a->bias) lk_reject(&checks, LK_ERR_VALUE, "bias is given; srms_norm_fp8 has none");
+    if (!tensor && x->tensor_scale) lk_reject(&checks, LK_ERR_VALUE, "tensor_scale is given; it belongs to scaling 0 (tensor)");
+    if (!tensor && x->amax) lk_reject(&checks, LK_ERR_VALUE, "amax is given; it belongs to scaling 0 (tensor)");
+    if (tensor && x->scale)
+        lk_reject(&checks, LK_ERR_VALUE, "scale is given; with scaling 0 (tensor) the scale is tensor_scale, an input");
+    if ((tensor || !x->q_transposed) && x->transposed_scale)
+        lk_reject(&checks, LK_ERR_VALUE, "transposed_scale is given; it belongs to q_transposed with scaling 2 (block) or 3 (MX)");
+    if (x->q_transposed && x->scaling == LK_SRMS_NORM_FP8_ROW)
+        lk_reject(&checks, LK_ERR_VALUE, "q_transposed is given; scales of rows (1) are no scales of its rows");
+    if (checks.status) return checks.status;
+    lk_srms_norm_fp8_table table = lk_srms_norm_fp8_tensors<T>(x);
+    const int count = lk_used_tensors(table.list, LK_COUNT(table.list));
+    if (!query) lk_check_null(&checks, table.list, count);
+    lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
+    lk_check_size(&checks, "cols", a->cols, 1, (int64_t)1 << 30);
+    lk_check_size(&checks, "groups", a->groups, 0, ((int64_t)1 << 30) / (a->cols > 0 ? a->cols : 1));
+    lk_check_shapes(&checks, table.list, count, query);
+    lk_check_number(&checks, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
+    lk_check_number(&checks, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
+    lk_check_dtype<T>(&checks, "residual_dtype", a->residual_dtype);
+    lk_check_enum(&checks, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
+    lk_check_enum(&checks, "format", x->format, LK_FP8_E5M2, "LK_FP8_*");
+    lk_check_enum(&checks, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
+    if (x->q_transposed && a->groups > 1)
+        lk_reject(&checks, LK_ERR_VALUE, "groups is %lld; with q_transposed it must be 0 or 1", (long long)a->groups);
+    if (!a->residual_dtype) a->residual_dtype = lk_dtype<T>;
+    if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
+    if (a->path == LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
+        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    if (a->path == LK_SRMS_NORM_CLUSTER) lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) is not one of this function's", a->path);
+    if (query) return checks.status;
+    lk_check_alignment(&checks, table.list, count);
+    lk_check_warn(&checks, a->rows == 0, "rows is 0; nothing is computed");
+    lk_check_warn(&checks, a->eps == 0.0f, "eps is 0; a row of zeros gives NaN");
+    lk_check_allocations(&checks, table.list, count);
+    return checks.status;
+}
+
+/* Whether the rows of all tensors start and end on whole vectors of T, or on as many elements of 8 bits. */
+template <class T> LK_HOST bool lk_srms_norm_fp8_is_wide(lk_srms_norm_fp8_args *x)
+{
+    const lk_srms_norm_fp8_table table = lk_srms_norm_fp8_tensors<T>(x);
+    bool wide = x->common.cols % LK_VEC<T> == 0;
+    for (int i = 0; i < LK_COUNT(table.list); i++) {
+        const lk_tensor *const t = &table.list[i];
+        if (t->width != x->common.cols || !t->dim[0].stride || !t->pointer || t->use & LK_UNUSED || !strcmp(t->name, "q_transposed"))
+            continue;
+        const int bytes = t->bytes == 1 ? LK_VEC<T> : 16;
+        wide = wide && (uintptr_t)t->pointer % (unsigned)bytes == 0 && *t->dim[0].stride * t->bytes % bytes == 0;
+    }
+    return wide;
+}
+
+template <class T> LK_HOST lk_status lk_srms_norm_fp8_forward(const char *op, const lk_srms_norm_fp8_args *args, cudaStream_t stream)
+{
+    lk_srms_norm_fp8_call call = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_srms_norm_fp8_check<T>(op, args, error ? 90 : device.arch, &call.x);
+    if (!status) status = lk_asked_device(op, error);
+    const lk_srms_norm_args *const a = &call.x.common;
+    if (status || a->rows == 0) return status;
+    const bool wide = lk_srms_norm_fp8_is_wide<T>(&call.x);
+    call.norm.a = *a;
+    call.norm.in.x = {a->x, a->x_stride, 0}, call.norm.in.r = {a->residual, a->residual_stride, 0};
+    call.norm.in.aligned = 1, call.norm.in.inverse_cols = 1.0f / (float)a->cols;
+    call.block_log2 = call.x.scaling == LK_SRMS_NORM_FP8_MX ? 5 : 7;
+    call.most = call.x.format == LK_FP8_E5M2 ? 57344.0f : 448.0f, call.inverse = 1.0f / call.most;
+    call.narrow = call.x.power_of_two || call.x.scaling == LK_SRMS_NORM_FP8_MX;
+    const bool other = a->residual_dtype != lk_dtype<T>;
+    if (call.x.q_transposed)
+        return other ? lk_srms_norm_fp8_bands<T, float>(op, &device, call, wide, stream)
+                     : lk_srms_norm_fp8_bands<T, T>(op, &device, call, wide, stream);
+    return other ? lk_srms_norm_fp8_rows<T, float>(op, &device, call, wide, stream)
+                 : lk_srms_norm_fp8_rows<T, T>(op, &device, call, wide, stream);
+}
+
+/* No workspace. */
+template <class T>
+LK_HOST lk_status lk_srms_norm_fp8_forward_workspace(const char *op, const lk_srms_norm_fp8_args *args, size_t *bytes)
+{
+    lk_srms_norm_fp8_args x = {};
+    return lk_no_workspace(lk_srms_norm_fp8_check<T>(op, args, LK_QUERY, &x), bytes);
+}
+
+#define LK_SRMS_NORM_FP8_DEFINE(T)                                                                                             \
+    LK_SRMS_NORM_FP8_DECLARE(T)                                                                                                \
+    LK_EMIT(srms_norm_fp8, forward, T)
+#define LK_DEFINE_SRMS_NORM_FP8(T) LK_OF_TYPE(LK_SRMS_NORM_FP8_DEFINE, T)
+
+#else
+#define LK_DEFINE_SRMS_NORM_FP8(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM_FP8")
+#endif /* CUDA or the simulator */
+#endif
