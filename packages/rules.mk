@@ -81,6 +81,7 @@ torch: | backend ## use: builds the PyTorch binding in its folder and tests it; 
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_patch.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/distill.py
+	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/fp8_linear.py
 # After torch, where both are asked for: they build in one folder.
 hub: | backend $(filter torch,$(MAKECMDGOALS)) ## use: builds the kernel for Hugging Face's `kernels`, in build/hub, and tests it
 	$(call quiet,$(PYTHON) packages/hub/build.py $(BACKEND))

@@ -28,7 +28,7 @@
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
-#include "lk/srms_norm.cuh"
+#include "lk/srms_norm_fp8.cuh"
 
 namespace ffi = xla::ffi;
 using ffi::AnyBuffer, ffi::Error, ffi::ErrorCode, std::string_view;
@@ -107,6 +107,9 @@ FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIE
        FIELD(dresidual_out) FIELD(dx) FIELD(dresidual) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes)
        FIELD(rows) FIELD(cols) FIELD(groups) FIELD(eps) FIELD(weight_offset) FIELD(residual_dtype) FIELD(weight_dtype)
        FIELD(dweight_dtype))
+FIELDS(srms_norm_fp8, COMMON(x) COMMON(residual) COMMON(residual_out) COMMON(weight) FIELD(tensor_scale) FIELD(amax) FIELD(q)
+       FIELD(scale) FIELD(q_transposed) FIELD(transposed_scale) COMMON(rows) COMMON(cols) COMMON(eps) COMMON(weight_offset)
+       COMMON(residual_dtype) COMMON(weight_dtype) FIELD(scaling) FIELD(format) FIELD(power_of_two))
 
 /* Sets one field; false if there is none of that name and kind. */
 template <class Args, class V> static bool set(Args &args, string_view name, V value)
@@ -135,6 +138,7 @@ template <class Args, class V> static bool set(Args &args, string_view name, V v
 template <class Args> static Args &common_of(Args &args) { return args; }
 static lk_cross_entropy_args &common_of(lk_cross_entropy_ids_args &args) { return args.common; }
 static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_args &args) { return args.common; }
+static lk_srms_norm_args &common_of(lk_srms_norm_fp8_args &args) { return args.common; }
 
 /* Takes the first word off a list of words. */
 static string_view next_word(string_view &list)
@@ -315,6 +319,7 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     LK_DECLARE_LINEAR_KL(T)                                                                                          \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
+    LK_DECLARE_SRMS_NORM_FP8(T)                                                                                      \
     LK_DECLARE_SCALE(T)                                                                                              \
     XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_rescale_##T, handle_rescale<lk_rescale_##T>,                                \
                                   BIND_RESCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(),  \
@@ -339,7 +344,8 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                    \
     FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                   \
     FUNCTION(srms_norm, forward, T, nullptr)                                                                         \
-    FUNCTION(srms_norm, backward, T, nullptr)
+    FUNCTION(srms_norm, backward, T, nullptr)                                                                        \
+    FUNCTION(srms_norm_fp8, forward, T, nullptr)
 
 FUNCTIONS(f32)
 FUNCTIONS(f16)

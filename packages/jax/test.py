@@ -832,6 +832,91 @@ def rms_norm():
     check("a value alone needs y alone", calls_in(lk.rms_norm, x, w) == [("srms_norm_forward_f32", "weight x", "y")])
 
 
+def fp8():
+    """Norms whose result has 8 bits, and the transposed copy."""
+    most = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+
+    def numbers(name, q, scale, y, per, narrow):
+        """q [rows, cols], scales [rows, blocks] or one number, y in float64."""
+        scale, got, limit = np.asarray(scale, np.float64), np.asarray(q.astype(jnp.float32), np.float64), most[q.dtype.name]
+        rows, cols = y.shape
+        if scale.ndim:
+            amax = np.pad(np.abs(y), ((0, 0), (0, -cols % per))).reshape(rows, -1, per).max(-1)
+            right = np.where(amax > 0, amax / limit, 1)
+            part = scale / right
+            check(f"{name}: scales", scale.shape == right.shape and (part > 1 - 1e-5).all() and (part < (2 if narrow else 1) + 1e-5).all())
+            check(f"{name}: powers of two", not narrow or (np.log2(scale) % 1 == 0).all())
+            scale = np.repeat(scale, per, -1)[:, :cols]
+        half, least = (2.0**-4, 2.0**-10) if q.dtype.name == "float8_e4m3fn" else (2.0**-3, 2.0**-17)
+        error = np.abs(got * scale - np.clip(y, -limit * scale, limit * scale))
+        check(f"{name}: numbers", got.shape == y.shape and (error <= (np.abs(y) * half + scale * least) * (1 + 1e-5)).all())
+
+    for dtype in DTYPES:
+        for i, (scaling, shape) in enumerate((s, n) for s in ("tensor", "row", "block128", "mx") for n in ((6, 64), (2, 3, 300), (130, 160))):
+            out_dtype, narrow, cols = list(most)[i % 2], scaling == "mx" or i % 3 == 0, shape[-1]
+            x, w, r = normal(1, *shape, dtype=dtype), normal(2, cols, dtype=dtype if i % 2 else "float32"), normal(3, *shape, dtype=dtype)
+            scale = jnp.float32(0.02) if scaling == "tensor" else None
+            options = dict(out_dtype=out_dtype, scaling=scaling, scale=scale, power_of_two=narrow, amax=scaling == "tensor",
+                           transposed=scaling != "row", weight_offset=float(i % 3 == 1))
+            name = f"{dtype} {shape} {scaling} {out_dtype}"
+            f = (lambda x, w, r: lk.add_rms_norm(x, r, w, **options)) if i % 4 == 1 else (lambda x, w, r: lk.rms_norm(x, w, **options))
+            out = list((jax.jit(f) if i % 2 else f)(x, w, r))
+            s = np.asarray(x, np.float64) + (np.asarray(r, np.float64) if i % 4 == 1 else 0)
+            y = s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) * (np.asarray(w, np.float64) + options["weight_offset"])
+            y = y.reshape(-1, cols)
+            if i % 4 == 1:
+                close(f"{name}: the sum", out.pop(), s)
+            if scaling == "tensor":
+                close(f"{name}: amax", out.pop(2), np.abs(y).max(), 16)
+            check(f"{name}: what comes back", len(out) == (2 if scaling == "row" else 4) and out[0].shape == shape, len(out))
+            per = {"row": cols, "block128": 128, "mx": 32, "tensor": 1}[scaling]
+            flat = lambda a: a.reshape(y.shape[0], -1) if a.ndim else a
+            numbers(name, flat(out[0]), flat(out[1]), y, per, narrow)
+            if len(out) == 4:
+                numbers(f"{name}, transposed", out[2], out[3], y.T, per, narrow)
+    x, w, m = normal(1, 6, 64), normal(2, 64), normal(3, 32, 64)
+    e4m3 = dict(out_dtype=jnp.float8_e4m3fn)
+    stacked = jnp.stack([x, 2 * x + 1, -x])
+    for options in (dict(scaling="block128"), dict(scaling="tensor", amax=True), dict(scaling="mx", transposed=True)):
+        f = lambda v: lk.rms_norm(v, w, **e4m3, **options)
+        mapped, each = jax.vmap(f)(stacked), [f(v) for v in stacked]
+        check(f"vmap {options}", all(np.array_equal(np.asarray(a[i], np.float32), np.asarray(b, np.float32)) for i, one in enumerate(each)
+                                     for a, b in zip(mapped, one)))
+
+    @jax.custom_vjp
+    def product(x, w, m):  # as the manual says: a product of 8 bits, with the norm's gradient straight through
+        q, scale = lk.rms_norm(x, w, **e4m3)
+        return (q.astype(jnp.float32) * scale) @ m.T
+
+    def back(kept, dout):
+        x, w, m = kept
+        q, scale = lk.rms_norm(x, w, **e4m3)
+        return (*jax.vjp(lk.rms_norm, x, w)[1](dout @ m), dout.T @ (q.astype(jnp.float32) * scale))
+    product.defvjp(lambda *a: (product(*a), a), back)
+    loss = lambda *a: (product(*a)**2).sum()
+    found = jax.jit(jax.grad(loss, (0, 1, 2)))(x, w, m)
+    right = jax.grad(lambda x, w, m: ((lk.rms_norm(x, w) @ m.T)**2).sum(), (0, 1, 2))(x, w, m)
+    apart = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in zip(found, right)]
+    check("a product of 8 bits, and its gradients", max(apart) < 0.1, apart)
+    calls = calls_in(jax.grad(loss), x, w, m)
+    check("the plain forward goes", not any(c[0] == "srms_norm_forward_f32" for c in calls), calls)
+    for name, f, word in (("out_dtype", lambda: lk.rms_norm(x, w, out_dtype="float16"), "out_dtype"),
+                          ("scaling", lambda: lk.rms_norm(x, w, scaling="rows", **e4m3), "scaling"),
+                          ("bias", lambda: lk.rms_norm(x, w, bias=w, **e4m3), "bias"),
+                          ("scale", lambda: lk.rms_norm(x, w, scale=1.0, **e4m3), "scale"),
+                          ("amax", lambda: lk.rms_norm(x, w, amax=True, **e4m3), "amax"),
+                          ("transposed", lambda: lk.rms_norm(x, w, transposed=True, **e4m3), "row"),
+                          ("weight", lambda: lk.rms_norm(x, w[:3], **e4m3), "weight"),
+                          ("eps", lambda: lk.rms_norm(x, w, -1.0, **e4m3), "eps"),
+                          ("a gradient", lambda: jax.grad(lambda v: lk.rms_norm(v, w, **e4m3)[1].sum())(x), "gradient")):
+        try:
+            f()
+            said = "nothing"
+        except (ValueError, TypeError) as error:
+            said = str(error)
+        check(f"{name} is refused", word in said, said)
+
+
 # ---- Numbers as operands -----------------------------------------------------------------------------------------------------
 
 
@@ -1442,7 +1527,7 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "scales", "launches", "transforms", "mistakes", "x64",
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms", "mistakes", "x64",
               "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

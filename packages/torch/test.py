@@ -2183,6 +2183,9 @@ def opcheck():
         ("f32 residual", lambda x, r: sum(LF.add_rms_norm(x, r, (12,))), [x, leaf(normal(6, 12))]),
         ("heads in f16", lambda x, w: LF.linear_kl(x, w, x.detach(), w.detach() + 1, row_weight=t[:6].float()),
          [leaf(normal(6, 12), F16), leaf(normal(12, 12), F16)]),
+        ("8 bits", lambda x, r: LF.add_rms_norm(x, r, 12, out_dtype=torch.float8_e4m3fn, scaling="block128", transposed=True)[0],
+         [x, leaf(normal(6, 12), BF16)]),
+        ("8 bits, one scale", lambda x: LF.rms_norm(x, 12, out_dtype=torch.float8_e5m2, scaling="tensor", amax=True)[0], [x]),
         ("[N, C, d]", lambda x: LF.cross_entropy(x, classes(5, 2, 3)), [leaf(normal(2, 5, 3))])]
     for name, f, leaves in calls:
         with PublicCalls(found), Calls(found):
@@ -2216,9 +2219,12 @@ def opcheck():
         for test in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"):
             if test == "test_aot_dispatch_dynamic" and op == torch.ops.lk.linear_cross_entropy_forward.default and args[-1]:
                 continue  # it compares outputs, and the buffer of exponentials has bytes that nothing writes
+            if test == "test_aot_dispatch_dynamic" and op == torch.ops.lk.rms_norm_fp8.default and args[0].requires_grad:
+                continue  # it sums the outputs, and PyTorch has no sum of 8 bits
+            tolerance = dict(rtol=0, atol=0) if "fp8" in op.name() else dict(rtol=2 * HALF[BF16], atol=1e-4)  # all it takes of 8 bits
             def check():
                 given = tuple(map(fresh, args)), {k: fresh(v) for k, v in kwargs.items()}
-                torch.library.opcheck(op, *given, test_utils=test, rtol=2 * HALF[BF16], atol=1e-4)
+                torch.library.opcheck(op, *given, test_utils=test, **tolerance)
                 verdict(f"{op} sample {count[op]} {test}", True)
             attempt(f"{op} sample {count[op]} {test}", check)
 
@@ -2768,7 +2774,135 @@ def devices():
     close("cross_entropy on cuda:1", LF.cross_entropy(there[0], (t % 12).to("cuda:1")).to(D), LF.cross_entropy(x, t % 12))
 
 
-GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
+def fp8():
+    """Norms whose result has 8 bits: scales, numbers and the transposed copy against float64, gradients against the plain norm's."""
+    eps, most = 2.0**-20, {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+    digits = {torch.float8_e4m3fn: 2.0**-4, torch.float8_e5m2: 2.0**-3}  # half a step of a number at its largest
+
+    def by_blocks(scale, per, cols):
+        return scale.float().repeat_interleave(per, -1)[..., :cols]
+
+    def check_numbers(name, q, scale, y, per, narrow, given=None):
+        """q [rows, cols] and its scales [rows, blocks] against y [rows, cols]; given: the scale of TENSOR."""
+        rows, cols = y.shape
+        if given is None:
+            amax = F.pad(y.abs(), (0, -cols % per)).view(rows, -1, per).amax(-1)
+            right = torch.where(amax > 0, amax / most[q.dtype], 1.0)
+            if narrow:
+                log = scale.double().log2()
+                verdict(f"{name}: powers of two", bool(((log == log.round()) & (scale.double() >= right * (1 - 1e-6)) & (
+                    (scale.double() < 2 * right * (1 + 1e-6)) | (amax == 0))).all()), f"{scale} for {right}")
+            else:
+                compare(f"{name}: scale", ("scale", scale, right, right * 16 * U))
+            given = by_blocks(scale, per, cols).double()
+        bound = (y.abs() * digits[q.dtype] + given * 2.0**(-10 if q.dtype == torch.float8_e4m3fn else -17)) * (1 + 1e-5)
+        y = y.clamp(-most[q.dtype] * given, most[q.dtype] * given)
+        compare(f"{name}: numbers", ("y", q.double() * given, y, bound))
+
+    for t, scaling, (shape, layout) in itertools.product(
+            TYPES, ("tensor", "row", "block128", "mx"), (((6, 64), "packed"), ((2, 3, 300), "gaps"), ((130, 160), "packed"))):
+        dtype, cols, narrow = rng.choice(list(most)), shape[-1], scaling == "mx" or rng.random() < 0.5
+        x, w = leaf(normal(*shape, sigma=1.5), t, layout), leaf(normal(cols), rng.choice((t, F32)))
+        r = leaf(normal(*shape), rng.choice((t, F32))) if rng.random() < 0.5 else None
+        with torch.no_grad():
+            x[0] = 0 if layout == "packed" else x[0]  # a row of zeros
+        offset, turned = rng.choice((0.0, 1.0)), scaling != "row"
+        number = torch.tensor(0.02, device=D) if scaling == "tensor" else None
+        name = f"{NAMES[t]} {shape} {scaling} {str(dtype)[6:]} weight {NAMES[w.dtype]}{', residual' if r is not None else ''}"
+        options = dict(out_dtype=dtype, scaling=scaling, scale=number, power_of_two=narrow, amax=scaling == "tensor", transposed=turned,
+                       weight_offset=offset)
+        out = list(LF.rms_norm(x, cols, w, eps, **options) if r is None else LF.add_rms_norm(x, r, cols, w, eps, **options))
+        s = x.detach().double() + (0.0 if r is None else r.detach().double())
+        y = exact_norm(s, (cols,), w.detach().double() + offset, eps).view(-1, cols)
+        per = {"row": cols, "block128": 128, "mx": 32, "tensor": 1}[scaling]
+        q, scale = out[:2]
+        if r is not None:
+            compare(f"{name}: the sum", ("s", out.pop(), s, rounded(s, 2 * U * s.abs(), r.dtype)))
+        if scaling == "tensor":
+            compare(f"{name}: amax", ("amax", out.pop(2), y.abs().max(), y.abs().max() * 16 * U))
+            verdict(f"{name}: scale is the one given", scale is number)
+        else:
+            verdict(f"{name}: shape of scale", scale.shape == (*shape[:-1], -(-cols // per)), str(scale.shape))
+            scale = scale.reshape(y.shape[0], -1)
+        verdict(f"{name}: what comes back", len(out) == (4 if turned else 2) and q.shape == x.shape and q.dtype == dtype, str(len(out)))
+        given = number.double() if scaling == "tensor" else None
+        check_numbers(name, q.detach().view(-1, cols), scale, y, per, narrow, given)
+        if turned:
+            check_numbers(f"{name}, transposed", out[2], out[3], y.t(), min(per, 128), narrow, given)
+            verdict(f"{name}: rows of the transposed copy are contiguous", out[2].is_contiguous() and not out[2].requires_grad)
+        # The gradient of q has x's type and is the plain norm's, except in the last places of rstd: the two sum in other orders.
+        dy, inputs = leaf(normal(*shape), t, "packed", False), [x, w] + ([] if r is None else [r])
+        plain = LF.rms_norm(x, cols, w, eps, weight_offset=offset) if r is None else LF.add_rms_norm(
+            x, r, cols, w, eps, weight_offset=offset)[0]
+        ours, theirs = torch.autograd.grad(q, inputs, dy), torch.autograd.grad(plain, inputs, dy)
+        compare(f"{name}: gradients are the plain norm's", *((what, a, b, 2 * rounded(b, 64 * U * b.abs().max(), b.dtype))
+                                                            for what, a, b in zip(("dx", "dweight", "dresidual"), ours, theirs)))
+        verdict(f"{name}: in its own types", [g.dtype for g in ours] == [v.dtype for v in inputs], str([g.dtype for g in ours]))
+        with torch.no_grad():
+            bare = LF.rms_norm(x, cols, w, eps, **options)[0]
+        verdict(f"{name}: without a gradient", not bare.requires_grad and (r is not None or torch.equal(
+            bare.view(torch.uint8), q.detach().view(torch.uint8))))
+
+    class Product(torch.autograd.Function):  # what takes q's gradient: a product of 8 bits
+        @staticmethod
+        def forward(ctx, q, scale, weight):
+            ctx.save_for_backward(q, scale, weight)
+            return (q.float() * scale @ weight.float().t()).to(BF16)
+
+        @staticmethod
+        def backward(ctx, dout):
+            q, scale, weight = ctx.saved_tensors
+            return dout @ weight, None, (dout.float().t() @ (q.float() * scale)).to(BF16)
+    x, w, m = leaf(normal(6, 64), BF16), leaf(normal(64), BF16), leaf(normal(32, 64), BF16)
+    q, scale = LF.rms_norm(x, 64, w, eps, out_dtype=torch.float8_e4m3fn)
+    up = leaf(normal(6, 32), BF16, "packed", False)
+    found = torch.autograd.grad(Product.apply(q, scale, m), [x, w, m], up, retain_graph=True)
+    dy = up @ m.detach()
+    right = torch.autograd.grad(LF.rms_norm(x, 64, w, eps), [x, w], dy)
+    compare("through an autograd.Function", *((what, a, b, 2 * rounded(b, 64 * U * b.abs().max(), BF16))
+                                               for what, a, b in zip(("dx", "dweight"), found, right)))
+    two = torch.autograd.grad(Product.apply(q, scale, m).float().sum() + 2 * Product.apply(q, scale, m).float().sum(), [x])
+    verdict("of two readers", torch.isfinite(two[0]).all().item())
+    y = torch.randn(4, 128, device=D, generator=None)
+    q, scale = LF.rms_norm(y, 128, None, eps, out_dtype=torch.float8_e4m3fn, power_of_two=True)
+    right = (F.rms_norm(y.double(), (128,), None, eps).float() / scale).to(torch.float8_e4m3fn)
+    far = (q.view(torch.uint8) != right.view(torch.uint8)).sum().item()
+    verdict("powers of two: PyTorch's own conversion", far <= 2, f"{far} of {q.numel()} differ")  # y may be off by an ulp
+    for shape in ((0, 16), (2, 0, 16)):
+        q, scale = LF.rms_norm(leaf(torch.zeros(shape)), 16, None, eps, out_dtype=torch.float8_e5m2)
+        verdict(f"empty {shape}", q.shape == shape and scale.shape == (*shape[:-1], 1))
+    q, scale = LF.rms_norm(torch.zeros(2, 16, device=D), 16, None, eps, out_dtype=torch.float8_e5m2)
+    verdict("zeros have scale 1", bool((scale == 1).all() and (q.float() == 0).all()))
+    step = torch.compile(lambda x, w: LF.rms_norm(x, 64, w, eps, out_dtype=torch.float8_e4m3fn, scaling="block128", transposed=True),
+                         backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        ours, theirs = step(x, w), LF.rms_norm(x, 64, w, eps, out_dtype=torch.float8_e4m3fn, scaling="block128", transposed=True)
+    verdict("compiled", all(torch.equal(a.view(torch.uint8) if a.element_size() == 1 else a, b.view(torch.uint8) if b.element_size() == 1
+                                        else b) and a.stride() == b.stride() for a, b in zip(ours, theirs)))
+    e4m3 = dict(out_dtype=torch.float8_e4m3fn)
+    train = lambda x, w, m: Product.apply(*LF.rms_norm(x, 64, w, eps, **e4m3), m)
+    both = [torch.autograd.grad(f(x, w, m), [x, w, m], up) for f in (train, torch.compile(train, backend="aot_eager", fullgraph=True))]
+    verdict("compiled, with gradients", all(map(torch.equal, *both)))
+    for name, f, *words in (
+            ("out_dtype", lambda: LF.rms_norm(x, 64, w, out_dtype=BF16), "out_dtype"),
+            ("scaling", lambda: LF.rms_norm(x, 64, w, scaling="rows", **e4m3), "scaling"),
+            ("bias", lambda: LF.rms_norm(x, 64, w, bias=w, **e4m3), "bias"),
+            ("groups", lambda: LF.rms_norm(x.view(3, 2, 64), 64, leaf(normal(2, 64)), groups=2, **e4m3), "groups"),
+            ("two dimensions", lambda: LF.rms_norm(x.view(6, 2, 32), (2, 32), None, **e4m3), "one dimension"),
+            ("scale of rows", lambda: LF.rms_norm(x, 64, w, scale=torch.ones((), device=D), **e4m3), "scale"),
+            ("amax of rows", lambda: LF.rms_norm(x, 64, w, amax=True, **e4m3), "amax"),
+            ("transposed rows", lambda: LF.rms_norm(x, 64, w, transposed=True, **e4m3), "row"),
+            ("scale's type", lambda: LF.rms_norm(x, 64, w, scaling="tensor", scale=torch.ones((), device=D).double(), **e4m3), "scale"),
+            ("scale's shape", lambda: LF.rms_norm(x, 64, w, scaling="tensor", scale=torch.ones(2, device=D), **e4m3), "scale"),
+            ("scale's gradient", lambda: LF.rms_norm(x, 64, w, scaling="tensor", scale=leaf(torch.ones(())), **e4m3), "scale"),
+            ("weight", lambda: LF.rms_norm(x, 64, w[:32], **e4m3), "weight"),
+            ("cols", lambda: LF.rms_norm(x, 32, None, **e4m3), "normalized_shape"),
+            ("residual", lambda: LF.add_rms_norm(x, x[:3], 64, w, **e4m3), "residual"),
+            ("eps", lambda: LF.rms_norm(x, 64, w, -1.0, **e4m3), "eps")):
+        raises(f"fp8: {name}", f, *words)
+
+
+GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "fp8": fp8, "cross_entropy": cross_entropy, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
           "upstreams": upstreams, "launches": launches,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// rms_norm and add_rms_norm: lk/srms_norm.cuh.
+// rms_norm and add_rms_norm: lk/srms_norm.cuh; the same with a result of 8 bits: lk/srms_norm_fp8.cuh.
 #include "lk_torch.h"
 
-#include "lk/srms_norm.cuh"
+#include "lk/srms_norm_fp8.cuh"
 LK_DECLARE_ALL(SRMS_NORM)
+LK_DECLARE_ALL(SRMS_NORM_FP8)
 
 namespace lk_torch {
 
@@ -29,6 +30,17 @@ static void fill_affine(lk_srms_norm_args &a, const Tensor &x, const Maybe &weig
                      ", and weight ", c10::toString(weight->scalar_type()), "; they must have one type");
 }
 
+// The residual of x, and the sum, which becomes a new tensor. r keeps the memory of a copy.
+static void fill_residual(lk_srms_norm_args &a, const Tensor &x, const Maybe &residual, std::optional<Rows> *r, Tensor *sum)
+{
+    if (!has(residual)) return;
+    TORCH_CHECK_VALUE(residual->sizes() == x.sizes(), "lk: residual has shape ", residual->sizes(), " and input ", x.sizes());
+    a.residual_dtype = type_beside(*residual, x.scalar_type(), "residual");
+    r->emplace(*residual, "residual");
+    *sum = make(x.sizes(), *residual);
+    a.residual = (*r)->data(), a.residual_stride = (*r)->stride, a.residual_out = sum->mutable_data_ptr();
+}
+
 // y, the sum x + residual if there is a residual, and rstd if it is kept for backward
 static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const Maybe &residual, const Maybe &weight,
                                                       const Maybe &bias, double eps, double weight_offset, bool keep)
@@ -40,14 +52,7 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
     lk_srms_norm_args a = {};
     Tensor y = make(x.sizes(), x), sum, rstd, w, b;
     std::optional<Rows> r;
-    if (has(residual)) {
-        TORCH_CHECK_VALUE(residual->sizes() == x.sizes(), "lk: residual has shape ", residual->sizes(), " and input ",
-                          x.sizes());
-        a.residual_dtype = type_beside(*residual, x.scalar_type(), "residual");
-        r.emplace(*residual, "residual");
-        sum = make(x.sizes(), *residual);
-        a.residual = r->data(), a.residual_stride = r->stride, a.residual_out = sum.mutable_data_ptr();
-    }
+    fill_residual(a, x, residual, &r, &sum);
     fill_affine(a, x, weight, bias, rows.cols, &w, &b);
     if (keep) {
         rstd = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
@@ -58,6 +63,63 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
     a.y = y.mutable_data_ptr();
     if (rows.cols) LK_RUN(lk_srms_norm_forward, x, &a, stream);
     return {y, sum, rstd};
+}
+
+// Scales [rows, blocks], those of one block next to one another, as products of 8 bits want them; MX: those of one row.
+static Tensor make_scales(const Tensor &x, int64_t rows, int64_t cols, int64_t scaling, int64_t *stride, int64_t *block_stride)
+{
+    const bool mx = scaling == LK_SRMS_NORM_FP8_MX;
+    const int64_t per = mx ? 32 : 128, blocks = scaling == LK_SRMS_NORM_FP8_ROW ? 1 : (cols + per - 1) / per;
+    *stride = mx ? blocks : 1, *block_stride = mx ? 1 : rows;
+    return mx ? make({rows, blocks}, x, at::kFloat8_e8m0fnu) : make({blocks, rows}, x, at::kFloat).t();
+}
+
+// q, the scales unless scaling is TENSOR, amax if wanted, q_transposed and its scales if wanted, the sum, rstd
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps, double weight_offset, int64_t scaling,
+                     bool e5m2, bool power_of_two, const Maybe &scale, bool want_amax, bool want_transposed, bool keep)
+{
+    check_input(x, "input"), check_device(x, residual, "residual");
+    check_device(x, weight, "weight"), check_device(x, scale, "scale");
+    const Stream stream(x);
+    const Rows rows(x, "input");
+    const bool tensor = scaling == LK_SRMS_NORM_FP8_TENSOR;
+    const at::ScalarType type = e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+    lk_srms_norm_fp8_args args = {};
+    lk_srms_norm_args &a = args.common;
+    Tensor q = make(x.sizes(), x, type), scales, amax, turned, turned_scales, sum, rstd, w, b;
+    std::optional<Rows> r;
+    fill_residual(a, x, residual, &r, &sum);
+    fill_affine(a, x, weight, {}, rows.cols, &w, &b);
+    if (keep) {
+        rstd = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
+        a.rstd = rstd.mutable_data_ptr<float>();
+    }
+    if (has(scale)) {
+        TORCH_CHECK_TYPE(scale->scalar_type() == at::kFloat, "lk: scale must be float32, not ", c10::toString(scale->scalar_type()));
+        TORCH_CHECK_VALUE(scale->numel() == 1, "lk: scale has shape ", scale->sizes(), "; it must be one number");
+        args.tensor_scale = scale->const_data_ptr<float>();
+    }
+    if (want_amax) amax = make({}, x, at::kFloat).zero_(), args.amax = amax.mutable_data_ptr<float>();
+    if (!tensor) {
+        scales = make_scales(x, rows.rows, rows.cols, scaling, &args.scale_stride, &args.scale_block_stride);
+        args.scale = scales.mutable_data_ptr();
+        std::vector<int64_t> shape = x.sizes().vec();
+        shape.back() = scales.size(1);
+        scales = scales.view(shape);
+    }
+    if (want_transposed) {
+        turned = make({rows.cols, rows.rows}, x, type), args.q_transposed = turned.mutable_data_ptr();
+        if (!tensor) {
+            turned_scales = make_scales(x, rows.cols, rows.rows, scaling, &args.transposed_scale_stride, &args.transposed_block_stride);
+            args.transposed_scale = turned_scales.mutable_data_ptr();
+        }
+    }
+    a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
+    a.weight_offset = (float)weight_offset;
+    args.q = q.mutable_data_ptr(), args.scaling = (int)scaling, args.format = e5m2, args.power_of_two = power_of_two;
+    if (rows.cols) LK_RUN(lk_srms_norm_fp8_forward, x, &args, stream);
+    return {q, scales, amax, turned, turned_scales, sum, rstd};
 }
 
 // dx, dresidual where it has another type than dx, dweight, dbias. s is x, or the sum if there was a residual. A bias is given
@@ -175,8 +237,48 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
     return norm(x, residual, cols, weight, bias, eps, weight_offset);
 }
 
+// With a result of 8 bits: q, the scales, amax, q_transposed, its scales, the sum; what was not asked for is undefined. The gradient
+// of q is one of y, straight through the rounding.
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
+             double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, const Maybe &scale, bool want_amax,
+             bool want_transposed)
+{
+    LK_OP(rms_norm_fp8_forward);
+    check_input(x, "input");
+    TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == cols, "lk: normalized_shape ends in ", cols, ", but input has shape ",
+                      x.sym_sizes());
+    TORCH_CHECK_VALUE(!wants_gradient(scale), "lk: scale requires a gradient, and gets none; detach it");
+    const double e = eps.value_or(std::numeric_limits<float>::epsilon());
+    const bool keep = wants_gradient(x, residual, weight);
+    decltype(make_node<RmsNormBackward>(x, weight, Maybe())) node;
+    if (keep && residual) node = make_node<RmsNormBackward>(x, weight, Maybe(), residual);
+    else if (keep) node = make_node<RmsNormBackward>(x, weight, Maybe());
+    const auto [q, scales, amax, turned, turned_scales, sum, rstd] = [&] {
+        const Below below;
+        return rms_norm_fp8_forward_op.call(x, residual, weight, e, weight_offset, scaling, e5m2, power_of_two, scale, want_amax,
+                                            want_transposed, keep);
+    }();
+    if (!keep) return {q, scales, amax, turned, turned_scales, sum};
+    node->is_sum = sum.defined(), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
+    /* The engine rounds a gradient to the type of what it belongs to. That of q is to have x's type, so the node says x. */
+    const uint32_t number = node->add_input_metadata(x);
+    torch::autograd::impl::set_gradient_edge(q, {held(node.get()), number});
+    if (node->is_sum) torch::autograd::set_history(sum, node);
+    node->s = node->is_sum ? SavedVariable(sum, true) : save(x);
+    node->rstd = save(rstd), node->weight = save(weight), node->bias = save(Tensor());
+    node_is_made(node);
+    return {q, scales, amax, turned, turned_scales, sum};
+}
+
 LK_OPS(m)
 {
+    user_op(m, "rms_norm_fp8", "(Tensor x, Tensor? residual, SymInt cols, Tensor? weight, float? eps, float weight_offset, int scaling, "
+            "bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed) -> "
+            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8);
+    kernel(m, "rms_norm_fp8_forward", "(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, int scaling, "
+           "bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed, bool keep) -> "
+           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8_forward);
     user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, Tensor? bias, float? eps, float weight_offset) -> Tensor",
             &rms_norm);
     user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, Tensor? bias, float? eps, "

@@ -30,6 +30,25 @@ def rms_norm_forward(x, residual, weight, bias, eps, weight_offset, keep):
             x.new_empty(x.shape[:-1], dtype=F32) if keep else None)
 
 
+def fp8_scales(x, rows, cols, scaling):
+    """As the kernel lays them out; None in TENSOR."""
+    if scaling == 3:
+        return x.new_empty([rows, (cols + 31) // 32], dtype=torch.float8_e8m0fnu)
+    return x.new_empty([1 if scaling == 1 else (cols + 127) // 128, rows], dtype=F32).t() if scaling else None
+
+
+@fake
+def rms_norm_fp8_forward(x, residual, weight, eps, weight_offset, scaling, e5m2, power_of_two, scale, want_amax, want_transposed, keep):
+    dtype, cols = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn, x.shape[-1]
+    rows = math.prod(x.shape[:-1])
+    scales = fp8_scales(x, rows, cols, scaling)
+    return (x.new_empty(x.shape, dtype=dtype), None if scales is None else scales.view(*x.shape[:-1], scales.shape[1]),
+            x.new_empty([], dtype=F32) if want_amax else None,
+            x.new_empty([cols, rows], dtype=dtype) if want_transposed else None,
+            fp8_scales(x, cols, rows, scaling) if want_transposed else None,
+            None if residual is None else residual.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=F32) if keep else None)
+
+
 @fake
 def rms_norm_backward(dy, dsum, s, rstd, weight, bias, weight_offset, is_sum, want_dx, want_dweight):
     return (dy.new_empty(s.shape) if want_dx else None,

@@ -19,6 +19,8 @@ _ops = getattr(torch.ops, _C.NAMESPACE)  # lk; a kernel of packages/hub has anot
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
+_FP8 = {torch.float8_e4m3fn: False, torch.float8_e5m2: True}
+_SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
 _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 
 
@@ -221,17 +223,62 @@ def _affine_shape(wanted, weight, bias):
             raise ValueError(f"lk: {name} has shape {list(t.shape)}; it must be {list(wanted)}")
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1):
+def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale, power_of_two,
+              amax, transposed):
+    _tensors(input=input, **{name: t for name, t in (("residual", residual), ("weight", weight), ("scale", scale)) if t is not None})
+    e5m2, number = _value(_FP8, "out_dtype", out_dtype), _value(_SCALINGS, "scaling", scaling)
+    if type(input) is not Tensor and _sharded(input):
+        raise TypeError("lk: input is a DTensor; with out_dtype it must be a plain tensor")
+    if hasattr(normalized_shape, "__len__") and len(normalized_shape) != 1 or groups != 1 or bias is not None:
+        raise ValueError("lk: with out_dtype a norm is over one dimension, and has neither bias nor groups")
+    if number and (scale is not None or amax):
+        raise ValueError(f"lk: scale and amax belong to scaling 'tensor', and scaling is {scaling!r}")
+    if transposed and number == 1:
+        raise ValueError("lk: scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
+    cols = _integer("normalized_shape", normalized_shape[0] if hasattr(normalized_shape, "__len__") else normalized_shape)
+    _affine_shape([cols], weight, None)
+    op = _ops.rms_norm_fp8.default if is_compiling() else _C.rms_norm_fp8
+    y, scales, most, turned, turned_scales, total = op(
+        input, residual, cols, weight, None if eps is None else _number("eps", eps), _number("weight_offset", weight_offset), number,
+        e5m2, bool(power_of_two), scale, bool(amax), bool(transposed))
+    if number == 0:
+        scales = torch.ones((), device=input.device) if scale is None else scale
+        turned_scales = scales if transposed else None
+    more = (most, turned, turned_scales, total)
+    return (y, scales, *(t for t in more if t is not None))
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None, scaling="row",
+             scale=None, power_of_two=False, amax=False, transposed=False):
     """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
     Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
 
     groups: weight and bias are [groups, *normalized_shape], for an input of [..., groups, *normalized_shape]: one for each head
-    of [batch, tokens, heads, head_dim], say."""
+    of [batch, tokens, heads, head_dim], say.
+
+    out_dtype: torch.float8_e4m3fn or float8_e5m2. Then the result is (y, scale), and y.float() * scale is nearly the norm; from one
+    reading of input. lk/srms_norm_fp8.md says how exact. scaling:
+      "tensor"    one number, the argument scale (float32 on the device; None is 1), which is known from earlier steps.
+                  amax=True: the largest |y| of this call comes behind scale
+      "row"       float32 [..., 1], as torch._scaled_mm takes it
+      "block128"  float32 [..., cols / 128], one for each 128 columns, the scales of a block next to one another in memory
+      "mx"        float8_e8m0fnu [..., cols / 32]
+    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the weight's
+    gradient: y.T is [cols, rows] with rows contiguous, with scales along its rows; not with "row".
+    y has a gradient, in input's type: that of the norm, straight through the rounding. Give y itself to what has that gradient, an
+    autograd.Function; of a view of y PyTorch would round it to 8 bits."""
+    if out_dtype is not None:
+        return _norm_fp8(input, None, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
+                         power_of_two, amax, transposed)
     return _norm("rms_norm", input, None, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 
-def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1):
-    """s = input + residual; returns (rms_norm(s), s), s in residual's type."""
+def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None,
+                 scaling="row", scale=None, power_of_two=False, amax=False, transposed=False):
+    """s = input + residual; returns (rms_norm(s), s), s in residual's type. With out_dtype s comes last, behind what rms_norm returns."""
+    if out_dtype is not None:
+        return _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
+                         power_of_two, amax, transposed)
     return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 
