@@ -55,7 +55,7 @@ static const shape host_shapes[] = {
 static size_t elements(const shape *s) { return (size_t)(s->rows * s->cols); }
 static size_t scale_bytes(const shape *s, int64_t rows, int64_t cols)
 {
-    const int64_t scales = s->scaling == ROW ? rows : s->scaling == BLOCK ? rows * lk_ceil_div(cols, 128) : rows * lk_ceil_div(cols, 32);
+    const int64_t per = s->scaling == ROW ? cols : s->scaling == BLOCK ? 128 : 32, scales = rows * lk_ceil_div(cols, per);
     return s->scaling == TENSOR ? 0 : bench_round_up((size_t)scales * (s->scaling == MX ? 1 : 4));
 }
 static size_t weight_bytes(const shape *s) { return bench_round_up((size_t)s->cols * 2); }
@@ -156,7 +156,8 @@ static bool check_row(const shape *s, const bench_buffers *set, int64_t row, cha
             scale = scale_at(s, scale_of(s, set), row * lk_ceil_div(cols, per) + col / per);
             const bool narrow = s->scaling == MX || s->power_of_two;
             right = scale * 448 >= most * (1 - 1e-5) && scale * 448 <= most * (narrow ? 2 : 1) * (1 + 1e-5);
-            if (!right) snprintf(why, why_bytes, "scale[%lld,%lld] is %g for %g", (long long)row, (long long)(col / per), scale, most);
+            if (!right)
+                snprintf(why, why_bytes, "scale[%lld,%lld] is %g for %g", (long long)row, (long long)(col / per), scale, most);
         }
         right = right && near(q[col], y[col], scale, "q", row, col, why, why_bytes);
         if (!right || !s->transposed || col % 37) continue; /* a sample: each scale is a copy from the device */

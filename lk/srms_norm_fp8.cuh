@@ -215,6 +215,22 @@ LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[
     for (int i = 0; i < warps; i++) v[0] += inbox[i].x, v[1] = fmaxf(v[1], inbox[i].y);
 }
 
+/* BLOCK and MX: stores the scale of the block that y belongs to, and returns its inverse. The lanes of a block are side by side.
+ * team_log2: of the lanes that have a row, where these are fewer; else -1. Called by: all lanes of a warp. */
+template <int N>
+LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&y)[N], bool there,
+                                       int team_log2)
+{
+    const int block_lanes = call.block_log2 - (N == 8 ? 3 : 2);
+    const int lanes_log2 = team_log2 >= 0 && team_log2 < block_lanes ? team_log2 : block_lanes;
+    const float most = lk_max_warp(lk_srms_norm_fp8_most(0.0f, y), 1 << lanes_log2);
+    const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, most);
+    const int block = col >> call.block_log2;
+    const int64_t at = row * call.x.scale_stride + block * call.x.scale_block_stride;
+    if (there && col == block << call.block_log2) lk_srms_norm_fp8_put_scale(call, call.x.scale, at, scale.scale);
+    return scale.inverse;
+}
+
 /* Writes N elements of a row; s is s w, and becomes y. BLOCKS: all lanes of a warp call it, and those without elements say
  * there = false. */
 template <class T, bool WIDE, bool BLOCKS, int N>
@@ -224,15 +240,7 @@ LK_DEVICE void lk_srms_norm_fp8_write(const lk_srms_norm_fp8_call &call, float r
     const lk_srms_norm_args &a = call.norm.a;
     LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * rstd : 0.0f;
     if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
-    if constexpr (BLOCKS) {
-        const int team_log2 = call.norm.in.team_log2, shift = call.block_log2 - (N == 8 ? 3 : 2);
-        const int lanes = team_log2 >= 0 && team_log2 < shift ? 1 << team_log2 : 1 << shift;
-        const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, lk_max_warp(lk_srms_norm_fp8_most(0.0f, s), lanes));
-        const int block = col >> call.block_log2;
-        inverse = scale.inverse;
-        if (there && col == block << call.block_log2)
-            lk_srms_norm_fp8_put_scale(call, call.x.scale, row * call.x.scale_stride + block * call.x.scale_block_stride, scale.scale);
-    }
+    if constexpr (BLOCKS) inverse = lk_srms_norm_fp8_block(call, row, col, s, there, call.norm.in.team_log2);
     if (there) lk_srms_norm_fp8_put<WIDE>(call, row, col, s, inverse);
 }
 /* Stores N elements of s. */
@@ -366,7 +374,8 @@ template <class T> LK_HOST int64_t lk_srms_norm_fp8_lay_out(const lk_device *dev
 template <class T, class R, bool PACKED, bool HOLDS, bool WIDE>
 LK_HOST void (*lk_srms_norm_fp8_choose(bool blocks))(lk_srms_norm_fp8_call)
 {
-    return blocks ? lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, true> : lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, false>;
+    return blocks ? lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, true>
+                  : lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, false>;
 }
 template <class T, class R>
 LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
@@ -386,9 +395,9 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 
 /* ---- The transposed copy ------------------------------------------------------------------------------------------------- */
 
-/* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp 16 rows of a chunk, and a lane a vector of each. A
- * lane keeps its vectors in slots of shared memory, since registers have no room for 16. Chunks that a block has no slots for are
- * read again from global memory. */
+/* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp 16 rows of a chunk, and a lane a vector of each.
+ * A lane keeps its vectors in slots of shared memory, since registers have no room for 16. Chunks that a block has no slots for
+ * are read again from global memory. */
 #define LK_SRMS_NORM_FP8_BAND 128
 #define LK_SRMS_NORM_FP8_WARPS 8
 #define LK_SRMS_NORM_FP8_EACH (LK_SRMS_NORM_FP8_BAND / LK_SRMS_NORM_FP8_WARPS)
@@ -411,8 +420,8 @@ template <class T, bool PACKED> LK_DEVICE uint4 *lk_srms_norm_fp8_slot(const lk_
     return at.slot + (k * LK_SRMS_NORM_FP8_BAND + i) * LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * 32;
 }
 template <class T, class R, bool PACKED, bool WIDE>
-LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k,
-                                    int i, int col)
+LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at,
+                                    int k, int i, int col)
 {
     constexpr int N = LK_VEC<T>;
     if (k < call.held) {
@@ -505,7 +514,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, cons
 {
     constexpr int N = LK_VEC<T>;
     const lk_srms_norm_args &a = call.norm.a;
-    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N, block = col >> call.block_log2;
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
     const bool blocks = call.x.scaling != LK_SRMS_NORM_FP8_TENSOR;
     LK_UNROLL for (int j = 0; j < N; j++) most[j] = 0.0f;
     LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH; i++) {
@@ -517,13 +526,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, cons
         if (there) lk_srms_norm_fp8_put_s<R, WIDE>(call, s, row, col);
         LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * w[j] * rstd : 0.0f, most[j] = fmaxf(most[j], fabsf(s[j]));
         if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
-        if (blocks) {
-            const int lanes = 1 << call.block_log2 >> (N == 8 ? 3 : 2);
-            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, lk_max_warp(lk_srms_norm_fp8_most(0.0f, s), lanes));
-            inverse = scale.inverse;
-            if (there && col == block << call.block_log2)
-                lk_srms_norm_fp8_put_scale(call, call.x.scale, row * call.x.scale_stride + block * call.x.scale_block_stride, scale.scale);
-        }
+        if (blocks) inverse = lk_srms_norm_fp8_block(call, row, col, s, there, -1);
         if (there) lk_srms_norm_fp8_put<WIDE>(call, row, col, s, inverse);
     }
 }
@@ -543,9 +546,9 @@ LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call,
         for (int warp = first; warp < first + warps; warp++) all = fmaxf(all, inbox[(warp * N + j) * 32 + at.lane]);
         const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, all);
         inverse[j] = scale.inverse;
+        const int64_t to = (col + j) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride;
         if (at.warp == first && block << call.block_log2 < call.norm.a.rows && col + j < (int)call.norm.a.cols)
-            lk_srms_norm_fp8_put_scale(call, call.x.transposed_scale,
-                                       (col + j) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride, scale.scale);
+            lk_srms_norm_fp8_put_scale(call, call.x.transposed_scale, to, scale.scale);
     }
 }
 
@@ -607,7 +610,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_SRMS_NORM_FP8_WARPS, PACKED && WIDE ? 3
     const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR;
     lk_srms_norm_fp8_place at;
     at.warp = (int)threadIdx.x / 32, at.lane = (int)threadIdx.x % 32;
-    at.row = (int64_t)(blockIdx.x / blocks) * LK_SRMS_NORM_FP8_BAND + at.warp * EACH, at.chunk = (int)lk_cluster_ctarank() * call.chunks;
+    at.row = (int64_t)(blockIdx.x / blocks) * LK_SRMS_NORM_FP8_BAND + at.warp * EACH;
+    at.chunk = (int)lk_cluster_ctarank() * call.chunks;
     at.slot = &slots + at.warp * SLOTS + at.lane;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
@@ -642,7 +646,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_SRMS_NORM_FP8_WARPS, PACKED && WIDE ? 3
 }
 
 template <class T, class R, bool PACKED, bool WIDE>
-LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, cudaStream_t stream)
+LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call,
+                                             cudaStream_t stream)
 {
     constexpr int bytes = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED), least = 64 * 32 * 16; /* what a turned chunk takes */
     void (*const kernel)(lk_srms_norm_fp8_call) = lk_srms_norm_fp8_transpose_kernel<T, R, PACKED, WIDE>;
@@ -678,7 +683,9 @@ typedef struct {
 
 LK_HOST int64_t lk_srms_norm_fp8_blocks(int scaling, int64_t elements)
 {
-    return scaling == LK_SRMS_NORM_FP8_BLOCK ? lk_ceil_div(elements, 128) : scaling == LK_SRMS_NORM_FP8_MX ? lk_ceil_div(elements, 32) : 1;
+    return scaling == LK_SRMS_NORM_FP8_BLOCK ? lk_ceil_div(elements, 128)
+           : scaling == LK_SRMS_NORM_FP8_MX  ? lk_ceil_div(elements, 32)
+                                             : 1;
 }
 
 template <class T> LK_HOST lk_srms_norm_fp8_table lk_srms_norm_fp8_tensors(lk_srms_norm_fp8_args *x)
@@ -750,7 +757,8 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
     if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
     if (a->path == LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
         lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
-    if (a->path == LK_SRMS_NORM_CLUSTER) lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) is not one of this function's", a->path);
+    if (a->path == LK_SRMS_NORM_CLUSTER)
+        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) is not one of this function's", a->path);
     if (query) return checks.status;
     lk_check_alignment(&checks, table.list, count);
     lk_check_warn(&checks, a->rows == 0, "rows is 0; nothing is computed");
@@ -766,15 +774,16 @@ template <class T> LK_HOST bool lk_srms_norm_fp8_is_wide(lk_srms_norm_fp8_args *
     bool wide = x->common.cols % LK_VEC<T> == 0;
     for (int i = 0; i < LK_COUNT(table.list); i++) {
         const lk_tensor *const t = &table.list[i];
-        if (t->width != x->common.cols || !t->dim[0].stride || !t->pointer || t->use & LK_UNUSED || !strcmp(t->name, "q_transposed"))
-            continue;
+        const bool row = t->width == x->common.cols && t->dim[0].stride && strcmp(t->name, "q_transposed");
+        if (!row || !t->pointer || t->use & LK_UNUSED) continue;
         const int bytes = t->bytes == 1 ? LK_VEC<T> : 16;
         wide = wide && (uintptr_t)t->pointer % (unsigned)bytes == 0 && *t->dim[0].stride * t->bytes % bytes == 0;
     }
     return wide;
 }
 
-template <class T> LK_HOST lk_status lk_srms_norm_fp8_forward(const char *op, const lk_srms_norm_fp8_args *args, cudaStream_t stream)
+template <class T>
+LK_HOST lk_status lk_srms_norm_fp8_forward(const char *op, const lk_srms_norm_fp8_args *args, cudaStream_t stream)
 {
     lk_srms_norm_fp8_call call = {};
     lk_device device = {};

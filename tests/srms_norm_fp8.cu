@@ -55,16 +55,19 @@ typedef struct {
 static const char *describe(const problem *p)
 {
     static char text[1024];
-    int n = snprintf(text, sizeof text, "%s %s rows=%lld cols=%lld %s %s%s eps=%g groups=%d weight_offset=%g tensor_scale=%g amax=%g "
-                     "dtypes: residual %d weight %d", test_type_name[p->type], path_name[p->path], (long long)p->rows,
-                     (long long)p->cols, scaling_name[p->scaling], p->format ? "e5m2" : "e4m3", p->power_of_two ? " 2^k" : "",
-                     (double)p->eps, p->groups, (double)p->weight_offset, (double)p->tensor_scale, (double)p->amax, p->residual_dtype,
-                     p->weight_dtype);
-    for (int t = 0; t < TENSORS; t++)
-        if (p->has[t] && p->home[t] != t) n += snprintf(text + n, sizeof text - (size_t)n, " %s=%s", tensor_name[t], tensor_name[p->home[t]]);
+    int n = snprintf(text, sizeof text,
+                     "%s %s rows=%lld cols=%lld %s %s%s eps=%g groups=%d weight_offset=%g tensor_scale=%g amax=%g "
+                     "dtypes: residual %d weight %d",
+                     test_type_name[p->type], path_name[p->path], (long long)p->rows, (long long)p->cols, scaling_name[p->scaling],
+                     p->format ? "e5m2" : "e4m3", p->power_of_two ? " 2^k" : "", (double)p->eps, p->groups,
+                     (double)p->weight_offset, (double)p->tensor_scale, (double)p->amax, p->residual_dtype, p->weight_dtype);
+    for (int t = 0; t < TENSORS; t++) {
+        const size_t left = sizeof text - (size_t)n;
+        if (p->has[t] && p->home[t] != t) n += snprintf(text + n, left, " %s=%s", tensor_name[t], tensor_name[p->home[t]]);
         else if (p->has[t])
-            n += snprintf(text + n, sizeof text - (size_t)n, " %s(stride %lld %lld, at %d)", tensor_name[t], (long long)p->stride[t],
+            n += snprintf(text + n, left, " %s(stride %lld %lld, at %d)", tensor_name[t], (long long)p->stride[t],
                           (long long)p->block_stride[t], p->at[t]);
+    }
     snprintf(text + n, sizeof text - (size_t)n, " special=%s at %s of %s spread=%g seed=0x%llx", special_name[p->special],
              where_name[p->where], tensor_name[p->victim], p->spread, (unsigned long long)p->seed);
     return text;
@@ -72,7 +75,11 @@ static const char *describe(const problem *p)
 
 static bool is_output(const problem *p, int t) { return p->has[t] && t >= RESIDUAL_OUT; }
 static int64_t groups_of(const problem *p) { return p->groups ? p->groups : 1; }
-static int64_t per_scale(const problem *p) { return p->scaling == BLOCK ? 128 : p->scaling == MX ? 32 : p->scaling == ROW ? p->cols : 1ll << 60; }
+/* The columns that share a scale; of a row of q_transposed, the rows. */
+static int64_t per_scale(const problem *p)
+{
+    return p->scaling == BLOCK ? 128 : p->scaling == MX ? 32 : p->scaling == ROW ? p->cols : (int64_t)1 << 60;
+}
 static double most_of(const problem *p) { return p->format ? 57344 : 448; }
 
 /* Where a tensor's elements lie: element [row, c] at row stride + c step. */
@@ -127,12 +134,14 @@ static void count(const problem *p)
 #define DID_ROWS(name, yes) (DID(name, yes), did_transposed[i - 1] = false)
 #define DID_TRANSPOSED(name, yes) (DID(name, yes), did_rows[i - 1] = false)
     DID("f32", p->type == TEST_F32), DID("f16", p->type == TEST_F16), DID("bf16", p->type == TEST_BF16);
-    DID("tensor", p->scaling == TENSOR), DID_ROWS("row", p->scaling == ROW), DID("block", p->scaling == BLOCK), DID("mx", p->scaling == MX);
+    DID("tensor", p->scaling == TENSOR), DID_ROWS("row", p->scaling == ROW);
+    DID("block", p->scaling == BLOCK), DID("mx", p->scaling == MX);
     DID("e5m2", p->format), DID("power of two", p->power_of_two && p->scaling == BLOCK);
     DID_ROWS("power of two of a row", p->power_of_two && p->scaling == ROW);
     DID("tensor_scale", p->has[TENSOR_SCALE]), DID("tensor_scale NULL", p->scaling == TENSOR && !p->has[TENSOR_SCALE]);
     DID("amax", p->has[AMAX]), DID("residual T", sum && !f32), DID("residual f32", sum && f32), DID("x alone", !sum);
-    DID("residual_out of x", p->has[RESIDUAL_OUT] && !sum), DID("y", p->has[Y]), DID("y NULL", !p->has[Y]), DID("rstd", p->has[RSTD]);
+    DID("residual_out of x", p->has[RESIDUAL_OUT] && !sum), DID("rstd", p->has[RSTD]);
+    DID("y", p->has[Y]), DID("y NULL", !p->has[Y]);
     DID("weight NULL", !p->has[WEIGHT]), DID("weight T", p->has[WEIGHT] && layout_of(p, WEIGHT).type == p->type);
     DID("weight of another type", p->has[WEIGHT] && layout_of(p, WEIGHT).type != p->type);
     DID("weight_offset", p->has[WEIGHT] && p->weight_offset != 0), DID_ROWS("groups", p->has[WEIGHT] && p->groups > 1);
@@ -140,7 +149,8 @@ static void count(const problem *p)
     DID("scales the other way", p->has[SCALE] && p->block_stride[SCALE] > 1);
     DID_TRANSPOSED("its scales the other way", p->has[SCALE_T] && p->block_stride[SCALE_T] > 1);
     DID_TRANSPOSED("odd rows", p->rows % 16), DID_TRANSPOSED("whole rows", p->rows % 16 == 0), DID("many rows", p->rows > 128);
-    DID_ROWS("y = x", p->has[Y] && p->home[Y] == X), DID_ROWS("residual_out = residual", p->has[RESIDUAL_OUT] && p->home[RESIDUAL_OUT] == RESIDUAL);
+    DID_ROWS("y = x", p->has[Y] && p->home[Y] == X);
+    DID_ROWS("residual_out = residual", p->has[RESIDUAL_OUT] && p->home[RESIDUAL_OUT] == RESIDUAL);
     for (int s = 1; s < SPECIALS; s++) DID(special_name[s], p->special == s);
     for (int w = 0; w < WHERES; w++) DID(where_name[w], p->special && p->where == w);
 #undef DID
@@ -173,7 +183,8 @@ static problem drawn(int type, int path, int64_t rows, int64_t cols, int seed, i
     p.has[TENSOR_SCALE] = p.scaling == TENSOR && !test_chance(&r, 3), p.has[AMAX] = p.scaling == TENSOR && !test_chance(&r, 3);
     p.has[SCALE] = p.scaling != TENSOR, p.has[Q_T] = path == TRANSPOSED, p.has[SCALE_T] = p.has[Q_T] && p.has[SCALE];
     p.tensor_scale = test_chance(&r, 2) ? 0x1p-7f : 0.0123f, p.amax = test_chance(&r, 2) ? 0.0f : 3.0f;
-    p.weight_offset = test_chance(&r, 3) ? 1.0f : 0.0f, p.groups = path != TRANSPOSED && test_chance(&r, 4) ? 3 : test_chance(&r, 2);
+    p.weight_offset = test_chance(&r, 3) ? 1.0f : 0.0f;
+    p.groups = path != TRANSPOSED && test_chance(&r, 4) ? 3 : test_chance(&r, 2);
     p.eps = eps[test_below(&r, LENGTH_OF(eps))];
     if (path != TRANSPOSED && test_chance(&r, 3)) p.home[Y] = X;
     if (path != TRANSPOSED && p.has[RESIDUAL] && test_chance(&r, 3)) p.home[RESIDUAL_OUT] = RESIDUAL;
@@ -253,7 +264,8 @@ static bool setup(const problem *p, int run)
         if (p->home[t] == t) {
             const bool out = is_output(p, t);
             const int64_t span = l.rows && l.cols ? (l.rows - 1) * l.stride + (l.cols - 1) * l.step + 1 : 0;
-            test_buffer_size(&buffers[t], (size_t)span * bytes, (size_t)p->at[t] * bytes, run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
+            const int poison = run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff);
+            test_buffer_size(&buffers[t], (size_t)span * bytes, (size_t)p->at[t] * bytes, poison);
             if (!out || t == AMAX) fill(p, t);
             test_buffer_upload(&buffers[t]);
         }
@@ -261,13 +273,15 @@ static bool setup(const problem *p, int run)
     }
     args = {};
     lk_srms_norm_args *const a = &args.common;
-    a->x = at[X], a->residual = at[RESIDUAL], a->residual_out = at[RESIDUAL_OUT], a->rstd = (float *)at[RSTD], a->weight = at[WEIGHT];
+    a->x = at[X], a->residual = at[RESIDUAL], a->residual_out = at[RESIDUAL_OUT], a->rstd = (float *)at[RSTD];
+    a->weight = at[WEIGHT];
     a->y = at[Y], a->rows = p->rows, a->cols = p->cols, a->groups = p->groups, a->x_stride = p->stride[X];
     a->residual_stride = p->stride[RESIDUAL], a->eps = p->eps, a->weight_offset = p->weight_offset;
     a->residual_out_stride = p->home[RESIDUAL_OUT] == RESIDUAL_OUT ? p->stride[RESIDUAL_OUT] : 0;
     a->y_stride = p->home[Y] == Y ? p->stride[Y] : 0;
     a->residual_dtype = p->residual_dtype, a->weight_dtype = p->weight_dtype, a->path = p->path == TRANSPOSED ? 0 : p->path;
-    a->dy = a->dresidual_out = (const void *)1, a->dx = a->dresidual = a->dweight = a->dbias = a->workspace = (void *)1; /* backward's */
+    a->dy = a->dresidual_out = (const void *)1; /* from here on backward's, which a call must not look at */
+    a->dx = a->dresidual = a->dweight = a->dbias = a->workspace = (void *)1;
     a->dy_stride = a->dx_stride = a->dresidual_stride = a->dresidual_out_stride = -3, a->dweight_dtype = -3;
     args.tensor_scale = (const float *)at[TENSOR_SCALE], args.amax = (float *)at[AMAX], args.q = at[Q], args.scale = at[SCALE];
     args.q_transposed = at[Q_T], args.transposed_scale = at[SCALE_T], args.q_stride = p->stride[Q];
@@ -277,7 +291,8 @@ static bool setup(const problem *p, int run)
     args.power_of_two = p->power_of_two;
     size_t bytes = 12345;
     const lk_status status = query_of[p->type](&args, &bytes);
-    if (!test_that(status == LK_OK && bytes == 0)) test_detail("the query says %s, %zu bytes; %s", lk_last_error(), bytes, describe(p));
+    if (!test_that(status == LK_OK && bytes == 0))
+        test_detail("the query says %s, %zu bytes; %s", lk_last_error(), bytes, describe(p));
     return status == LK_OK;
 }
 
@@ -338,8 +353,8 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
     const float got = result(p, t, row, c);
     const double slack = isfinite(want) ? k * 0x1p-24 * fabs(want) + 0x1p-126 : 0;
     if (!test_near(laid[t].type, got, want, slack))
-        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)row, (long long)c, (double)got, want,
-                    slack, describe(p));
+        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)row, (long long)c, (double)got,
+                    want, slack, describe(p));
 }
 
 /* Whether y is known as the float that the kernel had. */
@@ -384,8 +399,8 @@ static void verify_8(const problem *p, int t, int64_t row, int64_t c, double y, 
     const int low = encode_8(p, (y - slack) / scale), high = encode_8(p, (y + slack) / scale);
     const bool tiny = fabs(y) <= least && (got & 0x7f) == 0; /* of either sign */
     if (!test_that(got == low || got == high || tiny))
-        test_detail("%s[%lld, %lld] is 0x%02x, want 0x%02x or 0x%02x: %.9g / %.9g; %s", tensor_name[t], (long long)row, (long long)c,
-                    got, low, high, y, scale, describe(p));
+        test_detail("%s[%lld, %lld] is 0x%02x, want 0x%02x or 0x%02x: %.9g / %.9g; %s", tensor_name[t], (long long)row,
+                    (long long)c, got, low, high, y, scale, describe(p));
 }
 
 static void verify(const problem *p)
@@ -400,7 +415,8 @@ static void verify(const problem *p)
             const float got = result(p, RESIDUAL_OUT, row, c);
             const int type = laid[RESIDUAL_OUT].type;
             if (!test_that(test_encode(type, got) == test_encode(type, s) || (s != s && got != got)))
-                test_detail("residual_out[%lld, %lld] is %.9g, not %.9g; %s", (long long)row, (long long)c, (double)got, (double)s, describe(p));
+                test_detail("residual_out[%lld, %lld] is %.9g, not %.9g; %s", (long long)row, (long long)c, (double)got,
+                            (double)s, describe(p));
         }
         if (sum > 0x1.fffffep127) sum = INFINITY;
         const double rstd = 1 / sqrt(sum / (double)p->cols + (double)p->eps);
@@ -439,7 +455,8 @@ static void verify(const problem *p)
     if (!p->has[AMAX]) return;
     const double got = (double)result(p, AMAX, 0, 0);
     most = fmax(most, (double)p->amax);
-    if (exact(p) ? !test_that(got == most) : isinf(most) ? !test_that(got == most) : !test_within(fabs(got - most), limit(p) * 0x1p-24 * most))
+    const bool same = exact(p) || isinf(most);
+    if (same ? !test_that(got == most) : !test_within(fabs(got - most), limit(p) * 0x1p-24 * most))
         test_detail("amax is %.9g, want %.9g; %s", got, most, describe(p));
 }
 
@@ -451,7 +468,8 @@ static void settle(const problem *p, bool keep, const char *what)
         if (!is_output(p, t) || l.rows == 0 || l.cols == 0) continue;
         const test_buffer *const b = &buffers[p->home[t]];
         if (l.step == 1) {
-            test_settle(b, &kept[t], &kept_bytes[t], keep, l.rows, l.cols, l.stride, bytes_of(l.type), tensor_name[t], what, describe(p));
+            test_settle(b, &kept[t], &kept_bytes[t], keep, l.rows, l.cols, l.stride, bytes_of(l.type), tensor_name[t], what,
+                        describe(p));
             continue;
         }
         for (int64_t c = 0; c < l.cols; c++) /* one by one; the bits are compared as well */
@@ -528,7 +546,8 @@ static void many_rows(int type, int, int path)
     for (int i = 0; i < LENGTH_OF(rows); i++)
         for (int scaling = 0; scaling < SCALINGS; scaling++) {
             if (test.small && (i + scaling + type + path) % 3) continue;
-            const problem p = drawn(type, path, rows[i], cols[(i + scaling + type) % 4], 300 + scaling, (i + scaling) % PLACES, scaling);
+            const int64_t wide = cols[(i + scaling + type) % 4];
+            const problem p = drawn(type, path, rows[i], wide, 300 + scaling, (i + scaling) % PLACES, scaling);
             check(&p);
         }
 }
@@ -633,8 +652,10 @@ static void errors(int type)
 {
     for (int path = 0; path <= TRANSPOSED; path += TRANSPOSED) {
         problem p = drawn(type, path, 3, 40, 1, PACKED, BLOCK);
-        for (int t = 0; t < TENSORS; t++)
-            p.has[t] = t != TENSOR_SCALE && t != AMAX && (path || (t != Q_T && t != SCALE_T)), p.home[t] = t, p.stride[t] = p.block_stride[t] = 0;
+        for (int t = 0; t < TENSORS; t++) {
+            p.has[t] = t != TENSOR_SCALE && t != AMAX && (path || (t != Q_T && t != SCALE_T));
+            p.home[t] = t, p.stride[t] = p.block_stride[t] = 0;
+        }
         p.groups = 0, p.at[Q] = 0;
         setup(&p, 0);
         const lk_srms_norm_fp8_args good = args;

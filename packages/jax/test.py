@@ -844,7 +844,8 @@ def fp8():
             amax = np.pad(np.abs(y), ((0, 0), (0, -cols % per))).reshape(rows, -1, per).max(-1)
             right = np.where(amax > 0, amax / limit, 1)
             part = scale / right
-            check(f"{name}: scales", scale.shape == right.shape and (part > 1 - 1e-5).all() and (part < (2 if narrow else 1) + 1e-5).all())
+            check(f"{name}: scales", scale.shape == right.shape and (part > 1 - 1e-5).all() and
+                  (part < (2 if narrow else 1) + 1e-5).all())
             check(f"{name}: powers of two", not narrow or (np.log2(scale) % 1 == 0).all())
             scale = np.repeat(scale, per, -1)[:, :cols]
         half, least = (2.0**-4, 2.0**-10) if q.dtype.name == "float8_e4m3fn" else (2.0**-3, 2.0**-17)
@@ -852,14 +853,16 @@ def fp8():
         check(f"{name}: numbers", got.shape == y.shape and (error <= (np.abs(y) * half + scale * least) * (1 + 1e-5)).all())
 
     for dtype in DTYPES:
-        for i, (scaling, shape) in enumerate((s, n) for s in ("tensor", "row", "block128", "mx") for n in ((6, 64), (2, 3, 300), (130, 160))):
+        cases = [(s, n) for s in ("tensor", "row", "block128", "mx") for n in ((6, 64), (2, 3, 300), (130, 160))]
+        for i, (scaling, shape) in enumerate(cases):
             out_dtype, narrow, cols = list(most)[i % 2], scaling == "mx" or i % 3 == 0, shape[-1]
-            x, w, r = normal(1, *shape, dtype=dtype), normal(2, cols, dtype=dtype if i % 2 else "float32"), normal(3, *shape, dtype=dtype)
+            x, r = normal(1, *shape, dtype=dtype), normal(3, *shape, dtype=dtype)
+            w = normal(2, cols, dtype=dtype if i % 2 else "float32")
             scale = jnp.float32(0.02) if scaling == "tensor" else None
             options = dict(out_dtype=out_dtype, scaling=scaling, scale=scale, power_of_two=narrow, amax=scaling == "tensor",
                            transposed=scaling != "row", weight_offset=float(i % 3 == 1))
             name = f"{dtype} {shape} {scaling} {out_dtype}"
-            f = (lambda x, w, r: lk.add_rms_norm(x, r, w, **options)) if i % 4 == 1 else (lambda x, w, r: lk.rms_norm(x, w, **options))
+            f = lambda x, w, r: lk.add_rms_norm(x, r, w, **options) if i % 4 == 1 else lk.rms_norm(x, w, **options)
             out = list((jax.jit(f) if i % 2 else f)(x, w, r))
             s = np.asarray(x, np.float64) + (np.asarray(r, np.float64) if i % 4 == 1 else 0)
             y = s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) * (np.asarray(w, np.float64) + options["weight_offset"])
@@ -880,7 +883,8 @@ def fp8():
     for options in (dict(scaling="block128"), dict(scaling="tensor", amax=True), dict(scaling="mx", transposed=True)):
         f = lambda v: lk.rms_norm(v, w, **e4m3, **options)
         mapped, each = jax.vmap(f)(stacked), [f(v) for v in stacked]
-        check(f"vmap {options}", all(np.array_equal(np.asarray(a[i], np.float32), np.asarray(b, np.float32)) for i, one in enumerate(each)
+        floats = lambda a: np.asarray(a, np.float32)
+        check(f"vmap {options}", all(np.array_equal(floats(a[i]), floats(b)) for i, one in enumerate(each)
                                      for a, b in zip(mapped, one)))
 
     @jax.custom_vjp
@@ -1527,7 +1531,8 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms", "mistakes", "x64",
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms", "mistakes",
+              "x64",
               "graphs" if lk.platform() == "CUDA" else "devices"]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

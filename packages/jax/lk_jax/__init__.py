@@ -1041,22 +1041,22 @@ def _md_lrpe_cosine(shape, prefix, activation, layout):
 # ---- rms_norm ----------------------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None, power_of_two=False,
-             amax=False, transposed=False):
+def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
+             power_of_two=False, amax=False, transposed=False):
     """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
 
     weight and bias [cols] are of one type, x's or float32. They may have more of x's last axes: a weight [heads, cols] is one
     for each head of x [..., heads, cols]. weight_offset is 1 in Gemma; it may be traced, and then has a gradient.
 
-    out_dtype: jnp.float8_e4m3fn or jnp.float8_e5m2. Then the result is (y, scale), and y * scale is nearly the norm; from one reading of
-    x. lk/srms_norm_fp8.md says how exact. scaling:
+    out_dtype: jnp.float8_e4m3fn or jnp.float8_e5m2. Then the result is (y, scale), and y * scale is nearly the norm; from one
+    reading of x. lk/srms_norm_fp8.md says how exact. scaling:
       "tensor"    one number, the argument scale (float32; None is 1), which is known from earlier steps. amax=True: the largest
                   |y| of this call comes behind scale
       "row"       float32 [..., 1]
       "block128"  float32 [..., cols / 128], one for each 128 columns
       "mx"        float8_e8m0fnu [..., cols / 32]
-    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the weight's
-    gradient: y.T is [cols, rows], with scales along its rows; not with "row".
+    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the
+    weight's gradient: y.T is [cols, rows], with scales along its rows; not with "row".
     JAX rounds a gradient of y to y's type, so y has none. Write the product as a custom_vjp of x and weight, and take the norm's
     gradient, straight through the rounding, by jax.vjp(lk_jax.rms_norm, x, weight)[1](dy): XLA drops its forward call.
     """
@@ -1084,13 +1084,15 @@ def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale
     _demand(jnp.dtype(out_dtype) in formats, f"out_dtype is {jnp.dtype(out_dtype).name}; it must be float8_e4m3fn or float8_e5m2")
     number = _choice(scaling, SCALINGS, "scaling")
     _demand(number == 0 or scale is None and not amax, f"scale and amax belong to scaling 'tensor', and scaling is {scaling!r}")
-    _demand(not (transposed and number == 1), "scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
+    _demand(not (transposed and number == 1),
+            "scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
     if weight is not None:
         weight = _beside(weight, "weight", x.dtype, x.shape[-1:])
     if scale is not None:
         scale = _factor(scale, "scale")
-    options = (_number(eps, "eps"), _number(weight_offset, "weight_offset") if weight is not None else 0.0, jnp.dtype(out_dtype).name,
-               formats[jnp.dtype(out_dtype)], number, bool(power_of_two), bool(amax), bool(transposed))
+    weight_offset, out_dtype = _number(weight_offset, "weight_offset") if weight is not None else 0.0, jnp.dtype(out_dtype)
+    options = (_number(eps, "eps"), weight_offset, out_dtype.name, formats[out_dtype], number, bool(power_of_two), bool(amax),
+               bool(transposed))
     found = dict(_rms_norm_fp8(*options)(*same_axes(x, residual, weight, scale)))
     if number == 0:
         found["scale"] = jnp.ones((), _f32) if scale is None else scale
@@ -1120,7 +1122,8 @@ def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, amax
 
     def fwd(x, residual, weight, scale):
         perturbed = _wanted(x=x, residual=residual, weight=weight, scale=scale)
-        _demand(not perturbed, f"{' and '.join(perturbed)} would need a gradient through 8 bits; lk_jax.rms_norm says how", TypeError)
+        _demand(not perturbed, f"{' and '.join(perturbed)} would need a gradient through 8 bits; lk_jax.rms_norm says how",
+                TypeError)
         return f(*_values(x, residual, weight, scale)), None
 
     f.defvjp(fwd, lambda kept, cotangents: (None, None, None, None), symbolic_zeros=True)

@@ -96,7 +96,8 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
         a.rstd = rstd.mutable_data_ptr<float>();
     }
     if (has(scale)) {
-        TORCH_CHECK_TYPE(scale->scalar_type() == at::kFloat, "lk: scale must be float32, not ", c10::toString(scale->scalar_type()));
+        TORCH_CHECK_TYPE(scale->scalar_type() == at::kFloat, "lk: scale must be float32, not ",
+                         c10::toString(scale->scalar_type()));
         TORCH_CHECK_VALUE(scale->numel() == 1, "lk: scale has shape ", scale->sizes(), "; it must be one number");
         args.tensor_scale = scale->const_data_ptr<float>();
     }
@@ -111,7 +112,8 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
     if (want_transposed) {
         turned = make({rows.cols, rows.rows}, x, type), args.q_transposed = turned.mutable_data_ptr();
         if (!tensor) {
-            turned_scales = make_scales(x, rows.cols, rows.rows, scaling, &args.transposed_scale_stride, &args.transposed_block_stride);
+            turned_scales = make_scales(x, rows.cols, rows.rows, scaling, &args.transposed_scale_stride,
+                                        &args.transposed_block_stride);
             args.transposed_scale = turned_scales.mutable_data_ptr();
         }
     }
@@ -237,8 +239,8 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
     return norm(x, residual, cols, weight, bias, eps, weight_offset);
 }
 
-// With a result of 8 bits: q, the scales, amax, q_transposed, its scales, the sum; what was not asked for is undefined. The gradient
-// of q is one of y, straight through the rounding.
+// With a result of 8 bits: q, the scales, amax, q_transposed, its scales, the sum; what was not asked for is undefined. The
+// gradient of q is one of y, straight through the rounding.
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
              double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, const Maybe &scale, bool want_amax,
@@ -273,8 +275,8 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
 
 LK_OPS(m)
 {
-    user_op(m, "rms_norm_fp8", "(Tensor x, Tensor? residual, SymInt cols, Tensor? weight, float? eps, float weight_offset, int scaling, "
-            "bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed) -> "
+    user_op(m, "rms_norm_fp8", "(Tensor x, Tensor? residual, SymInt cols, Tensor? weight, float? eps, float weight_offset, "
+            "int scaling, bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed) -> "
             "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8);
     kernel(m, "rms_norm_fp8_forward", "(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, int scaling, "
            "bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed, bool keep) -> "

@@ -225,7 +225,8 @@ def _affine_shape(wanted, weight, bias):
 
 def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale, power_of_two,
               amax, transposed):
-    _tensors(input=input, **{name: t for name, t in (("residual", residual), ("weight", weight), ("scale", scale)) if t is not None})
+    given = (("input", input), ("residual", residual), ("weight", weight), ("scale", scale))
+    _tensors(**{name: t for name, t in given if t is not None})
     e5m2, number = _value(_FP8, "out_dtype", out_dtype), _value(_SCALINGS, "scaling", scaling)
     if type(input) is not Tensor and _sharded(input):
         raise TypeError("lk: input is a DTensor; with out_dtype it must be a plain tensor")
@@ -238,9 +239,9 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
     cols = _integer("normalized_shape", normalized_shape[0] if hasattr(normalized_shape, "__len__") else normalized_shape)
     _affine_shape([cols], weight, None)
     op = _ops.rms_norm_fp8.default if is_compiling() else _C.rms_norm_fp8
-    y, scales, most, turned, turned_scales, total = op(
-        input, residual, cols, weight, None if eps is None else _number("eps", eps), _number("weight_offset", weight_offset), number,
-        e5m2, bool(power_of_two), scale, bool(amax), bool(transposed))
+    eps, weight_offset = None if eps is None else _number("eps", eps), _number("weight_offset", weight_offset)
+    y, scales, most, turned, turned_scales, total = op(input, residual, cols, weight, eps, weight_offset, number, e5m2,
+                                                       bool(power_of_two), scale, bool(amax), bool(transposed))
     if number == 0:
         scales = torch.ones((), device=input.device) if scale is None else scale
         turned_scales = scales if transposed else None
@@ -248,8 +249,8 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
     return (y, scales, *(t for t in more if t is not None))
 
 
-def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None, scaling="row",
-             scale=None, power_of_two=False, amax=False, transposed=False):
+def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None,
+             scaling="row", scale=None, power_of_two=False, amax=False, transposed=False):
     """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
     Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
 
@@ -263,8 +264,8 @@ def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weigh
       "row"       float32 [..., 1], as torch._scaled_mm takes it
       "block128"  float32 [..., cols / 128], one for each 128 columns, the scales of a block next to one another in memory
       "mx"        float8_e8m0fnu [..., cols / 32]
-    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the weight's
-    gradient: y.T is [cols, rows] with rows contiguous, with scales along its rows; not with "row".
+    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the
+    weight's gradient: y.T is [cols, rows] with rows contiguous, with scales along its rows; not with "row".
     y has a gradient, in input's type: that of the norm, straight through the rounding. Give y itself to what has that gradient, an
     autograd.Function; of a view of y PyTorch would round it to 8 bits."""
     if out_dtype is not None:
@@ -273,9 +274,10 @@ def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weigh
     return _norm("rms_norm", input, None, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 
-def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None,
-                 scaling="row", scale=None, power_of_two=False, amax=False, transposed=False):
-    """s = input + residual; returns (rms_norm(s), s), s in residual's type. With out_dtype s comes last, behind what rms_norm returns."""
+def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1,
+                 out_dtype=None, scaling="row", scale=None, power_of_two=False, amax=False, transposed=False):
+    """s = input + residual; returns (rms_norm(s), s), s in residual's type. With out_dtype s comes last, behind what rms_norm
+    returns."""
     if out_dtype is not None:
         return _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
                          power_of_two, amax, transposed)
