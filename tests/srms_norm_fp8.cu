@@ -716,6 +716,73 @@ static void fuzz(void)
     test_fuzz_end(&counts, possible, n);
 }
 
+/* ---- A GPU: more than 2^31 elements, and a device that is busy ------------------------------------------------------------- */
+
+#if defined(__CUDACC__)
+
+/* Each element of x is known from its number. Checks some rows, of q and of q_transposed; one holds element 2^31. */
+static void huge(int64_t rows, int64_t cols, bool turned)
+{
+    problem p = drawn(TEST_BF16, turned ? TRANSPOSED : 0, rows, cols, 1, PACKED, TENSOR);
+    lk_srms_norm_fp8_args a = {};
+    lk_bf16 *const x = (lk_bf16 *)test_huge_allocate(rows * cols * 2);
+    const float scale = 0x1p-7f;
+    uint8_t *const q = (uint8_t *)test_huge_allocate(rows * cols), *q_t = NULL, got;
+    float *const number = (float *)test_huge_allocate(4);
+    if (turned) q_t = (uint8_t *)test_huge_allocate(rows * cols);
+    p.format = LK_FP8_E4M3;
+    test_huge_fill(x, rows * cols, 0);
+    TEST_CUDA(cudaMemcpy(number, &scale, 4, cudaMemcpyHostToDevice));
+    a.common.x = x, a.common.rows = rows, a.common.cols = cols, a.common.eps = 1e-6f;
+    a.q = q, a.q_transposed = q_t, a.tensor_scale = number;
+    const int64_t samples[] = {0, ((int64_t)1 << 31) / cols, rows / 2 + 1, rows - 1};
+    if (test_launched(call_of[TEST_BF16](&a, test.stream), describe(&p)))
+        for (int i = 0; i < 4; i++) {
+            const int64_t row = samples[i] < rows ? samples[i] : rows - 1;
+            double sum = 0;
+            for (int64_t c = 0; c < cols; c++) {
+                const double v = (double)test_huge_value(row * cols + c);
+                sum += v * v;
+            }
+            for (int64_t k = 0; k < 64; k++) {
+                const int64_t c = k < 32 ? k * 7 % cols : cols - 1 - k * 5 % cols;
+                const double y = (double)test_huge_value(row * cols + c) / sqrt(sum / (double)cols + 1e-6);
+                const int low = encode_8(&p, y * (1 - 16 * 0x1p-24) / (double)scale);
+                const int high = encode_8(&p, y * (1 + 16 * 0x1p-24) / (double)scale);
+                for (int copy = 0; copy <= (int)turned; copy++) {
+                    TEST_CUDA(cudaMemcpy(&got, copy ? q_t + c * rows + row : q + row * cols + c, 1, cudaMemcpyDeviceToHost));
+                    if (!test_that(got == low || got == high))
+                        test_detail("%s[row %lld, col %lld] is 0x%02x, want 0x%02x", copy ? "q_transposed" : "q", (long long)row,
+                                    (long long)c, got, low);
+                }
+            }
+        }
+    test_huge_free();
+}
+
+static void busy(int type, int, int path)
+{
+    problem p = drawn(type, path, 1000, 1000, 800, PACKED, TENSOR);
+    check(&p); /* leaves its bits in kept */
+    test_busy(again, &p);
+}
+
+static void all_huge(void)
+{
+    static const int64_t shapes[][2] = {{70001, 32768}, {2100, 1 << 20}};
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int turned = 0; turned < 2; turned++) {
+            const int64_t rows = shapes[i][0], cols = shapes[i][1];
+            if (!test_begin("huge: %lld x %lld%s", (long long)rows, (long long)cols, turned ? " transposed" : "")) continue;
+            huge(rows, cols, turned);
+            test_finish();
+        }
+    static const test_theme held = {"half of the SMs held", busy};
+    for (int path = 0; path < PATHS; path++) test_themes(&held, 1, 0, path, "forward", path_name[path]);
+}
+
+#endif
+
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
@@ -723,6 +790,7 @@ int main(int argc, char **argv)
         if (test_begin("errors %s", test_type_name[type])) errors(type), test_finish();
     eight_bits();
     all_themes();
+    TEST_HUGE(all_huge);
     test_all_ran(&counts, possible);
     fuzz();
     return test_end();
