@@ -33,7 +33,7 @@ except ImportError as error:
 
 import liblk
 
-OPS = ("cross_entropy", "logsumexp", "srms_norm")
+OPS = ("cross_entropy", "logsumexp", "srms_norm", "srms_norm_fp8")
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DTYPE = {"f32": 1, "f16": 2, "bf16": 3}  # LK_DTYPE_*
 NONE, MEAN, SUM = 0, 1, 2
@@ -557,6 +557,55 @@ def srms_norm_grid():
             srms_norm_case(dtype, shape, residual_type, weight_type)
 
 
+def srms_norm_fp8_grid():
+    """With scales that are powers of two the bytes are those of PyTorch's conversion of the float32 y, and the scales those of its
+    largest numbers, rounded up to a power of two; other scales are its quotients."""
+    if not hasattr(torch, "float8_e4m3fn"):  # of PyTorch 2.1
+        return
+    shapes = [(5, 7), (9, 128), (130, 260), (3, 2056)]
+    for shape, scaling, format, narrow in itertools.product(shapes, range(4), range(2), range(2)):
+        (rows, cols), kind, most = shape, (torch.float8_e4m3fn, torch.float8_e5m2)[format], (448.0, 57344.0)[format]
+        x = spoil(normal(rows, cols, sigma=1.5), ["plain"] * 9 + ["0"]).to(device)
+        y, q = torch.full_like(x, NAN), torch.zeros(rows, cols, dtype=torch.uint8, device=device)
+        turned = torch.zeros(cols, rows, dtype=torch.uint8, device=device)
+        common, outputs = dict(x=x, y=y, weight=normal(cols).to(device), rows=rows, cols=cols, eps=1e-6), dict(q=q)
+        if scaling != 1:
+            outputs["q_transposed"] = turned
+        blank = lambda n, cols: torch.zeros(n, -(-cols // (32 if scaling == 3 else 128 if scaling == 2 else cols)),
+                                            dtype=torch.uint8 if scaling == 3 else torch.float32, device=device)
+        number = torch.tensor([2.0**-6 if narrow else 0.0131], device=device)
+        scales = [blank(rows, cols), blank(cols, rows)]
+        if scaling == 0:
+            outputs.update(tensor_scale=number)
+        else:
+            outputs.update(scale=scales[0], **(dict(transposed_scale=scales[1]) if scaling > 1 else {}))
+        launch("srms_norm_fp8_forward", "f32", common=common, scaling=scaling, format=format, power_of_two=narrow, **outputs)
+        narrow_too, problems = narrow or scaling == 3, []
+        both = (("q", q, scales[0], y), ("q_transposed", turned, scales[1], y.t().contiguous()))
+        for name, bytes_, scale, of in both[:1 if scaling == 1 else 2]:
+            n, m = of.shape
+            if scaling == 0:
+                factor = number.expand(n, m)
+            else:
+                per = 32 if scaling == 3 else 128 if scaling == 2 else m
+                amax = F.pad(of.abs(), (0, -m % per)).view(n, -1, per).amax(-1)
+                right = torch.where(amax > 0, amax / most, 1.0)
+                if narrow_too:  # exact: frexp gives 1/2 to 1 below 2^exponent
+                    part, exponent = torch.frexp(amax)
+                    up = exponent - (9 if format == 0 else 16) + (part > 0.875).int()
+                    right = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), up), 1.0)
+                found = torch.ldexp(torch.ones_like(amax), scale.int() - 127) if scaling == 3 else scale
+                if not torch.equal(found, right):
+                    problems.append(f"{name}: {int((found != right).sum())} scales differ")
+                factor = found.repeat_interleave(per, 1)[:, :m]
+            bytes_right = (of / factor).clamp(-most, most).to(kind).view(torch.uint8)
+            apart = int((bytes_right != bytes_).sum())
+            if apart > (0 if narrow_too else of.numel() // 1000):  # a quotient next to a tie may fall on its other side
+                problems.append(f"{name}: {apart} of {of.numel()} numbers differ")
+        verdict(f"srms_norm_fp8 f32: {rows}x{cols} scaling {scaling} format {format} powers of two {narrow}", not problems,
+                "; ".join(problems))
+
+
 # ---- Where lk differs from torch on purpose ---------------------------------------------------------------------------------
 
 
@@ -746,10 +795,11 @@ clusters = device == "cpu" or torch.cuda.get_device_capability()[0] >= 9
 print(f"PyTorch {torch.__version__} against {library} on",
       f"{torch.cuda.get_device_name() if device == 'cuda' else 'the simulator'}; numbers: errors as shares of their limits")
 for op in OPS:
-    check_layouts(op, liblk.structs_of(op))
+    check_layouts(op, liblk.structs_of(op, binding.structs))
 cross_entropy_grid()
 logsumexp_grid()
 srms_norm_grid()
+srms_norm_fp8_grid()
 scale_grid()
 differences()
 errors()

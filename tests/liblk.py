@@ -24,8 +24,8 @@ SCALARS = {"lk_vocab_parallel": VocabParallel, "int64_t": ctypes.c_int64, "uint6
            "size_t": ctypes.c_size_t, "float": ctypes.c_float, "char": ctypes.c_char}
 
 
-def structs_of(op):
-    """The structs of the C interface of lk/<op>.cuh as ctypes, by name."""
+def structs_of(op, known=None):
+    """The structs of the C interface of lk/<op>.cuh as ctypes, by name. known: those of other ops, which may be their fields."""
     text = open(f"{ROOT}/lk/{op}.cuh").read().split("#if defined(__CUDACC__)")[0]
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     found = {}
@@ -34,7 +34,7 @@ def structs_of(op):
         for declaration in filter(None, map(str.strip, body.split(";"))):
             kind, star, names = re.fullmatch(r"(?:const )?(\w+) (\*?)([\w\[\], ]+)", declaration).groups()
             for field, extent in re.findall(r"(\w+)(?:\[(\d+)\])?", names):
-                type_ = ctypes.c_void_p if star else SCALARS[kind]
+                type_ = ctypes.c_void_p if star else SCALARS.get(kind) or known[kind]
                 fields.append((field, type_ * int(extent) if extent else type_))
         found[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
     return found
@@ -53,22 +53,30 @@ class Library:
         self.device = device
         self.ops, self.structs = list(ops), {}
         for op in ops:
-            self.structs.update(structs_of(op))
+            self.structs.update(structs_of(op, self.structs))
         self.fields = {name: dict(struct._fields_) for name, struct in self.structs.items()}
 
     def call(self, function, dtype, **fields):
-        """Calls lk_<function>_<dtype>; tensors become pointers. The workspace is what the query says. Returns the status."""
-        op = next(op for op in self.ops if function.startswith(op + "_"))
-        name = f"lk_{op}_args"
-        args, known = self.structs[name](), self.fields[name]
-        for field, value in fields.items():
-            if field not in known:
-                raise KeyError(f"{function} has no {field}")
-            if torch.is_tensor(value):
-                value = value.data_ptr()
-            elif isinstance(value, (list, tuple)):
-                value = known[field](*value)
-            setattr(args, field, value)
+        """Calls lk_<function>_<dtype>; tensors become pointers, a dict the fields of a struct within. The workspace is what the
+        query says. Returns the status."""
+        op = max((op for op in self.ops if function.startswith(op + "_")), key=len)
+        args, known = self.structs[f"lk_{op}_args"](), self.fields[f"lk_{op}_args"]
+
+        def fill(struct, fields):
+            types = dict(struct._fields_)
+            for field, value in fields.items():
+                if field not in types:
+                    raise KeyError(f"{function} has no {field}")
+                if isinstance(value, dict):
+                    fill(getattr(struct, field), value)
+                    continue
+                if torch.is_tensor(value):
+                    value = value.data_ptr()
+                elif isinstance(value, (list, tuple)):
+                    value = types[field](*value)
+                setattr(struct, field, value)
+
+        fill(args, fields)
         if "workspace" in known:
             size = ctypes.c_size_t()
             status = getattr(self.lk, f"lk_{function}_workspace_bytes_{dtype}")(ctypes.byref(args), ctypes.byref(size))
