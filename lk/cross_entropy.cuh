@@ -807,7 +807,7 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
         float most = vectors > 0 && (unsigned)(y - first) >= (unsigned)N ? lk_ce_most(x) : -INFINITY, slope;
         if (a.softcap > 0.0f) most = lk_ce_cap(most, a.logit_scale, a.softcap, &slope);
         most = lk_max_warp(most, at.team); /* the lanes agree on a reference; a NaN is seen below */
-        if (lk_ce_tally_fits(most, scale * LK_LOG2E)) lk_ce_tally_move(&t, most, scale * LK_LOG2E);
+        if (lk_ce_tally_fits(most, scale * LK_LOG2E)) lk_ce_tally_move<exact>(&t, most, scale * LK_LOG2E);
         for (int col = first; r.left > 0; col += at.jump) {
             lk_ce_read(&r, x, thread.slot, at.jump, false);
             if ((unsigned)(y - col) < (unsigned)N) lk_ce_tally_target(&t, x, at.logits, col, y, a);
@@ -822,7 +822,7 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
         failed = t.failed;
         const int64_t top = s.top;
         const float peak = lk_max_warp(t.peak, at.team);
-        if (!failed) s = lk_ce_tally_state(t, peak, scale);
+        if (!failed) s = lk_ce_tally_state<exact>(t, peak, scale);
         if (top > s.top) s.top = top;
     }
     if (!tallies || failed) {

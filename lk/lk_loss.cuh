@@ -377,9 +377,10 @@ LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
 /* ---- The sums of many vectors --------------------------------------------------------------------------------------------- */
 
 /* What a thread sums up of its columns, with few instructions for each; begin with lk_ce_tally_empty. The sums are of
- * t = rate v - base and e = 2^t, with rate = scale log2(e) and base = rate reference. Columns with a t above 6 raise the reference
- * first; few do, if it is the largest v of many others. failed: a column was NaN, +inf or so large that the sums are not exact;
- * then they are void, and the columns are to be added to a state. */
+ * t = rate (v - reference) and e = 2^t, with rate = scale log2(e). Columns with a t above 2 raise the reference first; few do, if
+ * it is the largest v of many others. failed: a column was NaN, +inf or so large that the sums are not exact; then they are void,
+ * and the columns are to be added to a state. exact, here and below: t of the largest v is 0, as a state has it. Otherwise t is
+ * rate v - base, which is one instruction less; base is rate reference, rounded. */
 template <class State> struct lk_ce_tally {
     float reference, base;    /* -inf and 0: nothing is in the sums */
     float sum, terms;         /* of e; of e t, where 0 times -inf counts 0 */
@@ -397,10 +398,10 @@ template <class State> LK_DEVICE lk_ce_tally<State> lk_ce_tally_empty(void)
 }
 
 /* Puts the sums against another reference. */
-template <class State> LK_DEVICE void lk_ce_tally_move(lk_ce_tally<State> *t, float reference, float rate)
+template <bool exact, class State> LK_DEVICE void lk_ce_tally_move(lk_ce_tally<State> *t, float reference, float rate)
 {
     const float base = __fmul_rn(rate, reference); /* rounded, also in the difference */
-    const float shift = t->base - base, factor = lk_ex2(shift);
+    const float shift = exact ? rate * (t->reference - reference) : t->base - base, factor = lk_ex2(shift);
     const bool none = t->reference == -INFINITY;
     t->reference = reference, t->base = base;
     if (none) return; /* total may be -inf already */
@@ -435,14 +436,14 @@ LK_DEVICE void lk_ce_tally_add(lk_ce_tally<State> *t, const float (&x)[n], int c
         most = lk_ce_most(v);
     }
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
-    if (!(rate * (most - t->reference) <= 6.0f)) {
-        if (lk_ce_tally_fits(most, rate)) lk_ce_tally_move(t, most, rate);
+    if (!(rate * (most - t->reference) <= 2.0f)) {
+        if (lk_ce_tally_fits(most, rate)) lk_ce_tally_move<exact>(t, most, rate);
         else if (most != -INFINITY) t->failed = true;
     }
     float sum = 0.0f, terms = 0.0f, squares = 0.0f, logits = 0.0f;
     LK_UNROLL for (int j = 0; j < n; j++) {
         logits += v[j];
-        v[j] = fmaf(rate, v[j], -t->base);
+        v[j] = exact ? rate * (v[j] - lk_lse_reference(t->reference)) : fmaf(rate, v[j], -t->base);
         const float d = fmaxf(v[j], -256.0f), e = lk_ex2(d);
         sum += e, terms = fmaf(e, d, terms), squares = fmaf(e, e, squares);
     }
@@ -457,7 +458,7 @@ LK_DEVICE void lk_ce_tally_add(lk_ce_tally<State> *t, const float (&x)[n], int c
 }
 
 /* The state of a tally that has not failed. Of the argmax it has `col`. peak: the largest of several tallies. */
-template <class State> LK_DEVICE State lk_ce_tally_state(lk_ce_tally<State> t, float peak, float scale)
+template <bool exact, class State> LK_DEVICE State lk_ce_tally_state(lk_ce_tally<State> t, float peak, float scale)
 {
     State s = lk_ce_row_empty<State>();
     s.weights = t.count, s.weighted = t.total;
@@ -465,8 +466,8 @@ template <class State> LK_DEVICE State lk_ce_tally_state(lk_ce_tally<State> t, f
     if (t.col >= 0) s = lk_ce_row_top(s, t.most, t.col);
     if (t.reference == -INFINITY) return s;
     const float rate = scale * LK_LOG2E, inverse = __fdiv_rn(1.0f, rate);
-    if (lk_ce_tally_fits(peak, rate)) lk_ce_tally_move(&t, peak, rate);
-    const float lost = fmaf(rate, t.reference, -t.base), factor = lk_ex2(-lost); /* what base was rounded by */
+    if (lk_ce_tally_fits(peak, rate)) lk_ce_tally_move<exact>(&t, peak, rate);
+    const float lost = exact ? 0.0f : fmaf(rate, t.reference, -t.base), factor = lk_ex2(-lost); /* what base was rounded by */
     s.max = t.reference, s.sum = factor * t.sum, s.entropic = factor * fmaf(-lost, t.sum, t.terms) * inverse;
     s.weighted = fmaf(-lost, t.count, t.total) * inverse;
     if constexpr (lk_ce_has_squares<State>) s.squares = factor * (factor * t.squares);
