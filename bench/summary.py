@@ -106,6 +106,8 @@ def readme_table(results, groups, card):
         compared = {case: row_of for (of, case, direction), row_of in groups.items()
                     if (of, direction) == (op, "forward_backward") and case in cases and next_best(row_of)}
         case = largest([cases[name] for name in cases if name in compared] or list(cases.values()))
+        if case is None:  # a header with forward alone: the pages of bench/results have it
+            continue
         sizes = OPS[op][1].format(**plot.parts(case.name)) if op in OPS else case.name
         times = "not measured"
         if case.name in compared:
@@ -120,6 +122,8 @@ def page_table(results, older, groups, card):
     yield "|---|---|---|---|---|---|---|"
     for op in sorted(results):
         for direction in plot.DIRECTIONS:
+            if not both(results[op]) and not results[op].get(direction):
+                continue  # a header with forward alone
             of_all = [both(measured[op]) if direction == "forward_backward" else measured[op][direction] for measured in (results, older)]
             case, there = (largest(cases.values()) for cases in of_all)
             ratios = [next_best(row_of)[1] for (of, _, way), row_of in groups.items()
