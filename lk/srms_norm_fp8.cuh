@@ -402,6 +402,7 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 #define LK_SRMS_NORM_FP8_WARPS 8
 #define LK_SRMS_NORM_FP8_EACH (LK_SRMS_NORM_FP8_BAND / LK_SRMS_NORM_FP8_WARPS)
 #define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
+#define LK_SRMS_NORM_FP8_HELD 3     /* chunks in slots at most: 64 KiB each, so that of one chunk three blocks fit on an SM */
 /* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
 #define LK_SRMS_NORM_FP8_SLOTS(T, packed) ((packed) ? 1 : LK_VEC<T> / 4)
 #define LK_SRMS_NORM_FP8_CHUNK(T) (32 * LK_VEC<T>)
@@ -604,7 +605,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_SRMS_NORM_FP8_WARPS, PACKED && WIDE ? 3
 {
     constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH, SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
     LK_DYN_SMEM(uint4, slots);
-    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER]); /* or of 8 warps, 256 columns */
+    constexpr int SUMS = LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER, MAXIMA = LK_SRMS_NORM_FP8_WARPS * 32 * N;
+    LK_SHARED(float, inbox, [SUMS > MAXIMA ? SUMS : MAXIMA]); /* first the rows' sums from each block, then columns' maxima */
     const lk_srms_norm_args &a = call.norm.a;
     const unsigned blocks = lk_cluster_nctarank();
     const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR;
@@ -654,8 +656,9 @@ LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *de
     const int most = device->arch < 90 ? 1 : device->arch < 120 ? LK_SRMS_NORM_FP8_CLUSTER : 8;
     const int64_t chunks = lk_ceil_div(call.norm.a.cols, LK_SRMS_NORM_FP8_CHUNK(T));
     call.chunks = (int)lk_ceil_div(chunks, most);
-    const int cluster = (int)lk_ceil_div(chunks, call.chunks), room = (device->smem - 1) * 1024 - 10 * 1024; /* static: 8 KiB */
-    call.held = call.chunks < room / bytes ? call.chunks : room / bytes;
+    const int cluster = (int)lk_ceil_div(chunks, call.chunks), room = (device->smem - 1) * 1024 - 10 * 1024; /* 8 KiB are static */
+    call.held = call.chunks < LK_SRMS_NORM_FP8_HELD ? call.chunks : LK_SRMS_NORM_FP8_HELD;
+    if (call.held > room / bytes) call.held = room / bytes;
     const size_t smem = call.held ? (size_t)call.held * bytes : least;
     cudaError_t error = cudaSuccess;
     if (cluster > 8) error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
