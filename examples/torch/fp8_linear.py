@@ -4,16 +4,16 @@
 
     PYTHONPATH=packages/torch python3 examples/torch/fp8_linear.py [--device cpu|cuda]
 
-The norm writes its result in E4M3 and, in the same reading of x, the transposed copy. A Hopper GPU multiplies 8 bits only where both
-matrices have the summed dimension contiguous, so the three products want:
+The norm writes its result in E4M3 and, in the same reading of x, the transposed copy. A Hopper GPU multiplies 8 bits only where
+both matrices have the summed dimension contiguous, so the three products want:
 
     out     [tokens, out]  =  y [tokens, hidden]       times  weight [out, hidden]
     dy      [tokens, hidden]  =  dout [tokens, out]    times  weight.T [hidden, out]
     dweight [out, hidden]  =  dout.T [out, tokens]     times  y.T [hidden, tokens]      the transposed copy
 
-Scaling is delayed, as people train: y's scale comes from the largest |y| of the step before. A weight and a gradient are quantised by
-plain PyTorch here, with the scale of the moment. On a GPU the products are torch._scaled_mm; elsewhere the same numbers of 8 bits are
-multiplied in float32.
+Scaling is delayed, as people train: y's scale comes from the largest |y| of the step before. A weight and a gradient are quantised
+by plain PyTorch here, with the scale of the moment. On a GPU the products are torch._scaled_mm; elsewhere the same numbers of 8
+bits are multiplied in float32.
 """
 import argparse
 import sys
@@ -58,8 +58,8 @@ class Linear8(torch.autograd.Function):
 
 def step(x, residual, gain, weight, scale):
     """(out, the sum x + residual, the largest |y|)"""
-    y, _, amax, turned, _, total = LF.add_rms_norm(x, residual, x.shape[-1], gain, 1e-6, out_dtype=E4M3, scaling="tensor", scale=scale,
-                                                   amax=True, transposed=True)
+    y, _, amax, turned, _, total = LF.add_rms_norm(x, residual, x.shape[-1], gain, 1e-6, out_dtype=E4M3, scaling="tensor",
+                                                   scale=scale, amax=True, transposed=True)
     return Linear8.apply(y, scale, turned, weight), total, amax
 
 
