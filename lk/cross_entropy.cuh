@@ -2029,7 +2029,7 @@ LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_e
 
 /* What another header's struct adds to the checks: its tensors, and the bytes of its workspace. */
 typedef struct {
-    lk_tensor list[4];
+    lk_tensor list[7];
     size_t bytes;
 } lk_ce_more;
 
@@ -2097,6 +2097,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"all_states", a->all_states, unit, finish ? LK_REQUIRED : LK_UNUSED, states, {{a->rows, &states, "all_states"}}},
         {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
         more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
+        more ? more->list[4] : none, more ? more->list[5] : none, more ? more->list[6] : none,
         {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));

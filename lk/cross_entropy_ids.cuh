@@ -8,6 +8,10 @@
  *   u[k]       = f w - dlogp[r,k],     f = upstream row_weight[r]; for mean f is divided by D = valid_rows, or by denominator
  *   dz[j]      = (sum_k u[k] + G) p[r,j] - sum_{k: id = j} u[k],     to which dentropy adds its term
  *   An id may come several times in a row: its weights add up. The other formulas and names are at the top of cross_entropy.cuh.
+ *   The tail, an option, is one more bin: all columns that are none of the row's ids. I is the set of the ids.
+ *   tail[r]    = log P,  P = sum_{j not in I} p[r,j];  to class[r] comes -tail_weight[r] tail[r]
+ *   u_tail     = f tail_weight[r] - dtail[r]
+ *   dz[j]      gains u_tail p[r,j], and where j is not in I: -u_tail p[r,j] / P
  *
  * Use        In one .cu file:                              Anywhere, C included:
  *                #include "lk/cross_entropy_ids.cuh"           #include "lk/cross_entropy_ids.cuh"
@@ -26,7 +30,9 @@
  *                args.common.workspace = ...;
  *                status = lk_cross_entropy_ids_backward_bf16(&args, stream);    // reads the lse of forward
  *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 32
- *            per row, and 128. The workspace functions read shapes, options and which outputs are wanted.
+ *            per row, and 128; with a tail up to 48 per row, and 256. The workspace functions read shapes, options and which
+ *            outputs are wanted.
+ *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob, ranks and statistics.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
@@ -38,13 +44,21 @@
  *            weights as denominator. weight_sum is the number of rows that are neither ignored nor bad.
  *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp a NULL
  *            upstream is 0, not 1: then logp is what the caller's loss is made of. z_loss has the same upstream as the loss.
- *            The sum of exp(logp) over all ids of a row, subtracted from 1, is a bad measure of the other columns where it is
- *            near 1: it is off by some 2^-24.
+ *            Tail: asked for by tail_weight, in forward by `tail`, in backward by dtail. A skipped id is not in I; an id of weight
+ *            0 within the columns is. tail is 0 for an ignored row, NaN for a bad one, and -inf where nothing else has a
+ *            probability, as where all columns are ids. A tail_weight of 0 adds nothing to the loss even then. A gradient of a
+ *            tail of -inf reaches the ids, as the formula says, and is 0 in the columns at -inf. dtail is added like dlogp: not
+ *            divided by D, not times row_weight, and with it a NULL upstream is 0. So a KL of K ids and the rest is a KL:
+ *            tail_weight is what the teacher's K probabilities lack to 1. Do not compute the tail from logp: 1 minus the sum of
+ *            exp(logp) is off by some 2^-24, which is much where the sum is near 1. Neither `tail` nor its gradient is clamped.
  * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
  *            parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind
  *            those of cross_entropy.cuh.
  * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
+ *
+ * A tail changes what is read: forward reads a row again where its ids have more than 63/64 of p, and forward_backward is forward,
+ * then backward, so it reads the logits twice.
  *
  * Two kernels around those of cross_entropy.cuh, each with a warp per row:
  *   lk_cross_entropy_ids_read_kernel     looks at the ids, keeps their logits (in place they are about to be overwritten), and makes
@@ -53,6 +67,9 @@
  *   lk_cross_entropy_ids_write_kernel    logp and the loss of all ids from the target's loss and from differences of logits; computes
  *                                        dlogits of the other ids again and writes each once
  * So the columns cost what they cost with one target, and a result is as exact as there: no other id has more than half of p.
+ * With a tail lk_cross_entropy_ids_tail_kernel comes between the rows and the write kernel of forward. In backward the rows' kernel
+ * gets lse + tail in place of lse, the lse of the columns that are not ids: then what it takes for p is p / P, which neither
+ * overflows nor vanishes, however small P is. All ids are the write kernel's.
  */
 #ifndef LK_CROSS_ENTROPY_IDS_CUH
 #define LK_CROSS_ENTROPY_IDS_CUH
@@ -68,6 +85,9 @@ typedef struct {
     float *logp;                /* F FB out    f32 [rows, ids_per_row] */
     int64_t ids_per_row;        /* 1 to 128 */
     int64_t target_ids_stride, target_weight_stride, dlogp_stride, logp_stride;
+    const float *tail_weight;   /* F B FB in   f32 [rows], finite; NULL: the tail is not in the loss */
+    const float *dtail;         /* B FB in     f32 [rows], the gradient of tail; NULL: none */
+    float *tail;                /* F FB out, B in: forward's. f32 [rows]; B requires it with tail_weight or dtail */
 } lk_cross_entropy_ids_args;
 
 #define LK_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                        \
@@ -83,6 +103,9 @@ typedef struct {
 #define LK_CE_IDS_EACH 4 /* of a lane */
 #define LK_CE_IDS_MOST (32 * LK_CE_IDS_EACH)
 #define LK_CE_IDS_WARPS 4 /* of a block; a row each */
+#define LK_CE_TAIL_THREADS 256
+#define LK_CE_TAIL_MARKS 8192
+#define LK_CE_TAIL_LEAST 0x1p-6f /* what ids must leave of 1, so that the difference is good to 2^-16 */
 
 /* What lies in the workspace. */
 typedef struct {
@@ -92,6 +115,9 @@ typedef struct {
     float *logit;                /* [rows, ids_per_row]; undefined where an id is not good */
     float *upstream, *dlse;      /* what the rows' kernel gets: factors of the target's class term and of p */
     float *lse, *entropy;        /* forward_backward, where the caller does not want them */
+    float *tail;                 /* forward with a tail that the caller does not want */
+    /* What the rows' kernel gets in backward with a tail; `upstream` and `dlse` are the ids' then. */
+    float *others_upstream, *others_lse, *others_lse_low, *others_entropy, *others_dentropy;
     size_t bytes;
 } lk_ce_ids_space;
 #define LK_CE_IDS_BAD (-1)
@@ -103,6 +129,7 @@ typedef struct {
     lk_cross_entropy_call all;
     lk_ce_ids_space space;
     const float *lse, *lse_low, *entropy; /* of the rows */
+    float *tail; /* the caller's or the workspace's; NULL: the call has no tail, as forward_backward never has */
     int direction;
     bool bad_is_zero; /* a row with a bad id has gradients of 0 instead of NaN, and the state of its logits */
 } lk_ce_ids_call;
@@ -138,7 +165,7 @@ LK_DEVICE lk_ce_ids lk_ce_ids_load(const lk_ce_ids_call &call, int64_t row, bool
 LK_DEVICE lk_ce_upstream lk_ce_ids_load_upstream(const lk_ce_ids_call &call, int64_t row)
 {
     lk_ce_upstream up = lk_ce_load_upstream<false, false>(call.all, row, 0);
-    if (!call.all.a.upstream && call.x.dlogp) up.f = up.h = 0.0f;
+    if (!call.all.a.upstream && (call.x.dlogp || call.x.dtail)) up.f = up.h = 0.0f;
     if (call.direction == LK_CE_BACKWARD) up.lse = call.lse[row];
     if (call.direction == LK_CE_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
     return up;
@@ -155,6 +182,26 @@ LK_DEVICE float lk_ce_ids_factor(const lk_ce_ids_call &call, int64_t row, const 
 LK_DEVICE bool lk_ce_ids_keeps_z(const lk_ce_ids_call &call)
 {
     return call.direction == LK_CE_BOTH && call.all.a.z_loss > 0.0f;
+}
+
+/* Backward with a tail: what the rows' kernel gets of a good row, and the ids. With lse + tail for lse what it takes for p is
+ * p / P, and dz of a column that is no id is (factor P - u_tail) p / P. own: u of the target; rest: of the others, and the gradient
+ * of lse. */
+LK_DEVICE void lk_ce_ids_put_tail(const lk_ce_ids_call &call, int64_t row, const lk_ce_upstream &up, float own, float rest)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    const lk_ce_ids_space &space = call.space;
+    const float weight = call.x.tail_weight ? call.x.tail_weight[row] : 0.0f, tail = call.tail[row];
+    const float wanted = weight != 0.0f ? up.f * weight : 0.0f, u = call.x.dtail ? wanted - call.x.dtail[row] : wanted;
+    const float shift = tail == -INFINITY ? 0.0f : tail; /* where P is 0, so is e, against lse too */
+    const float P = lk_exp(shift), lse = up.lse + shift, back = lse - up.lse;
+    space.upstream[row] = own, space.dlse[row] = rest + u;
+    space.others_upstream[row] = fmaf(own + (rest + u), P, -u);
+    space.others_lse[row] = lse;
+    space.others_lse_low[row] = up.lse_low + ((up.lse - (lse - back)) + (shift - back)); /* what the sum was rounded by */
+    if (!a.dentropy) return;
+    space.others_entropy[row] = call.entropy[row] + shift; /* log p + entropy = (log p - tail) + (entropy + tail) */
+    space.others_dentropy[row] = a.dentropy[row] * P;
 }
 
 /* A warp owns a row. */
@@ -198,9 +245,132 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     own = lk_sum_warp(own), rest = lk_sum_warp(rest) + up.dlse;
     if (!there || lane != 0) return;
     if (call.direction == LK_CE_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
+    if (call.tail) {
+        if (good) lk_ce_ids_put_tail(call, row, up, own, rest);
+        return;
+    }
     const bool keeps_z = lk_ce_ids_keeps_z(call);
     call.space.upstream[row] = keeps_z ? up.h : own;
     call.space.dlse[row] = keeps_z ? rest + (own - up.h) : rest;
+}
+
+/* What a block knows of its row's tail. */
+typedef struct {
+    int id[LK_CE_IDS_MOST]; /* of place k; -1: skipped or none */
+    uint32_t mark[LK_CE_TAIL_MARKS / 32]; /* vector v of the row may have an id where bit v modulo their number is set */
+    lk_lse part[32];                      /* of each warp */
+    float first_z, first_loss;            /* the target's z and loss */
+    bool reads;                           /* the row is to be read */
+} lk_ce_tail;
+
+/* The tail of a row whose ids leave enough for a difference, by the block's first warp; else `reads`. */
+template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_call &call, int64_t row, lk_ce_tail *tail)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    const int lane = (int)threadIdx.x % 32;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    const lk_ce_ids s = lk_ce_ids_load(call, row, true);
+    const float first_loss = s.bad ? NAN : call.space.row_losses.loss[row];
+    float z[LK_CE_IDS_EACH], first_z = -INFINITY, sum = 0.0f, slope;
+    bool first[LK_CE_IDS_EACH];
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        z[i] = -INFINITY, first[i] = s.id[i] >= 0;
+        if (s.id[i] >= 0) z[i] = call.space.logit[row * call.x.ids_per_row + lane + 32 * i];
+        if (s.id[i] >= 0 && a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope);
+        first_z = fmaxf(first_z, z[i]);
+    }
+    first_z = lk_max_warp(first_z);
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) tail->id[lane + 32 * i] = s.id[i];
+    __syncwarp(); /* the ids are written before they are read */
+    for (int k = 0; k < (int)call.x.ids_per_row; k++) {
+        const int id = tail->id[k];
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first[i] = first[i] && (id != s.id[i] || k >= lane + 32 * i);
+    }
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
+        if (first[i]) sum += lk_exp(-(z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i])));
+    sum = lk_sum_warp(sum);
+    if (lane != 0) return;
+    const bool good = s.any && !s.bad && first_loss == first_loss;
+    tail->first_z = first_z, tail->first_loss = first_loss, tail->reads = good && sum > 1.0f - LK_CE_TAIL_LEAST;
+    if (!tail->reads) call.tail[row] = good ? log1pf(-sum) : s.any || s.bad ? NAN : 0.0f;
+}
+
+/* Adds the logits x of columns col, col + 1, ... that are not ids. */
+template <int n, bool exact>
+LK_DEVICE lk_lse lk_ce_tail_add(lk_lse s, float (&x)[n], int64_t col, bool marked, const lk_ce_ids_call &call,
+                                const lk_ce_tail *tail)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    float slope[n];
+    if (a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
+    for (int k = 0; marked && k < (int)call.x.ids_per_row; k++) {
+        const int64_t at = tail->id[k] - col;
+        if (at < 0 || at >= n) continue;
+        LK_UNROLL for (int j = 0; j < n; j++) x[j] = j == (int)at ? -INFINITY : x[j];
+    }
+    return lk_lse_add(s, x, a.softcap > 0.0f ? 1.0f : a.logit_scale);
+}
+
+/* The same of a thread's part of the row. */
+template <class T> LK_DEVICE lk_lse lk_ce_tail_read(const lk_ce_ids_call &call, int64_t row, const lk_ce_tail *tail)
+{
+    constexpr int N = LK_VEC<T>, U = 4; /* U: loads in flight */
+    const T *const logits = (const T *)call.all.a.logits + row * call.all.a.logits_stride;
+    const lk_split split = lk_split_row(logits, call.all.a.vocab);
+    const int threads = (int)blockDim.x;
+    lk_lse s = lk_lse_empty();
+    for (int i = (int)threadIdx.x; i < split.edge; i += threads) {
+        const int64_t col = lk_edge_col<T>(split, i);
+        float x[1] = {lk_to_float(logits[col])};
+        s = lk_ce_tail_add<1, true>(s, x, col, true, call, tail);
+    }
+    for (int v = (int)threadIdx.x; v < split.vecs; v += U * threads) {
+        lk_vec<T> raw[U];
+        LK_UNROLL for (int u = 0; u < U; u++)
+            if (v + u * threads < split.vecs) raw[u] = lk_load_vec(logits + split.head + (int64_t)(v + u * threads) * N);
+        LK_UNROLL for (int u = 0; u < U; u++) {
+            const int at = v + u * threads;
+            if (at >= split.vecs) break;
+            float x[N];
+            lk_unpack(x, raw[u]);
+            const bool marked = tail->mark[at / 32 % (LK_CE_TAIL_MARKS / 32)] >> at % 32 & 1;
+            s = lk_ce_tail_add<N, sizeof(T) == 4>(s, x, split.head + (int64_t)at * N, marked, call, tail);
+        }
+    }
+    return s;
+}
+
+/* A block owns a row, and where there are very many those behind it. */
+template <class T>
+LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS) lk_cross_entropy_ids_tail_kernel(const __grid_constant__ lk_ce_ids_call call)
+{
+    LK_SHARED(lk_ce_tail, tail, [1]);
+    const lk_cross_entropy_args &a = call.all.a;
+    const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_griddepcontrol_wait();
+    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        __syncthreads(); /* the row before is done with what this one writes */
+        for (int i = thread; i < LK_CE_TAIL_MARKS / 32; i += threads) tail->mark[i] = 0;
+        if (thread < 32) lk_ce_tail_begin<T>(call, row, tail);
+        __syncthreads(); /* the ids are there, and the marks are empty */
+        if (!tail->reads) continue;
+        const int64_t head = lk_split_row((const T *)a.logits + row * a.logits_stride, a.vocab).head;
+        for (int k = thread; k < (int)call.x.ids_per_row; k += threads) {
+            const int64_t v = (tail->id[k] - head) / LK_VEC<T>; /* single elements look at all ids, marked or not */
+            if (tail->id[k] >= head) atomicOr(&tail->mark[v / 32 % (LK_CE_TAIL_MARKS / 32)], 1u << v % 32);
+        }
+        __syncthreads(); /* the marks are set */
+        lk_lse s = lk_lse_warp(lk_ce_tail_read<T>(call, row, tail), 32, scale);
+        if (thread % 32 == 0) tail->part[thread / 32] = s;
+        __syncthreads(); /* the parts are there */
+        if (thread >= 32) continue;
+        s = lk_lse_warp(thread < threads / 32 ? tail->part[thread] : lk_lse_empty(), 32, scale);
+        float k;
+        const float log = lk_log_split(s.sum, &k); /* all differences: nothing of lse's size is added */
+        const float above = scale * (s.max - tail->first_z) - tail->first_loss;
+        if (thread == 0) call.tail[row] = s.sum > 0.0f ? lk_lse_join(above, k, log) : -INFINITY;
+    }
 }
 
 /* An id of a row, and its u. */
@@ -240,10 +410,18 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
             sum[i] += term.u, writes[i] = writes[i] && k >= lane + 32 * i;
         }
     }
+    float others = 0.0f; /* with a tail: the sum of p of all columns but the target's, which is 1 - p without the rounding */
+    if (call.tail) {
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
+            if (writes[i] && s.id[i] != y) others += lk_ex2(fmaf(g.rate, z[i], -g.base));
+        others = fmaf(p_scale, lk_sum_warp(others), lk_exp(call.tail[row]));
+    }
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        if (!writes[i] || (s.id[i] == y && (!keeps_z || sum[i] == given))) continue; /* the target's is right already */
+        const bool own = s.id[i] == y;
+        if (!writes[i] || (own && !call.tail && (!keeps_z || sum[i] == given))) continue; /* the target's is right already */
         const float e = backward ? lk_ex2(fmaf(g.rate, z[i], -g.base)) : lk_exp(-minus_logp[i]);
         float x[1] = {a.logit_scale * fmaf(p_factor, p_scale * e, -sum[i])};
+        if (own && call.tail) x[0] = a.logit_scale * fmaf(call.space.dlse[row], p_scale * e, -sum[i] * others);
         if (a.dentropy) x[0] += lk_ce_entropy_term(g, e, z[i], scale);
         x[0] *= slope[i];
         lk_ce_store<T>(a, lk_ce_at<T>(a, row, s.id[i]), x, false);
@@ -290,6 +468,10 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     __syncwarp(); /* all lanes have read the target's loss, which is overwritten */
     if (lane != 0) return;
     lk_ce_result r = {part, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    if (call.x.tail_weight && good) {
+        const float weight = call.x.tail_weight[row];
+        if (weight != 0.0f) r.class_loss = fmaf(-weight, call.tail[row], part);
+    }
     if (!proper) r.class_loss = NAN;
     if (a.z_loss > 0.0f) r.z_loss = call.space.row_losses.z[row];
     lk_ce_put_result<false>(call.all, row, {-1, s.any || s.bad, s.bad}, 1.0f, r);
@@ -297,10 +479,17 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
 
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
+/* Whether a call has a tail. */
+LK_HOST bool lk_ce_ids_has_tail(const lk_cross_entropy_ids_args *x, int direction)
+{
+    return x->tail_weight || (direction != LK_CE_BACKWARD && x->tail) || (direction != LK_CE_FORWARD && x->dtail);
+}
+
 LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, int direction)
 {
     const lk_cross_entropy_args &a = x->common;
     const bool back = direction == LK_CE_BACKWARD, gradient = direction != LK_CE_FORWARD;
+    const bool tail = lk_ce_ids_has_tail(x, direction);
     const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
     const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
@@ -315,8 +504,47 @@ LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, i
     lk_take(&s.dlse, &arena, gradient, rows);
     lk_take(&s.lse, &arena, gradient && !back, rows);
     lk_take(&s.entropy, &arena, gradient && !back, rows);
+    lk_take(&s.tail, &arena, !gradient && tail && !x->tail, rows);
+    lk_take(&s.others_upstream, &arena, back && tail, rows);
+    lk_take(&s.others_lse, &arena, back && tail, rows);
+    lk_take(&s.others_lse_low, &arena, back && tail, rows);
+    lk_take(&s.others_entropy, &arena, back && tail && a.dentropy, rows);
+    lk_take(&s.others_dentropy, &arena, back && tail && a.dentropy, rows);
     s.bytes = arena.used;
     return s;
+}
+
+/* forward_backward with a tail: what forward leaves to backward, and the workspace of both. */
+typedef struct {
+    float *lse, *lse_low, *entropy, *tail;
+    int64_t *valid_rows;
+    void *calls;
+    size_t call_bytes, bytes;
+} lk_ce_ids_saved;
+
+LK_HOST lk_ce_ids_saved lk_ce_ids_saved_of(const lk_cross_entropy_ids_args *x)
+{
+    const lk_cross_entropy_args &a = x->common;
+    const int64_t most = (int64_t)1 << 38;
+    const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
+    const size_t forward = lk_ce_ids_space_of(x, LK_CE_FORWARD).bytes, backward = lk_ce_ids_space_of(x, LK_CE_BACKWARD).bytes;
+    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_ce_ids_saved s = {};
+    s.call_bytes = forward > backward ? forward : backward;
+    s.calls = lk_take_bytes(&arena, true, (int64_t)s.call_bytes);
+    lk_take(&s.valid_rows, &arena, !a.valid_rows, 1);
+    lk_take(&s.lse, &arena, !a.lse, rows);
+    lk_take(&s.lse_low, &arena, !a.lse_low, rows);
+    lk_take(&s.entropy, &arena, !a.entropy && a.dentropy, rows);
+    lk_take(&s.tail, &arena, !x->tail, rows);
+    s.bytes = arena.used;
+    return s;
+}
+
+LK_HOST size_t lk_ce_ids_bytes(const lk_cross_entropy_ids_args *x, int direction)
+{
+    const bool halves = direction == LK_CE_BOTH && lk_ce_ids_has_tail(x, direction);
+    return halves ? lk_ce_ids_saved_of(x).bytes : lk_ce_ids_space_of(x, direction).bytes;
 }
 
 /* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
@@ -339,15 +567,20 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
     lk_check_size(&checks, "ids_per_row", x->ids_per_row, 1, LK_CE_IDS_MOST);
     if (checks.status) return checks.status; /* before sizes are computed of it */
-    if (forward) x->dlogp = NULL;
+    if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
+    const bool tail = lk_ce_ids_has_tail(x, direction);
+    if (!tail) x->tail = NULL;
     const lk_ce_more more = {
         {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
           {{a.rows, &x->target_ids_stride, "target_ids_stride"}}},
          {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row, {{a.rows, &x->target_weight_stride, "target_weight_stride"}}},
          {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.rows, &x->dlogp_stride, "dlogp_stride"}}},
-         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.rows, &x->logp_stride, "logp_stride"}}}},
-        lk_ce_ids_space_of(x, direction).bytes};
+         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.rows, &x->logp_stride, "logp_stride"}}},
+         {"tail_weight", x->tail_weight, 4, LK_IN, a.rows},
+         {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
+         {"tail", x->tail, 4, !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
+        lk_ce_ids_bytes(x, direction)};
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
 }
 
@@ -370,9 +603,23 @@ LK_HOST lk_cross_entropy_call lk_ce_ids_rows(const lk_ce_ids_call &call)
     if (call.direction != LK_CE_FORWARD) a.upstream = call.space.upstream, a.upstream_per_row = 1, a.dlse = call.space.dlse;
     if (both && a.z_loss > 0.0f && !a.lse) a.lse = call.space.lse;
     if (both && a.dentropy && !a.entropy) a.entropy = call.space.entropy;
+    if (call.tail && call.direction == LK_CE_BACKWARD) { /* lk_ce_ids_put_tail's */
+        a.upstream = call.space.others_upstream, a.lse = call.space.others_lse, a.lse_low = call.space.others_lse_low;
+        a.dlse = NULL;
+        if (a.dentropy) a.entropy = call.space.others_entropy, a.dentropy = call.space.others_dentropy;
+    }
     return rows;
 }
 
+/* Four vectors for a thread, where there are so many. */
+template <class T> LK_HOST int lk_ce_tail_threads(int64_t vocab)
+{
+    int threads = 32;
+    while (threads < LK_CE_TAIL_THREADS && vocab > 4 * LK_VEC<T> * threads) threads *= 2;
+    return threads;
+}
+
+/* One call in one direction; forward_backward without a tail. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, int direction, cudaStream_t stream)
 {
@@ -385,6 +632,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     call.all = lk_cross_entropy_call_of<T>(call.x.common);
     call.space = lk_ce_ids_space_of(&call.x, direction), call.direction = direction;
     lk_cross_entropy_args &a = call.all.a;
+    if (lk_ce_ids_has_tail(&call.x, direction)) call.tail = call.x.tail ? call.x.tail : call.space.tail;
     lk_cross_entropy_call rows = lk_ce_ids_rows(call);
     const bool back = direction == LK_CE_BACKWARD, reduced = !back && lk_cross_entropy_reduced(&a), some = a.rows > 0;
     /* Only ids that may be skipped leave a row out of the count, which the gradients of a mean need first. */
@@ -392,7 +640,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
                         (a.use_ignore_index || call.x.target_weight);
     call.all.over = a.denominator;
     if (back) call.all.valid_rows = a.valid_rows;
-    call.lse = rows.a.lse, call.lse_low = rows.a.lse_low, call.entropy = rows.a.entropy;
+    call.lse = back ? a.lse : rows.a.lse, call.lse_low = a.lse_low, call.entropy = back ? a.entropy : rows.a.entropy;
     a.lse = a.lse_low = NULL, a.entropy = NULL, a.argmax = NULL;
     if (reduced) call.all.row_losses = call.space.row_losses;
     const int64_t blocks = lk_ceil_div(a.rows, LK_CE_IDS_WARPS);
@@ -406,9 +654,35 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     }
     if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_CE_BOTH, stream);
     if (!status && back && some) status = lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, &device, rows, stream);
+    if (!status && some && !back && call.tail)
+        status = lk_launch_pdl(op, &device, lk_cross_entropy_ids_tail_kernel<T>, a.rows < 1 << 30 ? a.rows : 1 << 30, 1,
+                               lk_ce_tail_threads<T>(a.vocab), 0, stream, call);
     if (!status && some)
         status = lk_launch_pdl(op, &device, lk_cross_entropy_ids_write_kernel<T>, blocks, 1, threads, 0, stream, call);
     return !status && reduced ? lk_cross_entropy_sum(op, &device, call.all, stream) : status;
+}
+
+/* forward_backward with a tail, which the gradients need before the rows are read for them: forward, then backward. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
+{
+    lk_cross_entropy_ids_args x = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, LK_CE_BOTH, error ? 90 : device.arch, &x);
+    if (status) return status;
+    const lk_ce_ids_saved saved = lk_ce_ids_saved_of(&x);
+    x = *args;
+    lk_cross_entropy_args &a = x.common;
+    a.workspace = saved.calls, a.workspace_bytes = saved.call_bytes;
+    if (!a.valid_rows) a.valid_rows = saved.valid_rows;
+    if (!a.lse) a.lse = saved.lse;
+    if (!a.lse_low) a.lse_low = saved.lse_low;
+    if (!a.entropy) a.entropy = saved.entropy;
+    if (!x.tail) x.tail = saved.tail;
+    status = lk_cross_entropy_run_ids<T>(op, &x, LK_CE_FORWARD, stream);
+    a.bad_targets = NULL; /* forward has counted them */
+    return status ? status : lk_cross_entropy_run_ids<T>(op, &x, LK_CE_BACKWARD, stream);
 }
 
 /* The functions that LK_EMIT calls. */
@@ -416,14 +690,16 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_ids_##name(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)  \
     {                                                                                                                          \
-        return lk_cross_entropy_run_ids<T>(op, args, direction, stream);                                                       \
+        const bool halves = direction == LK_CE_BOTH && args && lk_ce_ids_has_tail(args, direction);                            \
+        return halves ? lk_cross_entropy_run_ids_halves<T>(op, args, stream)                                                   \
+                      : lk_cross_entropy_run_ids<T>(op, args, direction, stream);                                              \
     }                                                                                                                          \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n) \
     {                                                                                                                          \
         lk_cross_entropy_ids_args x = {};                                                                                      \
         const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x);                             \
-        if (!status && n) *n = lk_ce_ids_space_of(&x, direction).bytes;                                                        \
+        if (!status && n) *n = lk_ce_ids_bytes(&x, direction);                                                        \
         return status;                                                                                                         \
     }
 LK_CE_IDS_ENTRY(forward, LK_CE_FORWARD)

@@ -10,9 +10,12 @@
  * and p are in tests/cross_entropy.cu. Per id:
  *   logp          log sum's, and 16 of max - z: the target's loss and a difference of logits
  *                 where forward's reference is d below a sure id: (d + 2) 2^-23 of the sum, and 2 d of max - z
+ *   tail          as that of the class term where the row is read again, with log sum and max - z of the columns that are no ids;
+ *                 else that of the ids' p, over P
  *   class         |w| times that, and 16 of each |w logp|: a sum of 128 products has 4 + 5 additions in a row
  *   dlogits       the target's from the sum of the others' p, as there; of another id p's limit and 4 of |log p| times the size of
  *                 all that it is multiplied by, and 16 of the sizes of its own u
+ *                 with a tail: p / P of a column that is no id has p's limit with lse + tail for lse, and P has |tail| 2^-23
  * forward_backward with z-loss adds h and subtracts it, so its size is in that of all terms; and all ids are as "another" one.
  */
 #include "lk/cross_entropy_ids.cuh"
@@ -44,34 +47,40 @@ static bool gives_loss(int direction) { return direction != BACKWARD; }
 static bool gives_gradient(int direction) { return direction != FORWARD; }
 
 enum {
-    LOGITS, IDS, WEIGHT, DLOGP, ROW_WEIGHT, UPSTREAM, DLSE, DENTROPY, DENOMINATOR, LSE, LSE_LOW, ENTROPY, LOSS, Z_LOSS, ARGMAX,
-    VALID, WEIGHT_SUM, BAD_COUNT, LOGP, DLOGITS, WORKSPACE, TENSORS = WORKSPACE
+    LOGITS, IDS, WEIGHT, DLOGP, TAIL_WEIGHT, DTAIL, ROW_WEIGHT, UPSTREAM, DLSE, DENTROPY, DENOMINATOR, LSE, LSE_LOW, ENTROPY,
+    LOSS, Z_LOSS, ARGMAX, VALID, WEIGHT_SUM, BAD_COUNT, LOGP, TAIL, DLOGITS, WORKSPACE, TENSORS = WORKSPACE
 };
-static const char *const tensor_name[] = {"logits", "target_ids", "target_weight", "dlogp", "row_weight", "upstream", "dlse",
-                                          "dentropy", "denominator", "lse", "lse_low", "entropy", "loss", "z_loss_out", "argmax",
-                                          "valid_rows", "weight_sum", "bad_targets", "logp", "dlogits", "workspace"};
+static const char *const tensor_name[] = {"logits", "target_ids", "target_weight", "dlogp", "tail_weight", "dtail", "row_weight",
+                                          "upstream", "dlse", "dentropy", "denominator", "lse", "lse_low", "entropy", "loss",
+                                          "z_loss_out", "argmax",
+                                          "valid_rows", "weight_sum", "bad_targets", "logp", "tail", "dlogits", "workspace"};
 
 /* What a call has or has not. REPEATED: ids are drawn from a few columns. HALF: 16-bit dlogits of f32 logits. */
 enum {
     MEAN, SUM, IGNORE, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, REPEATED, DIVIDED, WEIGHTED, LOW, WANT_ENTROPY, WANT_ARGMAX,
-    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLOGP, HAS_DLSE, HAS_DENTROPY, ZERO_PADDING, IN_PLACE, HALF, SWITCHES
+    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLOGP, HAS_DLSE, HAS_DENTROPY, ZERO_PADDING, IN_PLACE, HALF, HAS_TAIL_WEIGHT, WANT_TAIL,
+    HAS_DTAIL, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "weights", "z-loss", "logit scale", "softcap", "bad ids",
                                           "int32 ids", "repeated", "denominator", "row weights", "lse_low", "entropy", "argmax",
                                           "upstream a row", "one upstream", "dlogp", "dlse", "dentropy", "zero padding",
-                                          "in place", "16-bit dlogits"};
+                                          "in place", "16-bit dlogits", "tail weights", "tail", "dtail"};
 
 static bool switch_of(int direction, int s)
 {
-    if (s == WANT_ENTROPY || s == WANT_ARGMAX) return gives_loss(direction);
-    return s < WANT_ENTROPY || gives_gradient(direction);
+    if (s == WANT_ENTROPY || s == WANT_ARGMAX || s == WANT_TAIL) return gives_loss(direction);
+    return s < WANT_ENTROPY || s == HAS_TAIL_WEIGHT || gives_gradient(direction);
 }
 
 /* What some logits of the odd rows are, of all rows where there is one. IDS_INF: the ids at -inf; ID_INF: one of them; OTHERS_INF:
- * all columns but the ids. CONFIDENT: p of one id is about 1 - 1e-6, LOPSIDED: of one that is not the first. */
-enum { NOTHING, IDS_INF, ID_INF, OTHERS_INF, ALL_INF, PLUS_INF, NOT_A_NUMBER, TIES, CONFIDENT, LOPSIDED, FAR, SPECIALS };
+ * all columns but the ids. CONFIDENT: p of one id is about 1 - 1e-6, LOPSIDED: of one that is not the first. SURE: of all ids
+ * together 1 - 1e-9, SURER: 1 - 1e-87. */
+enum {
+    NOTHING, IDS_INF, ID_INF, OTHERS_INF, ALL_INF, PLUS_INF, NOT_A_NUMBER, TIES, CONFIDENT, LOPSIDED, FAR, SURE, SURER, SPECIALS
+};
 static const char *const special_name[] = {"nothing", "ids at -inf", "an id at -inf", "others at -inf", "all at -inf", "+inf",
-                                           "nan", "ties", "confident", "lopsided", "ids far below"};
+                                           "nan", "ties", "confident", "lopsided", "ids far below", "others far below",
+                                           "others very far below"};
 
 typedef struct {
     int type, direction, path, ids;
@@ -107,6 +116,8 @@ static void settle_tensors(problem *p)
     p->has[ROW_WEIGHT] = p->on[WEIGHTED], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
     p->has[DLSE] = p->on[HAS_DLSE], p->has[DENTROPY] = p->on[HAS_DENTROPY], p->has[DENOMINATOR] = p->on[DIVIDED];
     p->has[ENTROPY] = loss ? p->on[WANT_ENTROPY] : p->on[HAS_DENTROPY], p->has[ARGMAX] = p->on[WANT_ARGMAX];
+    p->has[TAIL_WEIGHT] = p->on[HAS_TAIL_WEIGHT], p->has[DTAIL] = p->on[HAS_DTAIL];
+    p->has[TAIL] = loss ? p->on[WANT_TAIL] : p->has[TAIL_WEIGHT] || p->has[DTAIL];
     p->has[LSE_LOW] = p->on[LOW] && (p->has[LSE] || !loss), p->has[DLOGITS] = back;
     if (!loss) {
         p->has[LSE] = true, p->has[LOSS] = p->has[Z_LOSS] = p->has[LOGP] = p->has[WEIGHT_SUM] = false;
@@ -133,8 +144,10 @@ static const char *describe(const problem *p)
 
 static bool is_output(const problem *p, int t)
 {
-    return p->has[t] && (t == BAD_COUNT || t == DLOGITS || (t >= LSE && t <= LOGP && gives_loss(p->direction)));
+    return p->has[t] && (t == BAD_COUNT || t == DLOGITS || (t >= LSE && t <= TAIL && gives_loss(p->direction)));
 }
+
+static bool has_tail(const problem *p) { return p->has[TAIL_WEIGHT] || p->has[TAIL] || p->has[DTAIL]; }
 
 /* Whose memory it lies in. */
 static int home_of(const problem *p, int t) { return t == DLOGITS && p->on[IN_PLACE] ? LOGITS : t; }
@@ -173,7 +186,10 @@ static void draw(problem *p, int number)
 {
     static const float z_loss[] = {1e-4f, 0.01f, 0.5f}, scale[] = {0.7f, 3, 0.01f}, softcap[] = {5, 30, 0.9f};
     uint64_t r = p->seed = test_hash(p->seed + (uint64_t)number * 0x10001);
-    for (int s = 0; s < SWITCHES; s++) p->on[s] = test_chance(&r, s < IGNORE || s == IN_PLACE ? 3 : 2);
+    uint64_t other = test_hash(r);
+    const bool tail = test_chance(&other, 2);
+    for (int s = 0; s < HAS_TAIL_WEIGHT; s++) p->on[s] = test_chance(&r, s < IGNORE || s == IN_PLACE ? 3 : 2);
+    for (int s = HAS_TAIL_WEIGHT; s < SWITCHES; s++) p->on[s] = tail && test_chance(&other, 2);
     if (test_chance(&r, 2)) p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     if (test_chance(&r, 2)) p->on[Z] = false;
     p->z_loss = z_loss[test_below(&r, 3)], p->scale = scale[test_below(&r, 3)], p->softcap = softcap[test_below(&r, 3)];
@@ -199,12 +215,14 @@ typedef struct {
     bool counted, bad, proper;
     int64_t argmax, y; /* y: the column of the good id with the largest logit */
     double max, lse, log_sum, log_slack, lse_slack, z_error, entropy, entropy_slack, class_loss, class_slack, z_loss, z_slack;
+    double tail, tail_slack;
 } outcome;
 
 static test_buffer buffers[TENSORS + 1];
 static layout laid[TENSORS];
 static unsigned char *kept[TENSORS];
-static size_t kept_bytes[TENSORS], z_bytes, outcome_bytes, column_bytes;
+static size_t kept_bytes[TENSORS], z_bytes, id_bytes, outcome_bytes, column_bytes;
+static bool *row_id;                           /* of each column: it is one of the row's ids */
 static double *row_z, *column_u, *column_size; /* of each column: the sum of u over its ids, and of their sizes */
 static outcome *outcomes;
 static int64_t valid_rows, bad_targets;
@@ -288,6 +306,8 @@ static void fill_logits(const problem *p)
             const bool others = special && (p->special == OTHERS_INF || p->special == ALL_INF);
             double v = others ? -INFINITY : p->offset + 4 * test_uniform(&r);
             if (special && p->special == TIES) v = floor(v / 2);
+            if (special && p->special == SURE) v -= (24 + log((double)p->vocab)) / scale_of(p);
+            if (special && p->special == SURER) v -= 200 / scale_of(p);
             test_put(p->type, host, row * laid[LOGITS].stride + c, (float)v);
         }
         for (int k = 0; special && k < p->ids; k++) {
@@ -303,6 +323,9 @@ static void fill_logits(const problem *p)
             case CONFIDENT: v = k ? v : sure; break;
             case LOPSIDED: v = k == p->ids - 1 ? sure : v; break;
             case FAR: v -= 60 / scale_of(p); break;
+            case OTHERS_INF:
+            case SURE:
+            case SURER: break;
             default: continue;
             }
             test_put(p->type, host, row * laid[LOGITS].stride + id_of(row, k), (float)v);
@@ -320,6 +343,7 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && row == 3) v = 0;
             if (t == DENOMINATOR) v = p->denominator;
             if (t == ROW_WEIGHT) v = row == 4 ? 0 : 1.5 * v;
+            if (t == TAIL_WEIGHT) v = row % 3 == 2 ? 0 : 1.5 * v;
             if (laid[t].rows == p->rows && t != DENOMINATOR && (p->rows > 1 || t != UPSTREAM) && is_ignored(p, row)) v = NAN;
             if (t == DLOGP && status_of(p, row, (int)c) != GOOD) v = NAN;
             test_put(TEST_F32, test_buffer_host(&buffers[t]), row * laid[t].stride + c, (float)v);
@@ -327,6 +351,30 @@ static void fill_floats(const problem *p, int t)
 }
 
 static double logp_slack(const outcome &o, double z) { return o.log_slack + 16 * 0x1p-24 * (o.max - z) + 2 * o.z_error; }
+
+/* The tail of a row whose z are in row_z. Left in row_id: which columns are ids. */
+static void examine_tail(const problem *p, int64_t row, outcome *o)
+{
+    const double u = 0x1p-24;
+    double max = -INFINITY, sum = 0, first = 0, ids = 0, ids_slack = 8 * u;
+    for (int64_t c = 0; c < p->vocab; c++) row_id[c] = false;
+    for (int k = 0; k < p->ids; k++)
+        if (status_of(p, row, k) == GOOD) row_id[id_of(row, k)] = true;
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double above = row_z[c] - o->max - o->log_sum;
+        if (!row_id[c]) max = fmax(max, row_z[c]);
+        else if (exp(above) > 0) ids += exp(above), ids_slack += exp(above) * (logp_slack(*o, row_z[c]) + 2 * u * (2 - above));
+    }
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double e = row_id[c] || isinf(max) ? 0 : exp(row_z[c] - max);
+        if (e > 0) sum += e, first -= e * (row_z[c] - max);
+    }
+    o->tail = sum > 0 ? (max - o->max) + log(sum) - o->log_sum : -INFINITY;
+    const double P = exp(o->tail), again = logp_slack(*o, max) + 16 * u * (2 + log(sum) + first / sum) + 2 * u * fabs(o->tail);
+    const double difference = ids_slack / P + 2 * u * fabs(o->tail);
+    o->tail_slack = P < 0x1.fcp-7 ? again : P > 0x1.04p-6 ? difference : fmax(again, difference);
+    if (sum == 0) o->tail_slack = 0;
+}
 
 /* z of a row, left in row_z, and what the header's formula makes of it. */
 static outcome examine(const problem *p, int64_t row)
@@ -351,8 +399,11 @@ static outcome examine(const problem *p, int64_t row)
     }
     const double log_sum = log(sum), mean = first / sum;
     /* forward's sum of plain rows is against a reference that may be as far below a sure logit as that is above the others. */
-    const bool sure = p->direction == FORWARD && (p->special == CONFIDENT || p->special == LOPSIDED);
-    const double far = sure ? 14 + log((double)p->vocab) : 0;
+    const bool forward = p->direction == FORWARD || (p->direction == BOTH && has_tail(p));
+    const bool sure = forward && (p->special == CONFIDENT || p->special == LOPSIDED);
+    double far = sure ? 14 + log((double)p->vocab) : 0;
+    if (forward && p->special == SURE) far = 28 + log((double)p->vocab);
+    if (forward && p->special == SURER) far = 60; /* beyond it the row is read again */
     o.log_sum = log_sum, o.log_slack = 16 * u * (2 + log_sum + mean) + 4 * u * (far + 4 * (far > 0)), 
     o.z_error = p->on[SOFTCAP] ? 16 * u * largest + (short_cap(p) ? 16 * u * (double)p->softcap : 0) : 0;
     o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
@@ -370,13 +421,18 @@ static outcome examine(const problem *p, int64_t row)
         if (o.y < 0 || logit > y_logit || (logit == y_logit && id < o.y)) o.y = id, y_logit = logit;
         if (w != 0) o.class_loss -= w * logp, o.class_slack += fabs(w) * logp_slack(o, row_z[id]) + 16 * u * fabs(w * logp);
     }
-    if (o.bad || !o.proper) o.class_loss = o.class_slack = NAN;
+    if (o.bad || !o.proper) o.class_loss = o.class_slack = o.tail = NAN;
+    if (o.bad || !o.proper || !has_tail(p)) return o;
+    examine_tail(p, row, &o);
+    const double w = p->has[TAIL_WEIGHT] ? (double)value(TAIL_WEIGHT, row, 0) : 0;
+    if (w != 0) o.class_loss -= w * o.tail, o.class_slack += fabs(w) * o.tail_slack + 16 * u * fabs(w * o.tail);
     return o;
 }
 
 static void examine_all(const problem *p)
 {
     row_z = (double *)test_room(row_z, &z_bytes, (size_t)p->vocab * sizeof(double));
+    row_id = (bool *)test_room(row_id, &id_bytes, (size_t)p->vocab * sizeof(bool));
     outcomes = (outcome *)test_room(outcomes, &outcome_bytes, (size_t)(p->rows + 1) * sizeof(outcome));
     valid_rows = bad_targets = 0;
     for (int64_t row = 0; row < p->rows; row++) {
@@ -395,6 +451,7 @@ static void fill_saved(const problem *p)
         ((float *)test_buffer_host(&buffers[LSE]))[row] = (float)outcomes[row].lse;
         if (p->has[LSE_LOW]) ((float *)test_buffer_host(&buffers[LSE_LOW]))[row] = (float)low_of(outcomes[row].lse);
         if (p->has[ENTROPY]) ((float *)test_buffer_host(&buffers[ENTROPY]))[row] = (float)outcomes[row].entropy;
+        if (p->has[TAIL]) ((float *)test_buffer_host(&buffers[TAIL]))[row] = (float)outcomes[row].tail;
     }
     if (p->has[VALID]) *(int64_t *)test_buffer_host(&buffers[VALID]) = valid_rows;
 }
@@ -427,6 +484,7 @@ static void set_args(const problem *p, void *const *at)
     a.weight_sum = (float *)at[WEIGHT_SUM], a.bad_targets = (int32_t *)at[BAD_COUNT], a.dlogits = at[DLOGITS];
     args.target_ids = at[IDS], args.target_weight = (const float *)at[WEIGHT], args.dlogp = (const float *)at[DLOGP];
     args.logp = (float *)at[LOGP], args.ids_per_row = p->ids;
+    args.tail_weight = (const float *)at[TAIL_WEIGHT], args.dtail = (const float *)at[DTAIL], args.tail = (float *)at[TAIL];
     args.target_ids_stride = p->stride[IDS], args.target_weight_stride = p->stride[WEIGHT];
     args.dlogp_stride = p->stride[DLOGP], args.logp_stride = p->stride[LOGP];
     a.rows = p->rows, a.vocab = p->vocab, a.logits_stride = p->stride[LOGITS], a.dlogits_stride = p->stride[DLOGITS];
@@ -440,8 +498,9 @@ static void set_args(const problem *p, void *const *at)
     a.target_dtype = p->on[INT32] ? LK_TARGET_INT32 : LK_TARGET_INT64, a.path = p->path;
     if (!p->has[WEIGHT]) args.target_weight_stride = 0;
     if (p->direction == FORWARD && p->seed % 2)
-        args.dlogp = a.upstream = (const float *)wild, a.dlogits = wild, a.dlogits_stride = args.dlogp_stride = -5;
+        args.dlogp = args.dtail = a.upstream = (const float *)wild, a.dlogits = wild, a.dlogits_stride = args.dlogp_stride = -5;
     if (p->direction == BACKWARD && p->seed % 2) args.logp = a.loss = (float *)wild, args.logp_stride = -5;
+    if (p->direction == BACKWARD && p->seed % 2 && !p->has[TAIL]) args.tail = (float *)wild;
 }
 
 /* Fills and uploads everything for a run, and the args. */
@@ -472,7 +531,7 @@ static bool setup(const problem *p, int run)
     set_args(p, at);
     size_t bytes = 12345;
     const lk_status status = query_of[p->direction][p->type](&args, &bytes);
-    const size_t most = 128 + (size_t)(p->rows + 64) * (32 + 4 * (size_t)p->ids);
+    const size_t most = 256 + (size_t)(p->rows + 64) * ((has_tail(p) ? 48 : 32) + 4 * (size_t)p->ids);
     if (!test_that(status == LK_OK && bytes >= 128 && bytes <= most))
         test_detail("the query says %s, %zu bytes; %s", lk_status_string(status), bytes, describe(p));
     if (status) return false;
@@ -524,6 +583,7 @@ static void verify_loss(const problem *p)
         near(p, LSE, row, 0, o.lse, o.lse_slack);
         near(p, ENTROPY, row, 0, o.entropy, o.entropy_slack);
         equal(p, ARGMAX, row, o.argmax);
+        near(p, TAIL, row, 0, o.counted ? o.tail : 0, o.tail_slack);
         for (int k = 0; k < p->ids && p->has[LOGP]; k++) {
             const bool good = status_of(p, row, k) == GOOD, number = o.proper && !o.bad;
             const double logit = good ? z_of(p, (double)value(LOGITS, row, id_of(row, k))) : 0;
@@ -551,7 +611,7 @@ static void verify_loss(const problem *p)
 static void verify_gradient(const problem *p)
 {
     const double u = 0x1p-24, a = scale_of(p), softcap = (double)p->softcap;
-    const bool fused = p->direction == BOTH, both_parts = !fused && p->has[LSE_LOW];
+    const bool fused = p->direction == BOTH, both_parts = !fused && p->has[LSE_LOW], tails = has_tail(p);
     column_u = (double *)test_room(column_u, &column_bytes, (size_t)p->vocab * 2 * sizeof(double));
     column_size = column_u + p->vocab;
     for (int64_t row = 0; row < p->rows; row++) {
@@ -563,7 +623,8 @@ static void verify_gradient(const problem *p)
         }
         const double lse = fused || both_parts ? o.lse : (double)(float)o.lse;
         const double lost = fused ? 2 * o.z_error + o.log_slack : both_parts ? o.z_error + u * fabs(low_of(o.lse)) : o.z_error;
-        double f = p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0) : p->has[DLOGP] ? 0 : 1;
+        double f = p->has[DLOGP] || p->has[DTAIL] ? 0 : 1;
+        if (p->has[UPSTREAM]) f = (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0);
         f *= row_weight_of(p, row);
         if (p->on[MEAN]) f = over_of(p) == 0 ? 0 : f / over_of(p);
         for (int64_t c = 0; c < p->vocab; c++) column_u[c] = column_size[c] = 0;
@@ -575,34 +636,58 @@ static void verify_gradient(const problem *p)
             total += ours - given, size += fabs(ours) + fabs(given);
             column_u[id_of(row, k)] += ours - given, column_size[id_of(row, k)] += fabs(ours) + fabs(given);
         }
+        const double tail = fused ? o.tail : (double)(float)o.tail, tail_lost = fused ? o.tail_slack : 0;
+        const double P = tails ? exp(tail) : 0, P_lost = P > 0 ? 4 * u * (2 + fabs(tail)) : 0;
+        double tail_u = 0, tail_size = 0;
+        if (tails) {
+            const double w = p->has[TAIL_WEIGHT] ? (double)value(TAIL_WEIGHT, row, 0) : 0, ours = w == 0 ? 0 : f * w;
+            const double given = p->has[DTAIL] ? (double)value(DTAIL, row, 0) : 0;
+            tail_u = ours - given, tail_size = fabs(ours) + fabs(given);
+            total += tail_u, size += tail_size;
+        }
+        for (int64_t c = 0; c < p->vocab; c++) row_id[c] = false;
+        for (int k = 0; k < p->ids; k++)
+            if (status_of(p, row, k) == GOOD) row_id[id_of(row, k)] = true;
         const double bend = p->has[DENTROPY] ? -(double)value(DENTROPY, row, 0) : 0;
         const double bend_lost = lost + o.z_error + (fused ? o.entropy_slack : u * o.entropy);
         const double z_lost = p->on[Z] ? 2 * z_loss_of(p) * fabs(f) * (o.z_error + (fused ? o.lse_slack : 0)) : 0;
         const double own = column_u[o.y], own_size = column_size[o.y];
-        double rest = 0, rest_slack = 0;
+        double rest = P, rest_slack = P * (tail_lost + P_lost); /* p of the columns that are no ids is in the tail */
         for (int64_t i = 0; i <= p->vocab; i++) { /* the target last: it needs the sum of the others */
             const int64_t c = i < p->vocab ? i : o.y;
-            const bool sharp = i == p->vocab && !(fused && p->on[Z]);
+            const bool sharp = i == p->vocab && (tails || !(fused && p->on[Z])), other = tails && !row_id[c];
             if (i == o.y) continue;
             const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
             const double above = fused ? z - o.max - o.log_sum : z - lse, probability = exp(above);
             double slack, want = total * probability - column_u[c];
             const double here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
-            const double again = probability > 0 && column_size[c] > 0 ? here + probability * 4 * u * fabs(above) : here;
-            if (i < p->vocab) rest += probability, rest_slack += here;
+            double again = probability > 0 && column_size[c] > 0 ? here + probability * 4 * u * fabs(above) : here;
+            if (i < p->vocab && !other) rest += probability, rest_slack += here;
             slack = size * (again + 16 * u * probability + 0x1p-126) + z_lost * probability + 16 * u * column_size[c];
             if (sharp) {
                 want = (total - own) * probability - own * rest;
                 slack = (size - own_size) * (here + 16 * u * probability) + z_lost * probability +
                         own_size * (rest_slack + 16 * u * rest) + size * 0x1p-126;
             }
+            if (other) { /* dz is this times p / P */
+                const double share = isinf(z) ? 0 : exp(above - tail);
+                const double lost_here = 2 * u * (4 + fabs(above - tail)) + lost + tail_lost;
+                const double sizes = size * P + tail_size;
+                want = share > 0 ? (total * P - tail_u) * share : 0;
+                slack = sizes * ((share > 0 ? share * (lost_here + 16 * u) : 0) + 0x1p-126) + z_lost * probability;
+                again = probability > 0 ? probability * (lost_here + P_lost) : 0;
+                if (share > 0) slack += size * P * P_lost * share;
+            }
             const double spread = probability > 0 ? fabs(above) + o.entropy : 0;
             if (probability > 0) want += bend * probability * (above + o.entropy);
-            slack += fabs(bend) * (again * spread + probability * (16 * u * spread + bend_lost) + spread * 0x1p-126);
+            const double spread_size = spread + (other ? fabs(tail) : 0); /* entropy + tail is rounded */
+            if (probability > 0) slack += fabs(bend) * probability * (16 * u * spread_size + bend_lost);
+            slack += fabs(bend) * (again * spread + spread * 0x1p-126);
             if (p->on[SOFTCAP]) {
                 const double argument = a * x / softcap, root = 1 / cosh(argument), slope = root * root;
                 want *= slope;
-                slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0) + size * (short_cap(p) ? 0x1p-59 : 0x1p-126);
+                slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0);
+                slack += (size + fabs(bend)) * (short_cap(p) ? 0x1p-59 : 0x1p-126);
             }
             near(p, DLOGITS, row, c, a * want, a * slack + 0x1p-126);
         }
@@ -729,10 +814,37 @@ static void specials(int type, int direction, int path)
     }
 }
 
+/* The bin of all other columns. */
+static void tails(int type, int direction, int path)
+{
+    const int vec = 16 / test_type_bytes[type];
+    const int64_t vocab[] = {1, vec - 1, vec + 1, 3, 64 * vec, 250, 1027, 5003, test_pick(300 * 1024, 4096 * 5)};
+    for (int i = 0; i < LENGTH_OF(vocab); i++) /* up to 3 columns: with 64 ids they are all ids */
+        for (int special = 0; special < 3; special++) {
+            problem p = plain(type, direction, path, vocab[i] > 4000 ? 2 : 5, vocab[i], i == 3 ? 64 : ids_of[(i + special) % 7]);
+            p.on[WANT_TAIL] = p.on[HAS_TAIL_WEIGHT] = true, p.on[HAS_DTAIL] = special == 1;
+            p.on[WEIGHTS] = i % 2, p.on[REPEATED] = i % 3 == 1;
+            p.special = special == 2 ? SURE : special == 1 ? CONFIDENT : NOTHING;
+            if (i == 7) p.at[LOGITS] = 3, p.at[DLOGITS] = 1, p.stride[LOGITS] = 5010;
+            check(p);
+        }
+    for (int special = 1; special < SPECIALS; special++)
+        for (int i = 0; i < 2; i++) {
+            problem p = plain(type, direction, path, 5, i ? 333 : 128, special % 2 ? 5 : 40);
+            p.special = special, p.on[SOFTCAP] = i && special % 3 == 0, p.on[WEIGHTS] = i, p.on[WANT_TAIL] = !i;
+            p.on[REPEATED] = p.ids == 40 && i, p.on[HAS_TAIL_WEIGHT] = true, p.on[HAS_DTAIL] = i && special % 2;
+            p.on[HAS_DENTROPY] = special % 4 == 3, p.on[LOW] = special % 2;
+            p.on[IGNORE] = p.on[BAD] = p.on[IN_PLACE] = i && special % 2;
+            p.offset = i && special >= CONFIDENT ? 1e4 : 0;
+            check(p);
+        }
+}
+
 static void graphs(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 5, 130, 9);
     p.on[MEAN] = p.on[WEIGHTS] = p.on[IGNORE] = p.on[Z] = p.on[HAS_DLOGP] = true;
+    p.on[HAS_TAIL_WEIGHT] = p.on[HAS_DTAIL] = type != TEST_F16;
     settle_tensors(&p);
     if (!setup(&p, 0) || !test_launched(launch(&p), describe(&p))) return;
     collect(&p), settle(&p, true, "");
@@ -752,6 +864,7 @@ static void one_target(int type, int direction, int path)
         draw(&p, 1000 + i);
         if (i % 4 == 1) p.stride[LOGITS] = p.stride[DLOGITS] = p.at[LOGITS] = p.at[DLOGITS] = 0;
         p.on[WEIGHTS] = p.on[HAS_DLOGP] = p.on[IN_PLACE] = false, p.stride[IDS] = 0;
+        p.on[HAS_TAIL_WEIGHT] = p.on[WANT_TAIL] = p.on[HAS_DTAIL] = false;
         if (gives_gradient(direction) && i % 2) p.on[MEAN] = p.on[WEIGHTED] = false;
         const bool bits = !p.on[MEAN] && !p.on[WEIGHTED] && !(direction == BACKWARD && p.on[Z]);
         p.special = i % 7 ? 0 : 1 + i / 7 % (SPECIALS - 1), p.offset = i % 3 ? 0 : 2000;
@@ -773,7 +886,7 @@ static void one_target(int type, int direction, int path)
 }
 
 static const test_theme themes[] = {
-    {"lengths", lengths},       {"options", options}, {"specials", specials},
+    {"lengths", lengths},       {"options", options}, {"specials", specials}, {"tails", tails},
     {"one target", one_target}, {"graph", graphs, [](int, int path) { return path <= LK_CROSS_ENTROPY_WARP; }},
 };
 
@@ -826,6 +939,9 @@ static void errors(int type, int direction)
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is -1", args.ids_per_row = -1);
     BAD_CALL(LK_ERR_NULL, "target_ids is NULL", args.target_ids = NULL);
     BAD_CALL(LK_ERR_NULL, "logits is NULL", a.logits = NULL);
+    BAD_CALL(LK_OK, "without a tail", (args.tail_weight = args.dtail = NULL, args.tail = NULL));
+    BAD_CALL(LK_ERR_ALIGNMENT, "tail_weight", MOVED(args.tail_weight, 2));
+    BAD_CALL(LK_ERR_ALIGNMENT, "tail is", MOVED(args.tail, 1));
     BAD_CALL(LK_OK, "weights of 1", args.target_weight = NULL);
     BAD_CALL(LK_ERR_SHAPE, "target_ids_stride is 2", args.target_ids_stride = 2);
     BAD_CALL(LK_ERR_SHAPE, "target_weight_stride is -3", args.target_weight_stride = -3);
@@ -844,7 +960,11 @@ static void errors(int type, int direction)
         BAD_CALL(LK_ERR_SHAPE, "logp_stride is 1", args.logp_stride = 1);
         BAD_CALL(LK_ERR_SHAPE, "logp and target_weight overlap", args.logp = (float *)(uintptr_t)args.target_weight);
         BAD_CALL(LK_ERR_ALIGNMENT, "logp", MOVED(args.logp, 1));
+        BAD_CALL(LK_ERR_SHAPE, "tail and tail_weight overlap", args.tail = (float *)(uintptr_t)args.tail_weight);
+        BAD_CALL(LK_ERR_WORKSPACE, "workspace_bytes", args.tail = NULL); /* it takes room there */
     } else {
+        BAD_CALL(LK_ERR_NULL, "tail is NULL", (args.tail = NULL, args.dtail = NULL));
+        BAD_CALL(LK_ERR_NULL, "tail is NULL", (args.tail = NULL, args.tail_weight = NULL));
         BAD_CALL(LK_ERR_NULL, "lse is NULL", a.lse = NULL);
         BAD_CALL(LK_ERR_NULL, "valid_rows is NULL", (a.valid_rows = NULL, a.denominator = NULL));
     }
@@ -853,7 +973,7 @@ static void errors(int type, int direction)
         BAD_CALL(LK_ERR_NULL, "dlogits is NULL", a.dlogits = NULL);
     } else {
         BAD_CALL(LK_ERR_NULL, "every output is NULL",
-                 (args.logp = a.loss = a.z_loss_out = a.lse = a.lse_low = a.entropy = a.weight_sum = NULL,
+                 (args.logp = args.tail = a.loss = a.z_loss_out = a.lse = a.lse_low = a.entropy = a.weight_sum = NULL,
                   a.argmax = a.valid_rows = NULL, a.bad_targets = NULL));
     }
     size_t asked = TEST_NOT_ASKED;
