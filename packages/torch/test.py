@@ -1086,8 +1086,8 @@ def stats_case(t, shape, layout, options, weight, outputs):
     verdict(name + " argmax", torch.equal(found["argmax"], argmax) and argmax.dtype == torch.int64, f"{found['argmax']}")
 
 
-def ids_case(t, shape, n, layout, options, weighted, wants):
-    """cross_entropy_ids against PyTorch in float64. wants: upstream gradients of loss, of logp."""
+def ids_case(t, shape, n, layout, options, weighted, wants, tails=False):
+    """cross_entropy_ids against PyTorch in float64. wants: upstream gradients of loss, of logp, of the tail."""
     vocab, rows, ignore = shape[-1], shape[:-1], options.get("ignore_index", -100)
     x, ids = leaf(normal(*shape, sigma=2.0), t, layout), classes(vocab, *rows, n, dtype=rng.choice([torch.int64, torch.int32]))
     x_rows = x.detach().double().reshape(-1, vocab).requires_grad_()
@@ -1096,7 +1096,8 @@ def ids_case(t, shape, n, layout, options, weighted, wants):
     ids.view(-1, n)[0] = ignore  # a row that is ignored
     skipped = ids == ignore
     weight = normal(*ids.shape).to(D) if weighted else None
-    out = LF.cross_entropy_ids(x, ids, weight, **options)
+    of_tail = normal(*rows).to(D) if tails and weighted else None
+    out = LF.cross_entropy_ids(x, ids, weight, **options, **(dict(tail_weight=of_tail, tail=not weighted) if tails else {}))
     z = x_rows * options.get("logit_scale", 1.0)
     if options.get("softcap"):
         z = options["softcap"] * torch.tanh(z / options["softcap"])
@@ -1104,23 +1105,43 @@ def ids_case(t, shape, n, layout, options, weighted, wants):
     logp = torch.where(gone, 0.0, (z - lse[:, None]).gather(1, ids.view(-1, n).long().clamp(0, vocab - 1)))
     w = weight.double().view(-1, n) if weighted else torch.ones_like(logp)
     counted = ~gone.all(1)
-    loss = -(w * logp).sum(1) + torch.where(counted, options.get("z_loss", 0.0) * lse**2, 0.0)
+    others = torch.ones_like(z).scatter(1, ids.view(-1, n).long().masked_fill(gone, vocab - 1), 0.0)
+    last = (~gone & (ids.view(-1, n) == vocab - 1)).any(1)  # what the skipped ids have hit
+    others = torch.where((torch.arange(vocab, device=D) == vocab - 1) & ~last[:, None], 1.0, others)
+    tail = torch.where(counted, (z + others.log()).logsumexp(1) - lse, 0.0) if tails else None
+    loss = -(w * logp).sum(1) - (of_tail.double().view(-1) * tail if of_tail is not None else 0) + torch.where(counted, options.get("z_loss", 0.0) * lse**2, 0.0)
     reduction = options.get("reduction", "mean")
     loss = loss if reduction == "none" else loss.sum() / (counted.sum() if reduction == "mean" else 1)
     dloss, dlogp = upstream_of(out.loss, rng.choice(UPSTREAMS[:1])), upstream_of(out.logp, rng.choice(UPSTREAMS))
-    grads = [g for g, want in zip((dloss, dlogp), wants) if want]
+    exacts, ups = [loss, logp], [dloss, dlogp]
+    if tails:
+        exacts, ups = [*exacts, tail], [*ups, upstream_of(out.tail, rng.choice(UPSTREAMS))]
+    grads = [g for g, want in zip(ups, wants) if want]
     found, = torch.autograd.grad([o for o, want in zip(out, wants) if want], x, grads)
-    exact, = torch.autograd.grad([o for o, want in zip((loss, logp), wants) if want], x_rows,
-                                 [g.double().reshape(o.shape) for g, o in ((dloss, loss), (dlogp, logp))
-                                  if (o is loss and wants[0]) or (o is logp and wants[1])])
+    exact, = torch.autograd.grad([o for o, want in zip(exacts, wants) if want], x_rows,
+                                 [g.double().reshape(o.shape) for g, o, want in zip(ups, exacts, wants) if want])
     size = 64 * U * (1 + z.abs().max().item()) * (1 + w.abs().sum(1).max().item() + n)
     name = f"cross_entropy_ids {t} {list(shape)} n={n} {layout} {options} {weighted} {wants}"
     compare(name, ("loss", out.loss, loss.view(out.loss.shape), size * (logp.shape[0] if reduction == "sum" else 1)),
             ("logp", out.logp, logp.view(out.logp.shape), 64 * U * (1 + logp.abs().max().item())),
-            ("gradient", found, exact.view(x.shape), rounded(exact.view(x.shape), size, t)))
+            ("gradient", found, exact.view(x.shape), rounded(exact.view(x.shape), size, t)),
+            *([("tail", out.tail, tail.view(out.tail.shape), 2.0**-15 * (1 + tail.abs().max().item()))] if tails else []))
 
 
 def cross_entropy_ids():
+    for t, (shape, n), weighted in itertools.product(TYPES, (((6, 50), 5), ((2, 3, 257), 1), ((5, 1031), 64)), (True, False)):
+        for wants in ((True, False, False), (False, False, True), (True, True, True)):
+            ids_case(t, shape, n, rng.choice(LAYOUTS[:5]), dict(reduction=rng.choice(("none", "mean", "sum"))), weighted, wants, True)
+    sure = torch.zeros(2, 40, device=D)
+    sure[:, :3] = torch.tensor([30.0, 31.0, 150.0], device=D)
+    sure.requires_grad_()
+    of_others = LF.cross_entropy_ids(sure, torch.tensor([[0, 1], [0, 2]], device=D), tail=True).tail
+    exact = torch.log_softmax(sure.double(), -1)[1, [1, *range(3, 40)]].logsumexp(0)
+    close("a tail far below", of_others[1], exact, 1e-4)
+    slope, = torch.autograd.grad(of_others[1], sure)
+    close("its gradient", slope[1, 1], exact.new_tensor(1 - 37 * math.exp(-31)), 1e-5)
+    all_ids = LF.cross_entropy_ids(sure[:, :2], torch.tensor([[0, 1]] * 2, device=D), tail_weight=torch.zeros(2, device=D))
+    verdict("all classes are ids", bool((all_ids.tail == -math.inf).all() and all_ids.loss.isfinite()))
     for t, reduction, (shape, n) in itertools.product(TYPES, ("none", "mean", "sum"), (
             ((6, 50), 5), ((2, 3, 257), 1), ((5, 1031), 64), ((4, 8), 128))):
         for weighted, wants in ((True, (True, False)), (False, (True, True)), (True, (False, True))):
@@ -1146,6 +1167,9 @@ def cross_entropy_ids():
     raises("no ids", lambda: LF.cross_entropy_ids(x, ids[:, :0]), "ids_per_row", kind=ValueError)
     raises("129 ids", lambda: LF.cross_entropy_ids(x, ids[:, :1].expand(4, 129)), "ids_per_row", kind=ValueError)
     raises("ids on no tensor", lambda: LF.cross_entropy_ids(x, [1, 2]), "target_ids", kind=TypeError)
+    raises("tail weights of another shape", lambda: LF.cross_entropy_ids(x, ids, tail_weight=weight), "tail_weight", kind=ValueError)
+    raises("tail weights with a gradient", lambda: LF.cross_entropy_ids(x, ids, tail_weight=leaf(weight[:, 0])), "tail_weight",
+           kind=ValueError)
 
 
 def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=False, layout="packed", **more):
@@ -1919,6 +1943,8 @@ def functions():
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("cross_entropy_ids none, logp", lambda x: sum((v * by).sum() for v, by in zip(
                 LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
+            ("cross_entropy_ids, tail", lambda x: sum((v * by).sum() for v, by in zip(
+                LF.cross_entropy_ids(x, several, positive, tail_weight=r), (0.5, positive, r))), [leaf(normal(6, 12))]),
             ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(x, t)), [leaf(normal(6, 12))]),
             ("linear_cross_entropy_stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, th, reduction="none")),
              [leaf(normal(6, 12)), leaf(normal(20, 12))]),

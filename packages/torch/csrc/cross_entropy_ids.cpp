@@ -12,14 +12,16 @@ struct IdsCall {
     lk_cross_entropy_ids_args a = {};
     Stream stream;
     Rows logits;
-    Tensor ids, weight, unused, divisor, factors;
-    IdsCall(const Tensor &x, const Tensor &target_ids, const Maybe &target_weight, LK_LOSS_PARAMETERS)
+    Tensor ids, weight, of_tail, unused, divisor, factors;
+    IdsCall(const Tensor &x, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight, LK_LOSS_PARAMETERS)
         : stream((check_input(x, "input"), check_device(x, target_ids, "target_ids"), check_device(x, target_weight, "target_weight"),
-                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
+                  check_device(x, tail_weight, "tail_weight"), check_device(x, denominator, "denominator"),
+                  check_device(x, row_weight, "row_weight"), x)),
           logits(x, "input")
     {
         a.ids_per_row = fill_ids(a.common, x, target_ids, target_weight, &ids, &weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
+        a.tail_weight = fill_tail(x, tail_weight, &of_tail);
         fill_loss(a.common, x, {}, logits.cols, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
         a.common.logits = logits.data(), a.common.logits_stride = logits.stride;
         a.common.rows = logits.rows, a.common.vocab = logits.cols;
@@ -37,11 +39,16 @@ static void set_state(IdsCall &c, const Tensor &state)
     a.lse = f + head, a.lse_low = f + head + a.rows;
 }
 
-static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Tensor &logits, const Tensor &target_ids,
-                                                               const Maybe &target_weight, LK_LOSS_PARAMETERS)
+// loss, logp, tail, and what backward needs. want_tail: tail is not undefined.
+static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Tensor &logits, const Tensor &target_ids,
+                                                                       const Maybe &target_weight, const Maybe &tail_weight,
+                                                                       LK_LOSS_PARAMETERS, bool want_tail)
 {
-    IdsCall c(logits, target_ids, target_weight, LK_LOSS_OPTIONS);
+    IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
+    Tensor tail;
+    if (want_tail) tail = make(logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
+    if (want_tail) c.a.tail = tail.mutable_data_ptr<float>();
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
     Tensor state = make({state_head(reduction) + 2 * a.rows}, logits, at::kFloat);
@@ -51,20 +58,23 @@ static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Tensor &log
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
     LK_RUN(lk_cross_entropy_ids_forward, logits, &c.a, c.stream);
-    return {loss, logp, state};
+    return {loss, logp, tail, state};
 }
 
-static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &logits, const Tensor &target_ids,
-                                         const Maybe &target_weight, const Tensor &state, LK_LOSS_PARAMETERS)
+static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &logits,
+                                         const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
+                                         const Maybe &tail, const Tensor &state, LK_LOSS_PARAMETERS)
 {
-    IdsCall c(logits, target_ids, target_weight, LK_LOSS_OPTIONS);
+    IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
     const Tensor saved = state.contiguous();
-    const Maybe up = packed(dloss), dp = packed(dlogp); // lk's NULL upstream is 0 beside dlogp
+    const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail); // lk's NULL upstream is 0 beside dp, dt
     Tensor d = make(logits.sizes(), logits);
     set_state(c, saved);
     if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = !reduction;
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
+    if (has(dt)) c.a.dtail = dt->const_data_ptr<float>();
+    if (has(t)) c.a.tail = (float *)t->const_data_ptr();
     a.dlogits = d.mutable_data_ptr();
     LK_RUN(lk_cross_entropy_ids_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
@@ -74,58 +84,67 @@ static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp,
 }
 
 struct CrossEntropyIdsBackward : Node {
-    SavedVariable logits, ids, weight, state, divisor, factors;
+    SavedVariable logits, ids, weight, of_tail, tail, state, divisor, factors;
     int64_t reduction, ignore_index;
     double label_smoothing, z_loss, softcap, logit_scale;
-    bool zero_when_empty;
+    bool zero_when_empty, has_tail;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(cross_entropy_ids_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (!up[0].defined() && !up[1].defined()) return variable_list(1);
+        const Maybe dtail = has_tail ? maybe(up[2]) : Maybe();
+        if (!up[0].defined() && !up[1].defined() && !has(dtail)) return variable_list(1);
+        const Tensor t = has_tail ? tail.unpack(held(this)) : Tensor(), by = of_tail.unpack();
         const Tensor x = logits.unpack(), i = ids.unpack(), w = weight.unpack(), s = state.unpack();
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
-        return once({cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), x, i, maybe(w), s, LK_LOSS_OPTIONS)},
-                    "cross_entropy_ids");
+        return once({cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by), maybe(t), s,
+                                                        LK_LOSS_OPTIONS)}, "cross_entropy_ids");
     }
     void release_variables() override
     {
         logits.reset_data(), ids.reset_data(), weight.reset_data(), state.reset_data();
-        divisor.reset_data(), factors.reset_data();
+        divisor.reset_data(), factors.reset_data(), of_tail.reset_data(), tail.reset_data();
     }
 };
 
-tuple<Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
-                                        LK_LOSS_PARAMETERS)
+tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
+                                                const Maybe &tail_weight, LK_LOSS_PARAMETERS, bool want_tail)
 {
     LK_OP(cross_entropy_ids_forward);
     check_input(logits, "input"), check_constants(target_ids, {}, denominator, row_weight);
     TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
                       "the loss of logp, which has one");
+    TORCH_CHECK_VALUE(!wants_gradient(tail_weight), "lk: tail_weight requires a gradient, and gets none; detach it, or build the "
+                      "loss of tail, which has one");
+    want_tail = want_tail || has(tail_weight); // backward reads it
     const auto node = wants_gradient(logits) ? make_node<CrossEntropyIdsBackward>(logits) : nullptr;
-    Tensor loss, logp, state;
+    Tensor loss, logp, tail, state;
     {
         const Below below;
-        std::tie(loss, logp, state) = cross_entropy_ids_forward_op.call(logits, target_ids, target_weight, LK_LOSS_OPTIONS);
+        std::tie(loss, logp, tail, state) =
+            cross_entropy_ids_forward_op.call(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS, want_tail);
     }
-    if (!node) return {loss, logp};
+    if (!node) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    if (want_tail) torch::autograd::set_history(tail, node), node->tail = SavedVariable(tail, true);
+    node->has_tail = want_tail, node->of_tail = save(tail_weight);
     node->logits = save(logits), node->ids = save(target_ids), node->weight = save(target_weight), node->state = save(state);
     node->divisor = save(denominator), node->factors = save(row_weight);
     node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
     node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
     node_is_made(node);
-    return {loss, logp};
+    return {loss, logp, tail};
 }
 
-#define INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, "
+#define INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, Tensor? tail_weight, "
 LK_OPS(m)
 {
-    user_op(m, "cross_entropy_ids", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor)", &cross_entropy_ids);
-    kernel(m, "cross_entropy_ids_forward", "(" INPUTS LK_LOSS_SCHEMA ") -> (Tensor, Tensor, Tensor)", &cross_entropy_ids_forward);
-    kernel(m, "cross_entropy_ids_backward", "(Tensor? dloss, Tensor? dlogp, " INPUTS "Tensor state, " LK_LOSS_SCHEMA ") -> Tensor",
-           &cross_entropy_ids_backward);
+    user_op(m, "cross_entropy_ids", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)", &cross_entropy_ids);
+    kernel(m, "cross_entropy_ids_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
+           &cross_entropy_ids_forward);
+    kernel(m, "cross_entropy_ids_backward", "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, " INPUTS "Tensor? tail, Tensor state, "
+           LK_LOSS_SCHEMA ") -> Tensor", &cross_entropy_ids_backward);
 }
 
 } // namespace lk_torch

@@ -79,8 +79,8 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
                                                                           const Maybe &class_weight, LK_LOSS_PARAMETERS,
                                                                           bool statistics);
-tuple<Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
-                                        LK_LOSS_PARAMETERS);
+tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
+                                                const Maybe &tail_weight, LK_LOSS_PARAMETERS, bool want_tail);
 Tensor linear_cross_entropy(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                             const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                             int64_t max_counted, bool batch_invariant, bool keep, const Maybe &grad_scale);
@@ -284,6 +284,17 @@ int64_t fill_ids(Args &a, const Tensor &x, const Tensor &target_ids, const Maybe
         *weight = target_weight->to(at::kFloat).contiguous();
     }
     return target_ids.size(-1);
+}
+// The weights of the rows' tails, NULL without any.
+inline const float *fill_tail(const Tensor &x, const Maybe &tail_weight, Tensor *weight)
+{
+    if (!has(tail_weight)) return nullptr;
+    TORCH_CHECK_VALUE(tail_weight->sizes() == x.sizes().slice(0, x.dim() - 1), "lk: tail_weight has shape ", tail_weight->sizes(),
+                      "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
+    TORCH_CHECK_TYPE(tail_weight->is_floating_point(), "lk: tail_weight must have a floating type, not ",
+                     c10::toString(tail_weight->scalar_type()));
+    *weight = tail_weight->to(at::kFloat).contiguous();
+    return weight->const_data_ptr<float>();
 }
 template <class Args>
 void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, Tensor *r, LK_LOSS_PARAMETERS)

@@ -17,7 +17,7 @@ if _C.TORCH.split(".")[:2] != torch.__version__.split(".")[:2]:  # all symbols m
 
 from . import _fake, functional, nn
 from ._patch import Patched, patch, unpatch
-from .functional import CrossEntropyIdsOutput, CrossEntropyOutput
+from .functional import CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, CrossEntropyOutput
 from .nn import AddRMSNorm, CrossEntropyLoss, LinearCrossEntropyLoss, LinearKLLoss, MdLrpeCosine, RMSNorm, SRMSNorm
 
 
@@ -49,5 +49,5 @@ class _AfterImport:
 _AfterImport("torch.utils.flop_counter", "lk_torch._flops")
 BACKEND = _C.BACKEND
 __version__ = f"{_C.LK_VERSION // 10000}.{_C.LK_VERSION // 100 % 100}.{_C.LK_VERSION % 100}"
-__all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyIdsOutput", "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss",
-           "LinearKLLoss", "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional", "nn", "patch", "unpatch"]
+__all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "CrossEntropyLoss", "CrossEntropyOutput",
+           "LinearCrossEntropyLoss", "LinearKLLoss", "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional", "nn", "patch", "unpatch"]

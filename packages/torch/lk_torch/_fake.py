@@ -123,14 +123,15 @@ def cross_entropy_backward(dloss, dlse, dentropy, logits, *rest):
 
 
 @fake
-def cross_entropy_ids_forward(logits, target_ids, target_weight, reduction, *options):
+def cross_entropy_ids_forward(logits, target_ids, target_weight, tail_weight, reduction, *options):
     rows = math.prod(logits.shape[:-1])
     return (logits.new_empty([] if reduction else logits.shape[:-1], dtype=F32), logits.new_empty(target_ids.shape, dtype=F32),
+            logits.new_empty(logits.shape[:-1], dtype=F32) if options[-1] else None,
             logits.new_empty((2 if reduction == 1 else 0) + 2 * rows, dtype=F32))
 
 
 @fake
-def cross_entropy_ids_backward(dloss, dlogp, logits, *rest):
+def cross_entropy_ids_backward(dloss, dlogp, dtail, logits, *rest):
     return logits.new_empty(logits.shape)
 
 

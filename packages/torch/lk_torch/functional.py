@@ -52,6 +52,13 @@ class CrossEntropyIdsOutput(NamedTuple):
     logp: torch.Tensor
 
 
+class CrossEntropyIdsTailOutput(NamedTuple):
+    """The same with a tail, the log of the probability that no id of the row has. It has a gradient too."""
+    loss: torch.Tensor
+    logp: torch.Tensor
+    tail: torch.Tensor
+
+
 class LinearCrossEntropyOutput(NamedTuple):
     """Of linear_cross_entropy_stats, likewise."""
     loss: torch.Tensor
@@ -439,7 +446,8 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
 
 
 def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *, z_loss=0.0, softcap=0.0,
-                      logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0):
+                      logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
+                      tail_weight=None, tail=False):
     """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput. lk/cross_entropy_ids.cuh has the
     formulas.
 
@@ -451,6 +459,11 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
 
     Distillation from a teacher's largest n probabilities q: `cross_entropy_ids(logits, ids, q).loss`, or with the student's own
     probabilities as weights, `q = logp.exp(); (q * (logp - teacher_logp)).sum(-1)`.
+
+    tail=True: also tail [...], log of the probability of all classes that are none of the row's ids, a CrossEntropyIdsTailOutput.
+    With tail_weight [...] too, and the loss has -tail_weight * tail more. tail is not 1 minus a sum where that would be inexact,
+    and is -inf where nothing is left. With `tail_weight=1 - q.sum(-1)` the loss is, but for the teacher's entropy, the KL of n
+    classes and the rest.
 
     The other arguments are those of cross_entropy."""
     _tensors(input=input, target_ids=target_ids)
@@ -467,8 +480,9 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     op = _ops.cross_entropy_ids.default if is_compiling() else _C.cross_entropy_ids
     if denominator is not None:
         denominator = _denominator(denominator, input)
-    return CrossEntropyIdsOutput(*op(input, target_ids, target_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0,
-                                     z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight))
+    loss, logp, rest = op(input, target_ids, target_weight, tail_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0,
+                          z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, bool(tail))
+    return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
 def _mib(workspace_mib):
