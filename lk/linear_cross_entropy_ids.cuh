@@ -25,7 +25,7 @@
  * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
  *            ranks. Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
- *            all logp and dx are NaN, and it adds nothing to dweight and dbias.
+ *            all logp and dx are NaN, and it adds nothing to dweight and dbias. The tail of cross_entropy_ids.cuh is not here.
  *            path is CHUNKS; 0 means it. So logits are stored for some tokens at a time, in f32, or with fast_logits in T.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
  *            batch_invariant or parallel.vocab_total is given; LK_ERR_PATH: path is PANELS or FUSED; LK_ERR_SHAPE: ids_per_row is

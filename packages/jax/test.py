@@ -10,6 +10,7 @@ devices (shard_map over two devices of the CPU, so not on a GPU) and, on a GPU, 
 """
 import concurrent.futures
 import functools
+import itertools
 import logging
 import os
 import re
@@ -181,6 +182,16 @@ def exact_ids(logits, ids, weight=None, reduction="mean", ignore_index=-100, z_l
     divisor = 1 if reduction == "sum" else counted.sum() if denominator is None else denominator
     empty = 0.0 if zero_when_empty else jnp.nan
     return jnp.where(divisor > 0, rows.sum() / jnp.where(divisor > 0, divisor, 1), empty), logp
+
+
+def exact_tail(logits, ids, weight, tail_weight, reduction, ignore_index=-100):
+    """(loss, logp, tail) with a tail, of good rows that have an id; weights of 0 are ids all the same."""
+    loss, logp = exact_ids(logits, ids, weight, "none", ignore_index)
+    mine = ((ids[..., None] == np.arange(logits.shape[-1])) & (ids != ignore_index)[..., None]).any(-2)
+    tail = jax.nn.logsumexp(jnp.where(mine, -jnp.inf, logits), -1) - jax.nn.logsumexp(logits, -1)
+    tail = jnp.where((ids == ignore_index).all(-1), 0, tail)
+    loss = loss - (0 if tail_weight is None else jnp.asarray(np.asarray(tail_weight, np.float64)) * tail)
+    return loss if reduction == "none" else loss.sum() / (1 if reduction == "sum" else (ids != ignore_index).any(-1).sum()), logp, tail
 
 
 def exact_norm(x, residual=None, weight=None, eps=1e-6, bias=0.0, weight_offset=0.0):
@@ -501,6 +512,20 @@ def cross_entropy_ids():
         skipped = np.array(out.logp)[4:] == 0
         check(f"{dtype} skipped ids", np.array_equal(skipped, [[True, False, True, True], [True] * 4]), skipped)
         check(f"{dtype} types", type(out) is lk.CrossEntropyIdsOutput and out.loss.dtype == out.logp.dtype == jnp.float32)
+        # The tail.
+        for (shape, vocab, n), reduction in itertools.product((((2, 5), 50, 5), ((3,), 1031, 64)), ("mean", "none", "sum")):
+            ids, weight = ids_case(3, vocab, n, *shape)
+            ids = np.where(ids == 2**31 - 1, 2, ids)
+            x, q = normal(4, *shape, vocab, dtype=dtype, scale=2), np.abs(np.array(normal(9, *shape)))
+            ups = (512 * jnp.abs(normal(6, *(shape if reduction == "none" else ()))), 512 * normal(7, *shape, n), 512 * normal(8, *shape))
+            for k, w in ((0, q), (1, None)):
+                ours = lambda v: tuple(lk.cross_entropy_ids(v, ids, weight, reduction=reduction, tail_weight=w, tail=True))
+                exact = lambda v: exact_tail(v, ids, weight, w, reduction)
+                compare(f"{dtype} {shape} {vocab} n={n} {reduction} tail {k}", ours, exact, [x], ups, 4, jit=reduction == "sum")
+                compare(f"{dtype} {shape} {vocab} n={n} {reduction} tail {k} alone", at(ours, 2), at(exact, 2), [x], ups[2], 4)
+    sure = normal(1, 3, 30).at[:, :2].add(jnp.array([40.0, 200.0]))
+    compare("a tail far below", lambda v: lk.cross_entropy_ids(v, np.array([[0, 1]] * 3), tail=True).tail,
+            lambda v: exact_tail(v, np.array([[0, 1]] * 3), None, None, "none")[2], [sure], normal(2, 3), 8)
     # A loss of logp whose weights depend on the logits: the reverse divergence over a teacher's ids.
     x, ids, teacher = normal(1, 5, 30), integers(2, 30, 5, 8), jax.nn.log_softmax(normal(3, 5, 8))
     divergence = lambda logp: (jnp.exp(logp) * (logp - jnp.asarray(teacher, logp.dtype))).sum(-1)

@@ -19,7 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
-__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "kl", "linear_cross_entropy",
+__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
            "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
@@ -537,10 +537,10 @@ def _class_weight(class_weight, vocab):
     return class_weight
 
 
-def _row_weight(row_weight, shape):
+def _row_weight(row_weight, shape, name="row_weight"):
     if row_weight is not None:
         row_weight = jnp.asarray(row_weight, _f32)
-        _demand(row_weight.shape == shape, f"row_weight has the shape {row_weight.shape}; it must have {shape}")
+        _demand(row_weight.shape == shape, f"{name} has the shape {row_weight.shape}; it must have {shape}")
     return row_weight
 
 
@@ -651,8 +651,16 @@ class CrossEntropyIdsOutput(NamedTuple):
     logp: jax.Array
 
 
+class CrossEntropyIdsTailOutput(NamedTuple):
+    """The same with a tail, the log of the probability that no id of the row has. It has a gradient too."""
+    loss: jax.Array
+    logp: jax.Array
+    tail: jax.Array
+
+
 def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean", ignore_index=-100, z_loss=0.0, softcap=0.0,
-                      logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None, row_weight=None):
+                      logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None, row_weight=None,
+                      tail_weight=None, tail=False):
     """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput, float32. lk/cross_entropy_ids.cuh has
     the formulas.
 
@@ -664,6 +672,11 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
 
     Distillation from a teacher's largest n probabilities q: `cross_entropy_ids(logits, ids, q).loss`, or with the student's own
     probabilities as weights, `q = jnp.exp(logp); (q * (logp - teacher_logp)).sum(-1)`.
+
+    tail=True: also tail [...], log of the probability of all columns that are none of the row's ids, a CrossEntropyIdsTailOutput.
+    With tail_weight [...] too, and the loss has -tail_weight * tail more. tail is not 1 minus a sum where that would be inexact,
+    and is -inf where nothing is left. With `tail_weight=1 - q.sum(-1)` the loss is, up to the teacher's entropy, the KL of n
+    classes and the rest.
 
     The other arguments are those of cross_entropy; logit_scale and temperature may have one number per row. Gradients are made in
     backward, with any reduction.
@@ -677,10 +690,12 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
         logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "row"))
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
-    arrays = same_axes(logits, ids, target_weight, denominator, row_weight)
+    tail_weight = _row_weight(tail_weight, shape, "tail_weight")
+    arrays = same_axes(logits, ids, target_weight, denominator, row_weight, tail_weight)
     call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
-    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp",))
-    return CrossEntropyIdsOutput(loss, found["logp"])
+    tail = bool(tail) or tail_weight is not None
+    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp", "tail") if tail else ("logp",))
+    return CrossEntropyIdsTailOutput(loss, found["logp"], found["tail"]) if tail else CrossEntropyIdsOutput(loss, found["logp"])
 
 
 def _ids(target_ids, target_weight, shape, of, vocab, ignore_index):
@@ -702,53 +717,58 @@ def _ids(target_ids, target_weight, shape, of, vocab, ignore_index):
 
 
 def _ids_outputs(aux, reduced, ids, more=()):
-    names = [n for n in dict.fromkeys((*aux, *more)) if n != "logp"]
-    return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32)}
+    names = [n for n in dict.fromkeys((*aux, *more)) if n not in ("logp", "tail")]
+    tail = {"tail": _of(ids.shape[:-1], _f32)} if "tail" in aux else {}
+    return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32), **tail}
 
 
 def _ids_upstream(cotangents, reduced):
-    """upstream, whether it is one per row, dlogp and dlse; None where all are certainly 0."""
+    """upstream, whether it is one per row, and dlogp, dlse and dtail; None where all are certainly 0."""
     loss, others = cotangents
-    dloss, dlogp, dlse = _given(loss), _given(others["logp"]), _given(others["lse"]) if "lse" in others else None
-    if dloss is None and dlogp is None and dlse is None:
+    dloss, (dlogp, dlse, dtail) = _given(loss), (_given(others[n]) if n in others else None for n in ("logp", "lse", "tail"))
+    if all(d is None for d in (dloss, dlogp, dlse, dtail)):
         return None
-    # Beside dlogp lk takes a NULL upstream for 0.
-    return (*((None, 0) if dloss is None and dlogp is not None else _upstream_of_loss(dloss, reduced)), dlogp, dlse)
+    # Beside dlogp and dtail lk takes a NULL upstream for 0.
+    up = (None, 0) if dloss is None and not (dlogp is None and dtail is None) else _upstream_of_loss(dloss, reduced)
+    return (*up, dlogp, dlse, dtail)
 
 
 @functools.lru_cache(None)
 def _cross_entropy_ids(options, aux):
-    """aux: logp, and lse and valid_rows where a traced z_loss needs them."""
+    """aux: logp, perhaps tail, and lse and valid_rows where a traced z_loss needs them."""
     options = dict(options)
     reduced = bool(options["reduction"])
 
     def run(direction, arrays, inputs, outputs, upstream_per_row=0):
-        logits, ids, target_weight, denominator, row_weight = arrays
+        logits, ids, target_weight, denominator, row_weight, tail_weight = arrays
         fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=logits.shape[-1], ids_per_row=ids.shape[-1],
                       target_dtype=int(ids.dtype == jnp.int32), upstream_per_row=upstream_per_row)
         return call(f"cross_entropy_ids_{direction}_{TYPES[logits.dtype.name]}",
                     {"logits": logits, "target_ids": ids, "target_weight": target_weight, "denominator": denominator,
-                     "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row))
+                     "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields, "rows",
+                    _shared(reduced, upstream_per_row))
 
     @jax.custom_vjp
     def f(*arrays):
         return _result(aux, run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[1])))
 
     def fwd(*primals):
-        _constants(target_weight=primals[2], denominator=primals[3], row_weight=primals[4])
+        _constants(target_weight=primals[2], denominator=primals[3], row_weight=primals[4], tail_weight=primals[5])
         arrays = _values(*primals)
         more = ["lse", *(["valid_rows"] if options["reduction"] == 1 else [])]
         found = run("forward", arrays, {}, {**_ids_outputs(aux, reduced, arrays[1], more),
                                             "lse_low": _of(arrays[1].shape[:-1], _f32)})
+        more += ["tail"] if "tail" in aux else []
         return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in (*more, "lse_low")}}
 
     def bwd(kept, cotangents):
         if (ups := _ids_upstream(cotangents, reduced)) is None:
-            return (None,) * 5
-        dloss, each, dlogp, dlse = ups
-        found = run("backward", kept["arrays"], {**kept["saved"], "upstream": dloss, "dlse": dlse, "dlogp": dlogp},
+            return (None,) * 6
+        dloss, each, dlogp, dlse, dtail = ups
+        saved = {n: v for n, v in kept["saved"].items() if n != "tail" or dtail is not None or kept["arrays"][5] is not None}
+        found = run("backward", kept["arrays"], {**saved, "upstream": dloss, "dlse": dlse, "dlogp": dlogp, "dtail": dtail},
                     {"dlogits": _like(kept["arrays"][0])}, each)
-        return found["dlogits"], None, None, None, None
+        return found["dlogits"], None, None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
@@ -934,7 +954,7 @@ def _linear_cross_entropy_ids(options, aux):
     def bwd(kept, cotangents):
         if (ups := _ids_upstream(cotangents, reduced)) is None:
             return (None,) * 7
-        dloss, each, dlogp, dlse = ups
+        dloss, each, dlogp, dlse, _ = ups
         x, weight, _, bias, *_ = kept["arrays"]
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
         made = run("backward", kept["arrays"], {"lse": kept["lse"], "upstream": dloss, "dlse": dlse, "dlogp": dlogp}, likes, each)
