@@ -181,15 +181,16 @@ template <int N> LK_DEVICE float lk_srms_norm_fp8_most(float most, const float (
     LK_UNROLL for (int j = 0; j < N; j++) most = fmaxf(most, fabsf(x[j]));
     return most;
 }
-/* Stores N numbers of 8 bits: x times inverse. */
+/* Stores N numbers of 8 bits: x times inverse. format: call.x.format, a constant where the caller has chosen by it. */
 template <bool WIDE, int N>
-LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&x)[N], float inverse)
+LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int format, int64_t row, int col, const float (&x)[N],
+                                    float inverse)
 {
     uint8_t *to = (uint8_t *)call.x.q + row * call.x.q_stride + col;
     uint32_t word[N / 4];
     LK_UNROLL for (int i = 0; i < N / 4; i++)
-        word[i] = lk_fp8x2(call.x.format, x[4 * i] * inverse, x[4 * i + 1] * inverse) |
-                  lk_fp8x2(call.x.format, x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
+        word[i] = lk_fp8x2(format, x[4 * i] * inverse, x[4 * i + 1] * inverse) |
+                  lk_fp8x2(format, x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
     if constexpr (WIDE && N == 8) *(uint2 *)to = make_uint2(word[0], word[1]);
     else if constexpr (WIDE) *(uint32_t *)to = word[0];
     else
@@ -207,23 +208,22 @@ LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[
     LK_SHARED(float2, inbox, [LK_SRMS_NORM_THREADS / 32]);
     const int team = in.team_log2 < 0 ? 32 : 1 << in.team_log2, warps = (int)blockDim.x / 32;
     v[0] = lk_sum_warp(v[0], team);
-    if (both) v[1] = lk_max_warp(v[1], team);
+    if (both && team == 32) /* floats that are neither negative nor NaN are ordered as their bits are */
+        v[1] = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v[1])));
+    else if (both) v[1] = lk_max_warp(v[1], team);
     if (in.team_log2 >= 0 || warps == 1) return;
     if (threadIdx.x % 32 == 0) inbox[threadIdx.x / 32] = make_float2(v[0], v[1]);
     __syncthreads(); /* orders the writes into the inbox before its reads */
     v[0] = 0.0f;
-    for (int i = 0; i < warps; i++) v[0] += inbox[i].x, v[1] = fmaxf(v[1], inbox[i].y);
+    LK_UNROLL_BY(4) for (int i = 0; i < warps; i++) v[0] += inbox[i].x, v[1] = fmaxf(v[1], inbox[i].y);
 }
 
 /* BLOCK and MX: stores the scale of the block that y belongs to, and returns its inverse. The lanes of a block are side by side.
- * team_log2: of the lanes that have a row, where these are fewer; else -1. Called by: all lanes of a warp. */
+ * Called by: all lanes of a warp. */
 template <int N>
-LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&y)[N], bool there,
-                                       int team_log2)
+LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&y)[N], bool there)
 {
-    const int block_lanes = call.block_log2 - (N == 8 ? 3 : 2);
-    const int lanes_log2 = team_log2 >= 0 && team_log2 < block_lanes ? team_log2 : block_lanes;
-    const float most = lk_max_warp(lk_srms_norm_fp8_most(0.0f, y), 1 << lanes_log2);
+    const float most = lk_max_warp(lk_srms_norm_fp8_most(0.0f, y), 1 << (call.block_log2 - (N == 8 ? 3 : 2)));
     const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, most);
     const int block = col >> call.block_log2;
     const int64_t at = row * call.x.scale_stride + block * call.x.scale_block_stride;
@@ -240,8 +240,8 @@ LK_DEVICE void lk_srms_norm_fp8_write(const lk_srms_norm_fp8_call &call, float r
     const lk_srms_norm_args &a = call.norm.a;
     LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * rstd : 0.0f;
     if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
-    if constexpr (BLOCKS) inverse = lk_srms_norm_fp8_block(call, row, col, s, there, call.norm.in.team_log2);
-    if (there) lk_srms_norm_fp8_put<WIDE>(call, row, col, s, inverse);
+    if constexpr (BLOCKS) inverse = lk_srms_norm_fp8_block(call, row, col, s, there);
+    if (there) lk_srms_norm_fp8_put<WIDE>(call, call.x.format, row, col, s, inverse);
 }
 /* Stores N elements of s. */
 template <class R, bool WIDE, int N>
@@ -252,9 +252,130 @@ LK_DEVICE void lk_srms_norm_fp8_put_s(const lk_srms_norm_fp8_call &call, const f
         lk_srms_norm_fp8_store<WIDE>((R *)a.residual_out + row * a.residual_out_stride + col, s, (int)a.cols - col);
 }
 
+/* A thread's first U vectors of a row, of which t is s, or x has them where PACKED: t becomes s w, and 0 where the row has none.
+ * Stores s. Returns the sum of the squares of s. The thread then holds the products, so that the pass behind the sum neither
+ * unpacks nor multiplies again. OFFSET: there is one; most calls have none, and need no addition. */
+template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool OFFSET, int U>
+LK_DEVICE float lk_srms_norm_fp8_hold(float (&t)[U][LK_VEC<T>], const lk_vec<T> (&x)[U][1], const lk_vec<T> (&weight)[U][1],
+                                      const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at, int count, int group)
+{
+    constexpr int N = LK_VEC<T>;
+    float squares = 0.0f;
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        const int col = at.first + u * 32 * N;
+        if constexpr (PACKED) lk_unpack(t[u], x[u][0]);
+        squares += lk_srms_norm_dot(t[u], t[u]);
+        if (call.norm.a.residual_out && u * 32 < count) lk_srms_norm_fp8_put_s<R, WIDE>(call, t[u], at.row, col);
+        if constexpr (HOLDS) {
+            float w[N];
+            lk_unpack(w, weight[u][0]);
+            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= OFFSET ? call.norm.a.weight_offset + w[j] : w[j];
+        } else if (u * 32 < count) {
+            lk_srms_norm_fp8_weigh<T, false, WIDE>(t[u], call, group, col);
+        }
+    }
+    return squares;
+}
+/* The same with their loads, all of which start before the first is waited for. HOLDS, PACKED, WIDE: as in the kernel. */
+template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, int U>
+LK_DEVICE float lk_srms_norm_fp8_take(float (&t)[U][LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
+                                      int count, int group)
+{
+    constexpr int N = LK_VEC<T>;
+    const lk_srms_norm_input &in = call.norm.in;
+    const lk_srms_norm_args &a = call.norm.a;
+    lk_vec<T> weight[U][1], x[U][1] = {};
+    if constexpr (HOLDS) {
+        float ones[N];
+        LK_UNROLL for (int j = 0; j < N; j++) ones[j] = 1.0f;
+        LK_UNROLL for (int u = 0; u < U; u++) lk_pack(&weight[u][0], ones); /* without weight, and behind the end */
+    }
+    if (PACKED && count > (U - 1) * 32) { /* without predicates */
+        if constexpr (HOLDS) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, at.first, U * 32);
+        lk_srms_norm_load_raw(x, in.x, at.row, at.first, U * 32);
+    } else {
+        if constexpr (HOLDS) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, at.first, count);
+        if constexpr (WIDE) lk_srms_norm_load_raw(x, in.x, at.row, at.first, count);
+    }
+    if constexpr (!PACKED && WIDE) {
+        lk_vec<R> r[U][N / LK_VEC<R>] = {};
+        lk_srms_norm_load_raw(r, in.r, at.row, at.first, count);
+        LK_UNROLL for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(t[u], in, x[u], r[u]);
+    } else if constexpr (!PACKED) {
+        LK_UNROLL for (int u = 0; u < U; u++) {
+            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] = 0.0f;
+            if (u * 32 < count) lk_srms_norm_fp8_load_s<false, T, R>(t[u], call, at.row, at.first + u * 32 * N);
+        }
+    }
+    if (HOLDS && a.weight && a.weight_offset != 0.0f)
+        return lk_srms_norm_fp8_hold<T, R, PACKED, HOLDS, WIDE, true>(t, x, weight, call, at, count, group);
+    return lk_srms_norm_fp8_hold<T, R, PACKED, HOLDS, WIDE, false>(t, x, weight, call, at, count, group);
+}
+
+/* BLOCK and MX: the largest |t| of the blocks of a thread's U vectors, of which it has most[u], all in one exchange. The lanes of
+ * a block, 1 << lanes of them, share the maxima of U blocks. At each of the first two steps a lane passes on half of what it has,
+ * so that it ends with one maximum: returns which, of vector *number. U is 4. Called by: all lanes of a warp. */
+LK_DEVICE float lk_srms_norm_fp8_share(const float (&most)[4], int lanes, int *number)
+{
+    const int far = 1 << (lanes - 1), near = far >> 1, lane = (int)threadIdx.x;
+    const bool upper = lane & far, odd = lane & near;
+    float two[2];
+    LK_UNROLL for (int i = 0; i < 2; i++) {
+        const float given = upper ? most[i] : most[2 + i], kept = upper ? most[2 + i] : most[i];
+        two[i] = fmaxf(kept, __shfl_xor_sync(0xffffffffu, given, far));
+    }
+    const float given = odd ? two[0] : two[1], kept = odd ? two[1] : two[0];
+    *number = 2 * upper + odd;
+    return lk_max_warp(fmaxf(kept, __shfl_xor_sync(0xffffffffu, given, near)), near);
+}
+/* What lk_srms_norm_fp8_share returned for vector u of this lane's block is turned into x by the lanes that have it: theirs. */
+LK_DEVICE float lk_srms_norm_fp8_shared(float x, int lanes, int u)
+{
+    return __shfl_sync(0xffffffffu, x, ((int)threadIdx.x % 32 >> lanes << lanes) + (u << (lanes - 2)));
+}
+
+/* Whether t rstd times inverse may be t times (rstd inverse): the factor is a normal number. The same bits for powers of two. */
+LK_DEVICE bool lk_srms_norm_fp8_joins(float factor) { return factor >= FLT_MIN && factor <= FLT_MAX; }
+
+/* BLOCK and MX: stores the scales of the blocks of a thread's U vectors, t of which becomes y where the factor of a lane of the
+ * warp demands it, or y is wanted. factor: of q. Called by: all lanes of a warp. */
+template <int N, int U>
+LK_DEVICE void lk_srms_norm_fp8_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at, int count, float rstd,
+                                       float (&t)[U][N], float (&factor)[U])
+{
+    const int lanes = call.block_log2 - (N == 8 ? 3 : 2), team = call.norm.in.team_log2, lane = (int)threadIdx.x % 32;
+    const bool alone = team >= 0 && team < 5; /* the team's lanes have one vector at most */
+    float most[U];
+    LK_UNROLL for (int u = 0; u < U; u++) most[u] = lk_srms_norm_fp8_most(0.0f, t[u]);
+    int number = 0, own = lanes;
+    float mine;
+    if (alone) own = min(team, lanes), mine = lk_max_warp(most[0], 1 << own);
+    else mine = lk_srms_norm_fp8_share(most, lanes, &number);
+    const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, mine * rstd); /* rounding keeps the order */
+    const int past = lane & ((1 << own) - 1), behind = alone ? past : past & ((1 << (lanes - 2)) - 1); /* of its block's lanes */
+    if (behind == 0 && number * 32 < count + past && at.row < call.norm.a.rows) {
+        const int block = (at.first + number * 32 * N) >> call.block_log2;
+        lk_srms_norm_fp8_put_scale(call, call.x.scale, at.row * call.x.scale_stride + block * call.x.scale_block_stride, scale.scale);
+    }
+    float joined = scale.inverse * rstd;
+    if (call.norm.a.y || !__all_sync(0xffffffffu, lk_srms_norm_fp8_joins(joined))) {
+        joined = scale.inverse;
+        LK_UNROLL for (int u = 0; u < U; u++)
+            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= rstd;
+    }
+    LK_UNROLL for (int u = 0; u < U; u++) factor[u] = alone ? joined : lk_srms_norm_fp8_shared(joined, lanes, u);
+}
+
+template <bool WIDE, int N, int U>
+LK_DEVICE void lk_srms_norm_fp8_put_all(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_thread &at, int count,
+                                        const float (&t)[U][N], const float (&factor)[U])
+{
+    LK_UNROLL for (int u = 0; u < U; u++)
+        if (u * 32 < count) lk_srms_norm_fp8_put<WIDE>(call, format, at.row, at.first + u * 32 * N, t[u], factor[u]);
+}
+
 /* A team owns a row. Each thread holds its first U vectors, and reads the others of a longer row twice. HOLDS: weight is of T and
- * on 16 bytes, or NULL; the thread holds its vectors too. PACKED: s is x, held as it was loaded. BLOCKS: BLOCK and MX, else TENSOR
- * and ROW. */
+ * on 16 bytes, or NULL; the thread loads it beside its vectors. PACKED: s is x. BLOCKS: BLOCK and MX, else TENSOR and ROW. */
 template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool BLOCKS>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_fp8_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
@@ -279,25 +400,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     if (!BLOCKS && tensor && call.x.tensor_scale) inverse = *call.x.tensor_scale;
     if (!BLOCKS && tensor && call.x.amax && at.rank == 0) seen = *call.x.amax;
     const int group = HOLDS ? 0 : lk_srms_norm_group_start(call.norm, at.row);
-    lk_vec<T> weight[U][1];
-    lk_srms_norm_held<T, PACKED> held[U];
-    if constexpr (HOLDS) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, at.first, count);
-    if constexpr (WIDE) lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
-    else
-        LK_UNROLL for (int u = 0; u < U; u++)
-            if (u * 32 < count) lk_srms_norm_fp8_load_s<false, T, R>(held[u].s, call, at.row, at.first + u * 32 * N);
+    float t[U][N], s[N], most = 0.0f;
     lk_srms_norm_total total = {};
-    float s[N], most = 0.0f;
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        if (u * 32 >= count) break;
-        const int col = at.first + u * 32 * N;
-        lk_srms_norm_get<T>(s, &held[u]);
-        total.sum += lk_srms_norm_dot(s, s);
-        if (!wants_most) continue;
-        if constexpr (!HOLDS) lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
-        else if (a.weight) lk_srms_norm_apply<false>(s, weight[u][0], a.weight_offset);
-        most = lk_srms_norm_fp8_most(most, s);
-    }
+    total.sum = lk_srms_norm_fp8_take<T, R, PACKED, HOLDS, WIDE>(t, call, at, count, group);
+    if (wants_most)
+        LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most(most, t[u]);
     LK_NO_UNROLL for (int i = U * 32; i < count; i += 32) {
         const int col = at.first + i * N;
         lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
@@ -313,7 +420,10 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     const float rstd = lk_rsqrt(fmaf(both[0], in.inverse_cols, a.eps));
     const bool first = owner && at.rank == 0;
     if (first && a.rstd) a.rstd[at.row] = rstd;
-    if constexpr (!BLOCKS) {
+    float factor[U];
+    if constexpr (BLOCKS) {
+        lk_srms_norm_fp8_scales(call, at, count, rstd, t, factor);
+    } else {
         const float amax = both[1] * rstd; /* the largest |y|: rounding keeps the order */
         if (tensor && first && call.x.amax) lk_srms_norm_fp8_raise(call, amax, seen);
         if (tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(inverse);
@@ -322,21 +432,23 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
             inverse = scale.inverse;
             if (first) ((float *)call.x.scale)[at.row * call.x.scale_stride] = scale.scale;
         }
-    }
-    /* With BLOCKS the lanes of a warp go together: as many steps as its first lane has. */
-    const int steps = !BLOCKS ? count : in.team_log2 >= 0 && in.team_log2 < 5 ? 1 : owner ? at.count + (int)threadIdx.x % 32 : 0;
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        if (u * 32 >= steps) break;
-        const bool there = u * 32 < count;
-        const int col = at.first + u * 32 * N;
-        if (there) {
-            lk_srms_norm_get<T>(s, &held[u]);
-            lk_srms_norm_fp8_put_s<R, WIDE>(call, s, at.row, col);
-            if constexpr (!HOLDS) lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
-            else if (a.weight) lk_srms_norm_apply<false>(s, weight[u][0], a.weight_offset);
+        float joined = rstd * inverse;
+        if (a.y || !lk_srms_norm_fp8_joins(joined)) {
+            joined = inverse;
+            LK_UNROLL for (int u = 0; u < U; u++)
+                LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= rstd;
         }
-        lk_srms_norm_fp8_write<T, WIDE, BLOCKS>(call, rstd, inverse, s, at.row, col, there);
+        LK_UNROLL for (int u = 0; u < U; u++) factor[u] = joined;
     }
+    if (a.y) /* then t is y */
+        LK_UNROLL for (int u = 0; u < U; u++) {
+            const int col = at.first + u * 32 * N;
+            if (u * 32 < count) lk_srms_norm_fp8_store<WIDE>((T *)a.y + at.row * a.y_stride + col, t[u], cols - col);
+        }
+    if (call.x.format == LK_FP8_E5M2) lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E5M2, at, count, t, factor);
+    else lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E4M3, at, count, t, factor);
+    /* With BLOCKS the lanes of a warp go together: as many steps as its first lane has. */
+    const int steps = !BLOCKS ? count : owner ? at.count + (int)threadIdx.x % 32 : 0;
     LK_NO_UNROLL for (int i = U * 32; i < steps; i += 32) {
         const bool there = i < count;
         const int col = at.first + i * N;
@@ -527,8 +639,8 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, cons
         if (there) lk_srms_norm_fp8_put_s<R, WIDE>(call, s, row, col);
         LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * w[j] * rstd : 0.0f, most[j] = fmaxf(most[j], fabsf(s[j]));
         if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
-        if (blocks) inverse = lk_srms_norm_fp8_block(call, row, col, s, there, -1);
-        if (there) lk_srms_norm_fp8_put<WIDE>(call, row, col, s, inverse);
+        if (blocks) inverse = lk_srms_norm_fp8_block(call, row, col, s, there);
+        if (there) lk_srms_norm_fp8_put<WIDE>(call, call.x.format, row, col, s, inverse);
     }
 }
 
