@@ -201,21 +201,30 @@ LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int forma
 /* ---- Rows ---------------------------------------------------------------------------------------------------------------- */
 
 #define LK_SRMS_NORM_FP8_VECS 4
+/* Where teams have many rows: most threads of a block, and how many run on an SM, with the 80 registers that two such blocks
+ * allow. */
+#define LK_SRMS_NORM_FP8_MANY_THREADS 384
+#define LK_SRMS_NORM_FP8_MANY_RESIDENT 768
 
-/* The sum of v[0] and the largest v[1] over a row's team. Called by: every thread of the block, once per kernel. */
-LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[2], bool both)
+/* The sum of v[0] and the largest v[1] over a row's team; v[1] is neither negative nor NaN. Called by: every thread of the block,
+ * number: 0, 1, 2, ... Shared memory: its own, two halves, so that one barrier per call is enough, as in lk_sum_cluster. */
+LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[2], bool both, int number)
 {
-    LK_SHARED(float2, inbox, [LK_SRMS_NORM_THREADS / 32]);
-    const int team = in.team_log2 < 0 ? 32 : 1 << in.team_log2, warps = (int)blockDim.x / 32;
-    v[0] = lk_sum_warp(v[0], team);
-    if (both && team == 32) /* floats that are neither negative nor NaN are ordered as their bits are */
-        v[1] = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v[1])));
-    else if (both) v[1] = lk_max_warp(v[1], team);
+    LK_SHARED(float2, inbox, [2 * LK_SRMS_NORM_THREADS / 32]);
+    const int warps = (int)blockDim.x / 32;
+    if (in.team_log2 >= 0 && in.team_log2 < 5) {
+        v[0] = lk_sum_warp(v[0], 1 << in.team_log2);
+        if (both) v[1] = lk_max_warp(v[1], 1 << in.team_log2);
+        return;
+    }
+    v[0] = lk_sum_warp(v[0]);
+    if (both) v[1] = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v[1]))); /* bits are ordered likewise */
     if (in.team_log2 >= 0 || warps == 1) return;
-    if (threadIdx.x % 32 == 0) inbox[threadIdx.x / 32] = make_float2(v[0], v[1]);
+    float2 *const box = inbox + number % 2 * (LK_SRMS_NORM_THREADS / 32);
+    if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = make_float2(v[0], v[1]);
     __syncthreads(); /* orders the writes into the inbox before its reads */
     v[0] = 0.0f;
-    LK_UNROLL_BY(4) for (int i = 0; i < warps; i++) v[0] += inbox[i].x, v[1] = fmaxf(v[1], inbox[i].y);
+    LK_UNROLL_BY(4) for (int i = 0; i < warps; i++) v[0] += box[i].x, v[1] = fmaxf(v[1], box[i].y);
 }
 
 /* BLOCK and MX: stores the scale of the block that y belongs to, and returns its inverse. The lanes of a block are side by side.
@@ -252,64 +261,79 @@ LK_DEVICE void lk_srms_norm_fp8_put_s(const lk_srms_norm_fp8_call &call, const f
         lk_srms_norm_fp8_store<WIDE>((R *)a.residual_out + row * a.residual_out_stride + col, s, (int)a.cols - col);
 }
 
-/* A thread's first U vectors of a row, of which t is s, or x has them where PACKED: t becomes s w, and 0 where the row has none.
- * Stores s. Returns the sum of the squares of s. The thread then holds the products, so that the pass behind the sum neither
- * unpacks nor multiplies again. OFFSET: there is one; most calls have none, and need no addition. */
-template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool OFFSET, int U>
-LK_DEVICE float lk_srms_norm_fp8_hold(float (&t)[U][LK_VEC<T>], const lk_vec<T> (&x)[U][1], const lk_vec<T> (&weight)[U][1],
-                                      const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at, int count, int group)
+/* A thread's first U vectors of a row: all loads start before the first is waited for. 0 where the row has none. */
+template <class T, int U>
+LK_DEVICE void lk_srms_norm_fp8_start(lk_vec<T> (&x)[U][1], const T *from, int count)
 {
-    constexpr int N = LK_VEC<T>;
-    float squares = 0.0f;
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        const int col = at.first + u * 32 * N;
-        if constexpr (PACKED) lk_unpack(t[u], x[u][0]);
-        squares += lk_srms_norm_dot(t[u], t[u]);
-        if (call.norm.a.residual_out && u * 32 < count) lk_srms_norm_fp8_put_s<R, WIDE>(call, t[u], at.row, col);
-        if constexpr (HOLDS) {
-            float w[N];
-            lk_unpack(w, weight[u][0]);
-            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= OFFSET ? call.norm.a.weight_offset + w[j] : w[j];
-        } else if (u * 32 < count) {
-            lk_srms_norm_fp8_weigh<T, false, WIDE>(t[u], call, group, col);
+    if (count > (U - 1) * 32) { /* without predicates */
+        LK_UNROLL for (int u = 0; u < U; u++) x[u][0] = lk_load_vec_ca(from + u * 32 * LK_VEC<T>);
+    } else {
+        LK_UNROLL for (int u = 0; u < U; u++) {
+            x[u][0].raw = make_uint4(0, 0, 0, 0);
+            if (u * 32 < count) x[u][0] = lk_load_vec_ca(from + u * 32 * LK_VEC<T>);
         }
     }
-    return squares;
 }
-/* The same with their loads, all of which start before the first is waited for. HOLDS, PACKED, WIDE: as in the kernel. */
-template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, int U>
-LK_DEVICE float lk_srms_norm_fp8_take(float (&t)[U][LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
-                                      int count, int group)
+/* The same into the thread's slots of shared memory, 32 apart, which take no registers meanwhile. A thread reads only its own. */
+template <class T, int U> LK_DEVICE void lk_srms_norm_fp8_start(uint4 *slot, const T *from, int count)
+{
+    if (count > (U - 1) * 32) {
+        LK_UNROLL for (int u = 0; u < U; u++) lk_cp_async_16(slot, u * 32 * 16, from + u * 32 * LK_VEC<T>);
+    } else {
+        LK_UNROLL for (int u = 0; u < U; u++) {
+            if (u * 32 < count) lk_cp_async_16(slot, u * 32 * 16, from + u * 32 * LK_VEC<T>);
+            else slot[u * 32] = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+/* t: s of the same vectors where that is more than x. Stores s. */
+template <class T, class R, bool WIDE, int U>
+LK_DEVICE void lk_srms_norm_fp8_take(float (&t)[U][LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
+                                     int count)
 {
     constexpr int N = LK_VEC<T>;
     const lk_srms_norm_input &in = call.norm.in;
-    const lk_srms_norm_args &a = call.norm.a;
-    lk_vec<T> weight[U][1], x[U][1] = {};
-    if constexpr (HOLDS) {
-        float ones[N];
-        LK_UNROLL for (int j = 0; j < N; j++) ones[j] = 1.0f;
-        LK_UNROLL for (int u = 0; u < U; u++) lk_pack(&weight[u][0], ones); /* without weight, and behind the end */
-    }
-    if (PACKED && count > (U - 1) * 32) { /* without predicates */
-        if constexpr (HOLDS) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, at.first, U * 32);
-        lk_srms_norm_load_raw(x, in.x, at.row, at.first, U * 32);
-    } else {
-        if constexpr (HOLDS) lk_srms_norm_load_raw(weight, {a.weight, 0, 0}, 0, at.first, count);
-        if constexpr (WIDE) lk_srms_norm_load_raw(x, in.x, at.row, at.first, count);
-    }
-    if constexpr (!PACKED && WIDE) {
+    if constexpr (WIDE) {
+        lk_vec<T> x[U][1] = {};
         lk_vec<R> r[U][N / LK_VEC<R>] = {};
+        lk_srms_norm_load_raw(x, in.x, at.row, at.first, count);
         lk_srms_norm_load_raw(r, in.r, at.row, at.first, count);
         LK_UNROLL for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(t[u], in, x[u], r[u]);
-    } else if constexpr (!PACKED) {
+    } else {
         LK_UNROLL for (int u = 0; u < U; u++) {
             LK_UNROLL for (int j = 0; j < N; j++) t[u][j] = 0.0f;
             if (u * 32 < count) lk_srms_norm_fp8_load_s<false, T, R>(t[u], call, at.row, at.first + u * 32 * N);
         }
     }
-    if (HOLDS && a.weight && a.weight_offset != 0.0f)
-        return lk_srms_norm_fp8_hold<T, R, PACKED, HOLDS, WIDE, true>(t, x, weight, call, at, count, group);
-    return lk_srms_norm_fp8_hold<T, R, PACKED, HOLDS, WIDE, false>(t, x, weight, call, at, count, group);
+    if (call.norm.a.residual_out)
+        LK_UNROLL for (int u = 0; u < U; u++)
+            if (u * 32 < count) lk_srms_norm_fp8_put_s<R, WIDE>(call, t[u], at.row, at.first + u * 32 * N);
+}
+/* t, or where PACKED x, is s: t becomes s w, and 0 where the row has none. Returns the sum of the squares of s. The thread then
+ * holds the products, so that the pass behind the sum neither unpacks nor multiplies again. slot: MANY has x there, and weight in
+ * the next U slots. weight: of HOLDS. OFFSET: there is one; most calls have none, and need no addition. */
+template <class T, bool PACKED, bool HOLDS, bool WIDE, bool MANY, bool OFFSET, int U>
+LK_DEVICE float lk_srms_norm_fp8_hold(float (&t)[U][LK_VEC<T>], const lk_vec<T> (&x)[U][1], const lk_vec<T> (&weight)[U][1],
+                                      const uint4 *slot, const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
+                                      int count, int group)
+{
+    constexpr int N = LK_VEC<T>;
+    float squares = 0.0f;
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        if constexpr (MANY) lk_unpack(t[u], lk_vec<T>{slot[u * 32]});
+        else if constexpr (PACKED) lk_unpack(t[u], x[u][0]);
+        squares += lk_srms_norm_dot(t[u], t[u]);
+        if constexpr (HOLDS) {
+            float w[N];
+            if (!call.norm.a.weight) continue;
+            if constexpr (MANY) lk_unpack(w, lk_vec<T>{slot[(U + u) * 32]});
+            else lk_unpack(w, weight[u][0]);
+            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= OFFSET ? call.norm.a.weight_offset + w[j] : w[j];
+        } else if (u * 32 < count) {
+            lk_srms_norm_fp8_weigh<T, false, WIDE>(t[u], call, group, at.first + u * 32 * N);
+        }
+    }
+    return squares;
 }
 
 /* BLOCK and MX: the largest |t| of the blocks of a thread's U vectors, of which it has most[u], all in one exchange. The lanes of
@@ -374,90 +398,115 @@ LK_DEVICE void lk_srms_norm_fp8_put_all(const lk_srms_norm_fp8_call &call, int f
         if (u * 32 < count) lk_srms_norm_fp8_put<WIDE>(call, format, at.row, at.first + u * 32 * N, t[u], factor[u]);
 }
 
-/* A team owns a row. Each thread holds its first U vectors, and reads the others of a longer row twice. HOLDS: weight is of T and
- * on 16 bytes, or NULL; the thread loads it beside its vectors. PACKED: s is x. BLOCKS: BLOCK and MX, else TENSOR and ROW. */
-template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool BLOCKS>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+/* A team owns a row; MANY: rows in turn, and loads the next one while it works on one. Each thread holds its first U vectors, and
+ * reads the others of a longer row twice. HOLDS: weight is of T and on 16 bytes, or NULL.
+ * PACKED: s is x, and not stored. BLOCKS: BLOCK and MX, else TENSOR and ROW. */
+template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool BLOCKS, bool MANY>
+LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_NORM_THREADS,
+                                 MANY ? 2 : LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_fp8_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
 {
     constexpr int N = LK_VEC<T>, U = LK_SRMS_NORM_FP8_VECS;
     const lk_srms_norm_input &in = call.norm.in;
     const lk_srms_norm_args &a = call.norm.a;
-    const int cols = (int)a.cols;
-    const lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(in, (cols + N - 1) / N * N);
-    const bool owner = at.row < a.rows, tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR;
-    const bool wants_most = !BLOCKS && (!tensor || call.x.amax);
-    const int count = owner ? at.count : 0;
+    const int cols = (int)a.cols, lane = (int)threadIdx.x % 32;
+    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(in, (cols + N - 1) / N * N);
+    const int before = in.team_log2 >= 0 ? lane >> in.team_log2 : 0; /* rows of the warp: its lanes go together */
+    const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR, wants_most = !BLOCKS && (!tensor || call.x.amax);
     const bool early = LK_ARCH >= 900 && at.size <= 64; /* as in forward */
-    if (early && count > 0) {
+    if (early && at.row < a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(in.x, at);
         lk_srms_norm_prefetch<R>(in.r, at);
     }
     lk_griddepcontrol_wait();
-    if (early) lk_griddepcontrol_launch_dependents();
+    if (early && !MANY) lk_griddepcontrol_launch_dependents();
 
     float inverse = 1.0f, seen = 0.0f;
-    if (!BLOCKS && tensor && call.x.tensor_scale) inverse = *call.x.tensor_scale;
+    if (!BLOCKS && tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
     if (!BLOCKS && tensor && call.x.amax && at.rank == 0) seen = *call.x.amax;
-    const int group = HOLDS ? 0 : lk_srms_norm_group_start(call.norm, at.row);
-    float t[U][N], s[N], most = 0.0f;
-    lk_srms_norm_total total = {};
-    total.sum = lk_srms_norm_fp8_take<T, R, PACKED, HOLDS, WIDE>(t, call, at, count, group);
-    if (wants_most)
-        LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most(most, t[u]);
-    LK_NO_UNROLL for (int i = U * 32; i < count; i += 32) {
-        const int col = at.first + i * N;
-        lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
-        lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
-        if (!wants_most) continue;
-        lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
-        most = lk_srms_norm_fp8_most(most, s);
+    uint4 *slot = NULL; /* of MANY: [warp][x, weight][vector][lane] */
+    if constexpr (MANY) {
+        LK_DYN_SMEM(uint4, slots);
+        slot = &slots + (int)threadIdx.x / 32 * (2 * U * 32) + lane;
+        if (at.row - before >= a.rows) return; /* a warp without rows; a block has one */
+        lk_srms_norm_fp8_start<T, U>(slot, (const T *)in.x.data + at.row * in.x.stride + at.first, at.row < a.rows ? at.count : 0);
+        if (a.weight) lk_srms_norm_fp8_start<T, U>(slot + U * 32, (const T *)a.weight + at.first, at.count);
+        lk_cp_async_commit_group();
     }
-    float both[2] = {total.sum + total.chain, most};
-    lk_srms_norm_fp8_reduce(in, both, wants_most);
-    if (!early) lk_griddepcontrol_launch_dependents();
-
-    const float rstd = lk_rsqrt(fmaf(both[0], in.inverse_cols, a.eps));
-    const bool first = owner && at.rank == 0;
-    if (first && a.rstd) a.rstd[at.row] = rstd;
-    float factor[U];
-    if constexpr (BLOCKS) {
-        lk_srms_norm_fp8_scales(call, at, count, rstd, t, factor);
-    } else {
-        const float amax = both[1] * rstd; /* the largest |y|: rounding keeps the order */
-        if (tensor && first && call.x.amax) lk_srms_norm_fp8_raise(call, amax, seen);
-        if (tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(inverse);
-        if (!tensor) {
-            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, amax);
-            inverse = scale.inverse;
-            if (first) ((float *)call.x.scale)[at.row * call.x.scale_stride] = scale.scale;
+    LK_NO_UNROLL for (int number = 0; at.row - before < a.rows; at.row += at.step, number++) {
+        const bool owner = at.row < a.rows, first = owner && at.rank == 0;
+        const bool last = !MANY || at.row + at.step - before >= a.rows;
+        const int count = owner ? at.count : 0, group = HOLDS ? 0 : lk_srms_norm_group_start(call.norm, at.row);
+        float t[U][N], s[N], most = 0.0f;
+        lk_srms_norm_total total = {};
+        lk_vec<T> weight[U][1], x[U][1];
+        if (!MANY && HOLDS && a.weight) lk_srms_norm_fp8_start(weight, (const T *)a.weight + at.first, count);
+        if constexpr (MANY) lk_cp_async_wait_group<0>();
+        else if constexpr (PACKED) lk_srms_norm_fp8_start(x, (const T *)in.x.data + at.row * in.x.stride + at.first, count);
+        else lk_srms_norm_fp8_take<T, R, WIDE>(t, call, at, count);
+        if (HOLDS && a.weight && a.weight_offset != 0.0f)
+            total.sum = lk_srms_norm_fp8_hold<T, PACKED, HOLDS, WIDE, MANY, true>(t, x, weight, slot, call, at, count, group);
+        else total.sum = lk_srms_norm_fp8_hold<T, PACKED, HOLDS, WIDE, MANY, false>(t, x, weight, slot, call, at, count, group);
+        if (MANY && !last) {
+            const int64_t next = at.row + at.step;
+            lk_srms_norm_fp8_start<T, U>(slot, (const T *)in.x.data + next * in.x.stride + at.first, next < a.rows ? at.count : 0);
+            lk_cp_async_commit_group();
         }
-        float joined = rstd * inverse;
-        if (a.y || !lk_srms_norm_fp8_joins(joined)) {
-            joined = inverse;
-            LK_UNROLL for (int u = 0; u < U; u++)
-                LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= rstd;
-        }
-        LK_UNROLL for (int u = 0; u < U; u++) factor[u] = joined;
-    }
-    if (a.y) /* then t is y */
-        LK_UNROLL for (int u = 0; u < U; u++) {
-            const int col = at.first + u * 32 * N;
-            if (u * 32 < count) lk_srms_norm_fp8_store<WIDE>((T *)a.y + at.row * a.y_stride + col, t[u], cols - col);
-        }
-    if (call.x.format == LK_FP8_E5M2) lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E5M2, at, count, t, factor);
-    else lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E4M3, at, count, t, factor);
-    /* With BLOCKS the lanes of a warp go together: as many steps as its first lane has. */
-    const int steps = !BLOCKS ? count : owner ? at.count + (int)threadIdx.x % 32 : 0;
-    LK_NO_UNROLL for (int i = U * 32; i < steps; i += 32) {
-        const bool there = i < count;
-        const int col = at.first + i * N;
-        if (there) {
+        if (wants_most)
+            LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most(most, t[u]);
+        LK_NO_UNROLL for (int i = U * 32; i < count; i += 32) {
+            const int col = at.first + i * N;
             lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
-            lk_srms_norm_fp8_put_s<R, WIDE>(call, s, at.row, col);
+            lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
+            if (!wants_most) continue;
             lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+            most = lk_srms_norm_fp8_most(most, s);
         }
-        lk_srms_norm_fp8_write<T, WIDE, BLOCKS>(call, rstd, inverse, s, at.row, col, there);
+        float both[2] = {total.sum + total.chain, most};
+        lk_srms_norm_fp8_reduce(in, both, wants_most, number);
+        if ((MANY || !early) && last) lk_griddepcontrol_launch_dependents();
+
+        const float rstd = lk_rsqrt(fmaf(both[0], in.inverse_cols, a.eps));
+        if (first && a.rstd) a.rstd[at.row] = rstd;
+        float factor[U];
+        if constexpr (BLOCKS) {
+            lk_srms_norm_fp8_scales(call, at, count, rstd, t, factor);
+        } else {
+            const float amax = both[1] * rstd; /* the largest |y|: rounding keeps the order */
+            if (tensor && first && call.x.amax) lk_srms_norm_fp8_raise(call, amax, seen), seen = fmaxf(seen, amax);
+            if (!tensor) {
+                const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, amax);
+                inverse = scale.inverse;
+                if (first) ((float *)call.x.scale)[at.row * call.x.scale_stride] = scale.scale;
+            }
+            float joined = rstd * inverse;
+            if (a.y || !lk_srms_norm_fp8_joins(joined)) {
+                joined = inverse;
+                LK_UNROLL for (int u = 0; u < U; u++)
+                    LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= rstd;
+            }
+            LK_UNROLL for (int u = 0; u < U; u++) factor[u] = joined;
+        }
+        if (a.y) /* then t is y */
+            LK_UNROLL for (int u = 0; u < U; u++) {
+                const int col = at.first + u * 32 * N;
+                if (u * 32 < count) lk_srms_norm_fp8_store<WIDE>((T *)a.y + at.row * a.y_stride + col, t[u], cols - col);
+            }
+        if (call.x.format == LK_FP8_E5M2) lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E5M2, at, count, t, factor);
+        else lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E4M3, at, count, t, factor);
+        /* With BLOCKS the lanes of a warp go together: as many steps as its first lane has. */
+        const int steps = !BLOCKS ? count : owner ? at.count + lane : 0;
+        LK_NO_UNROLL for (int i = U * 32; i < steps; i += 32) {
+            const bool there = i < count;
+            const int col = at.first + i * N;
+            if (there) {
+                lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
+                lk_srms_norm_fp8_put_s<R, WIDE>(call, s, at.row, col);
+                lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+            }
+            lk_srms_norm_fp8_write<T, WIDE, BLOCKS>(call, rstd, inverse, s, at.row, col, there);
+        }
+        if (last) break;
     }
 }
 
@@ -483,11 +532,11 @@ template <class T> LK_HOST int64_t lk_srms_norm_fp8_lay_out(const lk_device *dev
     return rows;
 }
 
-template <class T, class R, bool PACKED, bool HOLDS, bool WIDE>
+template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool MANY>
 LK_HOST void (*lk_srms_norm_fp8_choose(bool blocks))(lk_srms_norm_fp8_call)
 {
-    return blocks ? lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, true>
-                  : lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, false>;
+    return blocks ? lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, true, MANY>
+                  : lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, false, MANY>;
 }
 template <class T, class R>
 LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
@@ -496,13 +545,27 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
     const lk_srms_norm_args &a = call.norm.a;
     const bool holds = wide && lk_srms_norm_plain<T>(&a, a.weight), blocks = call.x.scaling >= LK_SRMS_NORM_FP8_BLOCK;
     int threads = 0;
-    const int64_t grid = lk_srms_norm_fp8_lay_out<T>(device, &call, &threads);
-    void (*kernel)(lk_srms_norm_fp8_call) = !wide    ? lk_srms_norm_fp8_choose<T, R, false, false, false>(blocks)
-                                            : !holds ? lk_srms_norm_fp8_choose<T, R, false, false, true>(blocks)
-                                                     : lk_srms_norm_fp8_choose<T, R, false, true, true>(blocks);
-    if constexpr (sizeof(T) == sizeof(R))
-        if (holds && !a.residual) kernel = lk_srms_norm_fp8_choose<T, R, true, true, true>(blocks);
-    return lk_launch_pdl(op, device, kernel, grid, 1, threads, 0, stream, call);
+    int64_t grid = lk_srms_norm_fp8_lay_out<T>(device, &call, &threads);
+    void (*kernel)(lk_srms_norm_fp8_call) = !wide    ? lk_srms_norm_fp8_choose<T, R, false, false, false, false>(blocks)
+                                            : !holds ? lk_srms_norm_fp8_choose<T, R, false, false, true, false>(blocks)
+                                                     : lk_srms_norm_fp8_choose<T, R, false, true, true, false>(blocks);
+    size_t smem = 0;
+    bool pdl = device->arch >= 90;
+    if constexpr (sizeof(T) == sizeof(R)) {
+        const bool packed = holds && !a.residual && !a.residual_out;
+        if (packed && threads > LK_SRMS_NORM_FP8_MANY_THREADS) {
+            kernel = lk_srms_norm_fp8_choose<T, R, true, true, true, false>(blocks);
+        } else if (packed) {
+            kernel = lk_srms_norm_fp8_choose<T, R, true, true, true, true>(blocks);
+            smem = (size_t)threads * 2 * LK_SRMS_NORM_FP8_VECS * 16;
+            const int by_smem = device->smem * 1024 / ((int)smem + 1280); /* static, and what CUDA takes of each block */
+            const int by_threads = LK_SRMS_NORM_FP8_MANY_RESIDENT / threads;
+            const int64_t resident = (int64_t)(by_smem < by_threads ? by_smem : by_threads) * device->sms;
+            pdl = pdl && grid <= 4 * resident; /* see lk_launch_blocks */
+            grid = grid < resident ? grid : resident;
+        }
+    }
+    return lk_launch_blocks(op, pdl, kernel, grid, 1, threads, smem, stream, call);
 }
 
 /* ---- The transposed copy ------------------------------------------------------------------------------------------------- */
