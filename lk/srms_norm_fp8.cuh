@@ -570,17 +570,17 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 
 /* ---- The transposed copy ------------------------------------------------------------------------------------------------- */
 
-/* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp 16 rows of a chunk, and a lane a vector of each.
- * A lane keeps its vectors in slots of shared memory, since registers have no room for 16. Chunks that a block has no slots for
- * are read again from global memory. */
+/* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp some rows of a chunk, and a lane a vector of
+ * each. A lane keeps its vectors in slots of shared memory, since registers have no room for them. Chunks that a block has no
+ * slots for are read again from global memory. W: warps of a block. */
 #define LK_SRMS_NORM_FP8_BAND 128
-#define LK_SRMS_NORM_FP8_WARPS 8
-#define LK_SRMS_NORM_FP8_EACH (LK_SRMS_NORM_FP8_BAND / LK_SRMS_NORM_FP8_WARPS)
+#define LK_SRMS_NORM_FP8_EACH(warps) (LK_SRMS_NORM_FP8_BAND / (warps))
 #define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
 #define LK_SRMS_NORM_FP8_HELD 3     /* chunks in slots at most: 64 KiB each, so that of one chunk three blocks fit on an SM */
 /* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
 #define LK_SRMS_NORM_FP8_SLOTS(T, packed) ((packed) ? 1 : LK_VEC<T> / 4)
 #define LK_SRMS_NORM_FP8_CHUNK(T) (32 * LK_VEC<T>)
+#define LK_SRMS_NORM_FP8_INBOX(warps) (256 * (warps)) /* floats; at least LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER */
 #define LK_SRMS_NORM_FP8_CHUNK_BYTES(T, packed) (LK_SRMS_NORM_FP8_BAND * 32 * 16 * LK_SRMS_NORM_FP8_SLOTS(T, packed))
 
 /* Where a thread is: its block's first chunk, the first of its warp's rows, and its slots of chunk 0. */
@@ -617,10 +617,10 @@ LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp
 }
 
 /* Fills the slots of a thread. */
-template <class T, class R, bool PACKED, bool WIDE>
+template <class T, class R, int W, bool PACKED, bool WIDE>
 LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at)
 {
-    constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH, AT_ONCE = 4;
+    constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH(W), AT_ONCE = 4;
     LK_NO_UNROLL for (int k = 0; k < call.held; k++) {
         const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
         const bool column = col < (int)call.norm.a.cols;
@@ -649,13 +649,30 @@ LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const l
     if constexpr (PACKED && WIDE) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>(); /* a lane reads only its own slots */
 }
 
+/* The sums of V values over the lanes of a warp, that of value i in lane i. At each of the first steps a lane passes on half of
+ * its sums. Called by: all lanes of a warp. */
+template <int V> LK_DEVICE float lk_srms_norm_fp8_sums(float (&v)[V])
+{
+    const int lane = (int)threadIdx.x % 32;
+    LK_UNROLL for (int step = 0; step < 4; step++) {
+        const int half = V / 2 >> step, far = 16 >> step;
+        const bool upper = lane & far;
+        LK_UNROLL for (int i = 0; i < V / 2; i++) {
+            if (i >= half) break;
+            const float given = upper ? v[i] : v[half + i], kept = upper ? v[half + i] : v[i];
+            v[i] = kept + __shfl_xor_sync(0xffffffffu, given, far);
+        }
+    }
+    return __shfl_sync(0xffffffffu, lk_sum_warp(v[0], 32 / V), lane * (32 / V) % 32);
+}
+
 /* The sums of squares of the warp's rows over all columns, row i's in lane i. inbox: [block][row of the cluster]. */
-template <class T, class R, bool PACKED, bool WIDE>
+template <class T, class R, int W, bool PACKED, bool WIDE>
 LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, float *inbox)
 {
-    constexpr int EACH = LK_SRMS_NORM_FP8_EACH, BAND = LK_SRMS_NORM_FP8_BAND;
+    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), BAND = LK_SRMS_NORM_FP8_BAND;
     const int blocks = (int)lk_cluster_nctarank(), row = at.warp * EACH + at.lane;
-    float sum[EACH] = {}, mine = 0.0f;
+    float sum[EACH] = {};
     LK_NO_UNROLL for (int k = 0; k < call.chunks;) {
         float part[EACH] = {}; /* short chains, as in lk_srms_norm_total */
         LK_NO_UNROLL for (const int stop = min(k + 16, call.chunks); k < stop; k++)
@@ -667,10 +684,7 @@ LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, cons
             }
         LK_UNROLL for (int i = 0; i < EACH; i++) sum[i] += part[i];
     }
-    LK_UNROLL for (int i = 0; i < EACH; i++) {
-        const float all = lk_sum_warp(sum[i]);
-        if (at.lane == i) mine = all;
-    }
+    float mine = lk_srms_norm_fp8_sums(sum);
     lk_cluster_ready();
     for (int block = 0; block < blocks && at.lane < EACH; block++) {
         float *slot = inbox + (int)lk_cluster_ctarank() * BAND + row;
@@ -683,38 +697,98 @@ LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, cons
     return mine;
 }
 
-/* Writes the rows of chunk k. Returns the largest |y| of each of the lane's columns, over the warp's rows. */
-template <class T, class R, bool PACKED, bool WIDE>
-LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k, float rstds,
-                                         float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>])
+/* Puts numbers of 8 bits of rows i to i + 3 into shared memory, the four rows of a column in a word, in slots of the warp that it
+ * has read: [group of 4 rows][N / 4][lane ^ warp], so that the words of a column from 8 warps lie in different banks. */
+template <int N>
+LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &at, int i, uint4 *turned, const float (&x)[4][N])
+{
+    uint32_t word[N];
+    LK_UNROLL for (int j = 0; j < N; j++)
+        word[j] = lk_fp8x2(format, x[0][j], x[1][j]) | lk_fp8x2(format, x[2][j], x[3][j]) << 16;
+    __syncwarp(); /* all lanes have read the slots that are overwritten; shuffles order no memory */
+    LK_UNROLL for (int m = 0; m < N / 4; m++)
+        turned[(i / 4 * (N / 4) + m) * 32 + (at.lane ^ at.warp)] =
+            make_uint4(word[4 * m], word[4 * m + 1], word[4 * m + 2], word[4 * m + 3]);
+}
+
+/* Writes the rows of chunk k, four at a time. Returns the largest |y| of each of the lane's columns, over the warp's rows. TENSOR:
+ * turns them, too. rstds: 0 for rows that are not there, so that their y is 0. format: call.x.format. */
+template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
+LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
+                                         float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
+                                         uint4 *turned)
 {
     constexpr int N = LK_VEC<T>;
     const lk_srms_norm_args &a = call.norm.a;
-    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
-    const bool blocks = call.x.scaling != LK_SRMS_NORM_FP8_TENSOR;
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N, lanes = call.block_log2 - (N == 8 ? 3 : 2);
+    const bool wants_most = !TENSOR || call.x.amax;
     LK_UNROLL for (int j = 0; j < N; j++) most[j] = 0.0f;
-    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH; i++) {
+    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
         const int64_t row = at.row + i;
-        const float rstd = __shfl_sync(0xffffffffu, rstds, i);
-        const bool there = row < a.rows && col < (int)a.cols;
-        float s[N];
-        lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k, i, col);
-        if (there) lk_srms_norm_fp8_put_s<R, WIDE>(call, s, row, col);
-        LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * w[j] * rstd : 0.0f, most[j] = fmaxf(most[j], fabsf(s[j]));
-        if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
-        if (blocks) inverse = lk_srms_norm_fp8_block(call, row, col, s, there);
-        if (there) lk_srms_norm_fp8_put<WIDE>(call, call.x.format, row, col, s, inverse);
+        const int left = col < (int)a.cols ? (int)min(a.rows - row, (int64_t)4) : 0; /* rows to write */
+        float s[4][N], inverses[4] = {inverse, inverse, inverse, inverse};
+        LK_UNROLL for (int n = 0; n < 4; n++) lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
+        if (a.residual_out)
+            LK_UNROLL for (int n = 0; n < 4; n++)
+                if (n < left) lk_srms_norm_fp8_put_s<R, WIDE>(call, s[n], row + n, col);
+        LK_UNROLL for (int n = 0; n < 4; n++) {
+            const float rstd = __shfl_sync(0xffffffffu, rstds, i + n);
+            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] = s[n][j] * w[j] * rstd;
+        }
+        if (wants_most)
+            LK_UNROLL for (int n = 0; n < 4; n++)
+                LK_UNROLL for (int j = 0; j < N; j++) most[j] = fmaxf(most[j], fabsf(s[n][j]));
+        if (a.y)
+            LK_UNROLL for (int n = 0; n < 4; n++)
+                if (n < left) lk_srms_norm_fp8_store<WIDE>((T *)a.y + (row + n) * a.y_stride + col, s[n], (int)a.cols - col);
+        if constexpr (!TENSOR) {
+            float of_row[4];
+            int number;
+            LK_UNROLL for (int n = 0; n < 4; n++) of_row[n] = lk_srms_norm_fp8_most(0.0f, s[n]);
+            const float mine = lk_srms_norm_fp8_share(of_row, lanes, &number);
+            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, mine);
+            const int block = col >> call.block_log2;
+            const int64_t to = (row + number) * call.x.scale_stride + block * call.x.scale_block_stride;
+            if (at.lane % (1 << (lanes - 2)) == 0 && row + number < a.rows && block << call.block_log2 < (int)a.cols)
+                lk_srms_norm_fp8_put_scale(call, call.x.scale, to, scale.scale);
+            LK_UNROLL for (int n = 0; n < 4; n++) inverses[n] = lk_srms_norm_fp8_shared(scale.inverse, lanes, n);
+        }
+        LK_UNROLL for (int n = 0; n < 4; n++) {
+            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] *= inverses[n];
+            if (n < left) lk_srms_norm_fp8_put<WIDE>(call, format, row + n, col, s[n], 1.0f);
+        }
+        if constexpr (TENSOR) lk_srms_norm_fp8_turn(format, at, i, turned, s);
+    }
+}
+
+/* BLOCK and MX: the same for the columns' scales, once these are known. */
+template <class T, class R, int W, bool PACKED, bool WIDE>
+LK_DEVICE void lk_srms_norm_fp8_turn_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
+                                          float rstds, const float (&inverse)[LK_VEC<T>], const float (&w)[LK_VEC<T>],
+                                          uint4 *turned)
+{
+    constexpr int N = LK_VEC<T>;
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
+    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
+        float s[4][N];
+        LK_UNROLL for (int n = 0; n < 4; n++) {
+            const float rstd = __shfl_sync(0xffffffffu, rstds, i + n);
+            lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
+            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] = s[n][j] * w[j] * rstd * inverse[j];
+        }
+        lk_srms_norm_fp8_turn(format, at, i, turned, s);
     }
 }
 
 /* The scales of the lane's columns for the warp's rows, of which most has the largest |y|; stores them. inbox: [warp][element of a
  * vector][lane]. Called by: all threads of the block. */
-template <int N>
+template <int W, int N>
 LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int col,
                                               const float (&most)[N], float (&inverse)[N], float *inbox)
 {
-    const int warps = (1 << call.block_log2) / LK_SRMS_NORM_FP8_EACH, first = at.warp / warps * warps; /* of a scale */
-    const int64_t block = (at.row - (at.warp - first) * LK_SRMS_NORM_FP8_EACH) >> call.block_log2;
+    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W);
+    const int warps = (1 << call.block_log2) / EACH, first = at.warp / warps * warps; /* of a scale */
+    const int64_t block = (at.row - (at.warp - first) * EACH) >> call.block_log2;
     LK_UNROLL for (int j = 0; j < N; j++) inbox[(at.warp * N + j) * 32 + at.lane] = most[j];
     __syncthreads(); /* the maxima of all warps are there */
     LK_UNROLL for (int j = 0; j < N; j++) {
@@ -728,63 +802,67 @@ LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call,
     }
 }
 
-/* Puts chunk k's numbers of 8 bits into shared memory, four rows of a column in a word, in slots of the warp that it has read:
- * [group of 4 rows][N / 4][lane ^ warp], so that the words of a column from all warps lie in different banks. */
-template <class T, class R, bool PACKED, bool WIDE>
-LK_DEVICE void lk_srms_norm_fp8_turn(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k, uint4 *turned,
-                                     float rstds, const float (&inverse)[LK_VEC<T>], const float (&w)[LK_VEC<T>])
-{
-    constexpr int N = LK_VEC<T>;
-    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
-    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH; i += 4) {
-        float s[4][N];
-        LK_UNROLL for (int n = 0; n < 4; n++) {
-            const float rstd = __shfl_sync(0xffffffffu, rstds, i + n);
-            lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
-            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] = s[n][j] * w[j] * rstd * inverse[j];
-        }
-        uint32_t word[N];
-        LK_UNROLL for (int j = 0; j < N; j++)
-            word[j] = lk_fp8x2(call.x.format, s[0][j], s[1][j]) | lk_fp8x2(call.x.format, s[2][j], s[3][j]) << 16;
-        __syncwarp(); /* all lanes have read the slots that are overwritten; shuffles order no memory */
-        LK_UNROLL for (int m = 0; m < N / 4; m++)
-            turned[(i / 4 * (N / 4) + m) * 32 + (at.lane ^ at.warp)] =
-                make_uint4(word[4 * m], word[4 * m + 1], word[4 * m + 2], word[4 * m + 3]);
-    }
-}
-
-/* Writes a chunk of q_transposed: 8 threads write the 128 rows of a column. first: the warps' slots, `step` slots apart. */
-template <int N>
+/* Writes a chunk of q_transposed: W threads write the 128 rows of a column. first: the warps' slots, `step` slots apart. */
+template <int N, int W>
 LK_DEVICE void lk_srms_norm_fp8_put_columns(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int col,
                                             const uint4 *first, int step)
 {
-    const int warp = (int)threadIdx.x % LK_SRMS_NORM_FP8_WARPS;
-    const int64_t row = at.row - at.warp * LK_SRMS_NORM_FP8_EACH + warp * LK_SRMS_NORM_FP8_EACH, left = call.norm.a.rows - row;
-    LK_UNROLL_BY(4) for (int c = (int)threadIdx.x / LK_SRMS_NORM_FP8_WARPS; c < 32 * N; c += 32) {
+    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W);
+    const int warp = (int)threadIdx.x % W;
+    const int64_t row = at.row + (warp - at.warp) * EACH, left = call.norm.a.rows - row;
+    LK_UNROLL_BY(4) for (int c = (int)threadIdx.x / W; c < 32 * N; c += 32) {
         const uint32_t *from = (const uint32_t *)(first + warp * step + c % N / 4 * 32 + (c / N ^ warp)) + c % 4;
-        uint32_t word[4];
-        LK_UNROLL for (int g = 0; g < 4; g++) word[g] = from[g * (N / 4) * 128];
+        uint32_t word[EACH / 4];
+        LK_UNROLL for (int g = 0; g < EACH / 4; g++) word[g] = from[g * (N / 4) * 128];
         if (col + c >= (int)call.norm.a.cols) break;
         uint8_t *const to = (uint8_t *)call.x.q_transposed + (col + c) * call.x.q_transposed_stride + row;
-        if (call.wide && left >= 16) *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
-        else
-            LK_UNROLL for (int i = 0; i < 16; i++)
+        if (call.wide && left >= EACH) {
+            if constexpr (EACH == 16) *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
+            else *(uint2 *)to = make_uint2(word[0], word[1]);
+        } else {
+            LK_UNROLL for (int i = 0; i < EACH; i++)
                 if (i < left) to[i] = (uint8_t)(word[i / 4] >> i % 4 * 8);
+        }
     }
 }
 
-/* A cluster owns 128 rows. PACKED, WIDE: as in lk_srms_norm_fp8_kernel. */
-template <class T, class R, bool PACKED, bool WIDE>
-LK_KERNEL void __launch_bounds__(32 * LK_SRMS_NORM_FP8_WARPS, PACKED && WIDE ? 3 : 1)
+/* What a block does for chunk k with the rows' rstd. largest: the largest |y| so far, for amax. */
+template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
+LK_DEVICE void lk_srms_norm_fp8_put_chunk(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
+                                          float rstds, float inverse, float *largest, float *inbox, uint4 *slots)
+{
+    constexpr int N = LK_VEC<T>, SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * LK_SRMS_NORM_FP8_EACH(W) * 32;
+    const int begin = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T), col = begin + at.lane * N;
+    const bool in_slots = k < call.held;
+    const int step = in_slots ? SLOTS : 8 * LK_SRMS_NORM_FP8_EACH(W) / 16 * 32; /* between warps; a chunk without slots uses those of the first one */
+    uint4 *const all = slots + (in_slots ? k * W * SLOTS : 0), *const turned = all + at.warp * step;
+    float w[N], most[N];
+    LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f;
+    if (col < (int)call.norm.a.cols) lk_srms_norm_fp8_weigh<T, false, WIDE>(w, call, 0, col);
+    if (!in_slots) __syncthreads(); /* the columns before have been read from where these go */
+    lk_srms_norm_fp8_put_rows<T, R, W, PACKED, WIDE, TENSOR>(call, format, at, k, rstds, inverse, w, most, turned);
+    if constexpr (TENSOR) {
+        *largest = lk_srms_norm_fp8_most(*largest, most);
+    } else {
+        float inverses[N];
+        lk_srms_norm_fp8_column_scales<W>(call, at, col, most, inverses, inbox);
+        lk_srms_norm_fp8_turn_rows<T, R, W, PACKED, WIDE>(call, format, at, k, rstds, inverses, w, turned);
+    }
+    __syncthreads(); /* all warps' columns are there, and the maxima have been read */
+    lk_srms_norm_fp8_put_columns<N, W>(call, at, begin, all, step);
+}
+
+/* A cluster owns 128 rows. PACKED, WIDE: as in lk_srms_norm_fp8_kernel. TENSOR: else BLOCK or MX. W: 8 warps where several blocks
+ * fit on an SM, else 16. */
+template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
+LK_KERNEL void __launch_bounds__(32 * W, PACKED && WIDE && W == 8 ? 3 : 1)
     lk_srms_norm_fp8_transpose_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
 {
-    constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH, SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
+    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
     LK_DYN_SMEM(uint4, slots);
-    constexpr int SUMS = LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER, MAXIMA = LK_SRMS_NORM_FP8_WARPS * 32 * N;
-    LK_SHARED(float, inbox, [SUMS > MAXIMA ? SUMS : MAXIMA]); /* first the rows' sums from each block, then columns' maxima */
+    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_INBOX(W)]); /* of a cluster's sums, or of the maxima of W warps, 256 columns */
     const lk_srms_norm_args &a = call.norm.a;
     const unsigned blocks = lk_cluster_nctarank();
-    const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR;
     lk_srms_norm_fp8_place at;
     at.warp = (int)threadIdx.x / 32, at.lane = (int)threadIdx.x % 32;
     at.row = (int64_t)(blockIdx.x / blocks) * LK_SRMS_NORM_FP8_BAND + at.warp * EACH;
@@ -792,64 +870,69 @@ LK_KERNEL void __launch_bounds__(32 * LK_SRMS_NORM_FP8_WARPS, PACKED && WIDE ? 3
     at.slot = &slots + at.warp * SLOTS + at.lane;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    lk_srms_norm_fp8_fetch<T, R, PACKED, WIDE>(call, at);
+    lk_srms_norm_fp8_fetch<T, R, W, PACKED, WIDE>(call, at);
     lk_griddepcontrol_launch_dependents();
     float inverse = 1.0f, seen = 0.0f, largest = 0.0f;
-    if (tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
-    if (tensor && call.x.amax) seen = *call.x.amax;
-    const float squares = lk_srms_norm_fp8_squares<T, R, PACKED, WIDE>(call, at, inbox);
-    const float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
+    if (TENSOR && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
+    if (TENSOR && call.x.amax) seen = *call.x.amax;
+    const float squares = lk_srms_norm_fp8_squares<T, R, W, PACKED, WIDE>(call, at, inbox);
+    float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
     if (lk_cluster_ctarank() == 0 && at.lane < EACH && at.row + at.lane < a.rows && a.rstd) a.rstd[at.row + at.lane] = rstds;
+    if (at.row + at.lane >= a.rows) rstds = 0.0f;
     __syncthreads(); /* the sums have been read: the inbox is free for the maxima of columns */
-    LK_NO_UNROLL for (int k = 0; k < call.chunks; k++) {
-        const int begin = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T), col = begin + at.lane * N;
-        const bool in_slots = k < call.held;
-        const int step = in_slots ? SLOTS : 8 * 32; /* between warps; a chunk without slots uses those of the first one */
-        uint4 *const turned = &slots + (in_slots ? k * LK_SRMS_NORM_FP8_WARPS * SLOTS : 0);
-        float w[N], most[N], inverses[N];
-        LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f, inverses[j] = inverse;
-        if (col < (int)a.cols) lk_srms_norm_fp8_weigh<T, false, WIDE>(w, call, 0, col);
-        lk_srms_norm_fp8_put_rows<T, R, PACKED, WIDE>(call, at, k, rstds, inverse, w, most);
-        if (tensor) largest = lk_srms_norm_fp8_most(largest, most);
-        else lk_srms_norm_fp8_column_scales(call, at, col, most, inverses, inbox);
-        if (!in_slots) __syncthreads(); /* the columns before have been read from where these go */
-        lk_srms_norm_fp8_turn<T, R, PACKED, WIDE>(call, at, k, turned + at.warp * step, rstds, inverses, w);
-        __syncthreads(); /* all warps' columns are there, and the maxima have been read */
-        lk_srms_norm_fp8_put_columns<N>(call, at, begin, turned, step);
+    if (call.x.format == LK_FP8_E5M2) {
+        LK_NO_UNROLL for (int k = 0; k < call.chunks; k++)
+            lk_srms_norm_fp8_put_chunk<T, R, W, PACKED, WIDE, TENSOR>(call, LK_FP8_E5M2, at, k, rstds, inverse, &largest, inbox,
+                                                                      &slots);
+    } else {
+        LK_NO_UNROLL for (int k = 0; k < call.chunks; k++)
+            lk_srms_norm_fp8_put_chunk<T, R, W, PACKED, WIDE, TENSOR>(call, LK_FP8_E4M3, at, k, rstds, inverse, &largest, inbox,
+                                                                      &slots);
     }
-    if (!tensor || !call.x.amax) return;
+    if (!TENSOR || !call.x.amax) return;
     largest = lk_max_warp(largest);
     if (at.lane == 0) lk_srms_norm_fp8_raise(call, largest, seen);
 }
 
-template <class T, class R, bool PACKED, bool WIDE>
-LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call,
+template <class T, class R, int W, bool PACKED, bool WIDE>
+LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, int cluster,
                                              cudaStream_t stream)
 {
     constexpr int bytes = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED), least = 64 * 32 * 16; /* what a turned chunk takes */
-    void (*const kernel)(lk_srms_norm_fp8_call) = lk_srms_norm_fp8_transpose_kernel<T, R, PACKED, WIDE>;
-    const int most = device->arch < 90 ? 1 : device->arch < 120 ? LK_SRMS_NORM_FP8_CLUSTER : 8;
-    const int64_t chunks = lk_ceil_div(call.norm.a.cols, LK_SRMS_NORM_FP8_CHUNK(T));
-    call.chunks = (int)lk_ceil_div(chunks, most);
-    const int cluster = (int)lk_ceil_div(chunks, call.chunks), room = (device->smem - 1) * 1024 - 10 * 1024; /* 8 KiB are static */
-    call.held = call.chunks < LK_SRMS_NORM_FP8_HELD ? call.chunks : LK_SRMS_NORM_FP8_HELD;
-    if (call.held > room / bytes) call.held = room / bytes;
+    void (*const kernel)(lk_srms_norm_fp8_call) = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR
+                                                      ? lk_srms_norm_fp8_transpose_kernel<T, R, W, PACKED, WIDE, true>
+                                                      : lk_srms_norm_fp8_transpose_kernel<T, R, W, PACKED, WIDE, false>;
+    const int room = (device->smem - 2) * 1024 - LK_SRMS_NORM_FP8_INBOX(W) * 4;
+    call.held = call.chunks < room / bytes ? call.chunks : room / bytes;
     const size_t smem = call.held ? (size_t)call.held * bytes : least;
     cudaError_t error = cudaSuccess;
     if (cluster > 8) error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error) return lk_launched(op, error);
-    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.norm.a.rows, LK_SRMS_NORM_FP8_BAND) * cluster, cluster,
-                         32 * LK_SRMS_NORM_FP8_WARPS, smem, stream, call);
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.norm.a.rows, LK_SRMS_NORM_FP8_BAND) * cluster, cluster, 32 * W, smem,
+                         stream, call);
+}
+template <class T, class R, bool PACKED, bool WIDE>
+LK_HOST lk_status lk_srms_norm_fp8_divide_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call,
+                                                cudaStream_t stream)
+{
+    const int most = device->arch < 90 ? 1 : device->arch < 120 ? LK_SRMS_NORM_FP8_CLUSTER : 8;
+    const int64_t chunks = lk_ceil_div(call.norm.a.cols, LK_SRMS_NORM_FP8_CHUNK(T));
+    call.chunks = (int)lk_ceil_div(chunks, most);
+    const int cluster = (int)lk_ceil_div(chunks, call.chunks);
+    const bool alone = 2 * (call.chunks * LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED) / 1024 + 10) > device->smem;
+    if constexpr (WIDE)
+        if (alone) return lk_srms_norm_fp8_run_bands<T, R, 16, PACKED, WIDE>(op, device, call, cluster, stream);
+    return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, stream);
 }
 template <class T, class R>
 LK_HOST lk_status lk_srms_norm_fp8_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
                                          cudaStream_t stream)
 {
     call.wide = (uintptr_t)call.x.q_transposed % 16 == 0 && call.x.q_transposed_stride % 16 == 0;
-    if (!wide) return lk_srms_norm_fp8_run_bands<T, R, false, false>(op, device, call, stream);
+    if (!wide) return lk_srms_norm_fp8_divide_bands<T, R, false, false>(op, device, call, stream);
     if constexpr (sizeof(T) == sizeof(R))
-        if (!call.norm.a.residual) return lk_srms_norm_fp8_run_bands<T, R, true, true>(op, device, call, stream);
-    return lk_srms_norm_fp8_run_bands<T, R, false, true>(op, device, call, stream);
+        if (!call.norm.a.residual) return lk_srms_norm_fp8_divide_bands<T, R, true, true>(op, device, call, stream);
+    return lk_srms_norm_fp8_divide_bands<T, R, false, true>(op, device, call, stream);
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
