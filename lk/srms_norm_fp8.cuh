@@ -649,21 +649,19 @@ LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const l
     if constexpr (PACKED && WIDE) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>(); /* a lane reads only its own slots */
 }
 
-/* The sums of V values over the lanes of a warp, that of value i in lane i. At each of the first steps a lane passes on half of
- * its sums. Called by: all lanes of a warp. */
-template <int V> LK_DEVICE float lk_srms_norm_fp8_sums(float (&v)[V])
+/* The sums of 8 values over the lanes of a warp: that of value i in the lanes i, i + 8, ... At each of the first steps a lane
+ * passes on half of its sums. Called by: all lanes of a warp. */
+LK_DEVICE float lk_srms_norm_fp8_sums(float (&v)[8])
 {
     const int lane = (int)threadIdx.x % 32;
-    LK_UNROLL for (int step = 0; step < 4; step++) {
-        const int half = V / 2 >> step, far = 16 >> step;
-        const bool upper = lane & far;
-        LK_UNROLL for (int i = 0; i < V / 2; i++) {
-            if (i >= half) break;
+    LK_UNROLL for (int half = 4; half > 0; half /= 2) {
+        const bool upper = lane & 4 * half;
+        LK_UNROLL for (int i = 0; i < half; i++) {
             const float given = upper ? v[i] : v[half + i], kept = upper ? v[half + i] : v[i];
-            v[i] = kept + __shfl_xor_sync(0xffffffffu, given, far);
+            v[i] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * half);
         }
     }
-    return __shfl_sync(0xffffffffu, lk_sum_warp(v[0], 32 / V), lane * (32 / V) % 32);
+    return __shfl_sync(0xffffffffu, lk_sum_warp(v[0], 4), lane * 4 % 32);
 }
 
 /* The sums of squares of the warp's rows over all columns, row i's in lane i. inbox: [block][row of the cluster]. */
@@ -672,19 +670,23 @@ LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, cons
 {
     constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), BAND = LK_SRMS_NORM_FP8_BAND;
     const int blocks = (int)lk_cluster_nctarank(), row = at.warp * EACH + at.lane;
-    float sum[EACH] = {};
-    LK_NO_UNROLL for (int k = 0; k < call.chunks;) {
-        float part[EACH] = {}; /* short chains, as in lk_srms_norm_total */
-        LK_NO_UNROLL for (const int stop = min(k + 16, call.chunks); k < stop; k++)
-            LK_UNROLL for (int i = 0; i < EACH; i++) {
-                float s[LK_VEC<T>];
-                lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k, i,
-                                                         (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * LK_VEC<T>);
-                part[i] += lk_srms_norm_dot(s, s);
-            }
-        LK_UNROLL for (int i = 0; i < EACH; i++) sum[i] += part[i];
+    float mine = 0.0f;
+    LK_NO_UNROLL for (int i = 0; i < EACH; i += 8) { /* eight rows at once: their sums take registers */
+        float sum[8] = {};
+        LK_NO_UNROLL for (int k = 0; k < call.chunks;) {
+            float part[8] = {}; /* short chains, as in lk_srms_norm_total */
+            LK_NO_UNROLL for (const int stop = min(k + 16, call.chunks); k < stop; k++)
+                LK_UNROLL for (int n = 0; n < 8; n++) {
+                    float s[LK_VEC<T>];
+                    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * LK_VEC<T>;
+                    lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k, i + n, col);
+                    part[n] += lk_srms_norm_dot(s, s);
+                }
+            LK_UNROLL for (int n = 0; n < 8; n++) sum[n] += part[n];
+        }
+        const float eight = lk_srms_norm_fp8_sums(sum);
+        if (at.lane / 8 == i / 8) mine = eight;
     }
-    float mine = lk_srms_norm_fp8_sums(sum);
     lk_cluster_ready();
     for (int block = 0; block < blocks && at.lane < EACH; block++) {
         float *slot = inbox + (int)lk_cluster_ctarank() * BAND + row;
@@ -726,7 +728,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int 
     LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
         const int64_t row = at.row + i;
         const int left = col < (int)a.cols ? (int)min(a.rows - row, (int64_t)4) : 0; /* rows to write */
-        float s[4][N], inverses[4] = {inverse, inverse, inverse, inverse};
+        float s[4][N];
         LK_UNROLL for (int n = 0; n < 4; n++) lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
         if (a.residual_out)
             LK_UNROLL for (int n = 0; n < 4; n++)
@@ -741,20 +743,21 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int 
         if (a.y)
             LK_UNROLL for (int n = 0; n < 4; n++)
                 if (n < left) lk_srms_norm_fp8_store<WIDE>((T *)a.y + (row + n) * a.y_stride + col, s[n], (int)a.cols - col);
+        float mine = 0.0f; /* the inverse that this lane has of the four rows' blocks */
         if constexpr (!TENSOR) {
             float of_row[4];
             int number;
             LK_UNROLL for (int n = 0; n < 4; n++) of_row[n] = lk_srms_norm_fp8_most(0.0f, s[n]);
-            const float mine = lk_srms_norm_fp8_share(of_row, lanes, &number);
-            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, mine);
+            const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, lk_srms_norm_fp8_share(of_row, lanes, &number));
             const int block = col >> call.block_log2;
             const int64_t to = (row + number) * call.x.scale_stride + block * call.x.scale_block_stride;
             if (at.lane % (1 << (lanes - 2)) == 0 && row + number < a.rows && block << call.block_log2 < (int)a.cols)
                 lk_srms_norm_fp8_put_scale(call, call.x.scale, to, scale.scale);
-            LK_UNROLL for (int n = 0; n < 4; n++) inverses[n] = lk_srms_norm_fp8_shared(scale.inverse, lanes, n);
+            mine = scale.inverse;
         }
         LK_UNROLL for (int n = 0; n < 4; n++) {
-            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] *= inverses[n];
+            const float own = TENSOR ? inverse : lk_srms_norm_fp8_shared(mine, lanes, n);
+            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] *= own;
             if (n < left) lk_srms_norm_fp8_put<WIDE>(call, format, row + n, col, s[n], 1.0f);
         }
         if constexpr (TENSOR) lk_srms_norm_fp8_turn(format, at, i, turned, s);
