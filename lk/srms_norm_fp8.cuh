@@ -714,7 +714,7 @@ LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &a
 }
 
 /* Writes the rows of chunk k, four at a time. Returns the largest |y| of each of the lane's columns, over the warp's rows. TENSOR:
- * turns them, too. rstds: 0 for rows that are not there, so that their y is 0. format: call.x.format. */
+ * turns them, too. Rows and columns that are not there have y 0, or NaN, which is no maximum. format: call.x.format. */
 template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
 LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
                                          float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
@@ -879,9 +879,8 @@ LK_KERNEL void __launch_bounds__(32 * W, PACKED && WIDE && W == 8 ? 3 : 1)
     if (TENSOR && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
     if (TENSOR && call.x.amax) seen = *call.x.amax;
     const float squares = lk_srms_norm_fp8_squares<T, R, W, PACKED, WIDE>(call, at, inbox);
-    float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
+    const float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
     if (lk_cluster_ctarank() == 0 && at.lane < EACH && at.row + at.lane < a.rows && a.rstd) a.rstd[at.row + at.lane] = rstds;
-    if (at.row + at.lane >= a.rows) rstds = 0.0f;
     __syncthreads(); /* the sums have been read: the inbox is free for the maxima of columns */
     if (call.x.format == LK_FP8_E5M2) {
         LK_NO_UNROLL for (int k = 0; k < call.chunks; k++)

@@ -235,7 +235,7 @@ static float value(int t, int64_t row, int64_t c)
 
 static void fill(const problem *p, int t)
 {
-    static const float special[] = {0, -INFINITY, INFINITY, NAN, 1e4f, 1e25f, 1e-30f, 0};
+    static const float special[] = {0, -INFINITY, INFINITY, NAN, 1e4f, 1e25f, 1e-37f, 0};
     void *const host = test_buffer_host(&buffers[t]);
     const layout l = laid[t];
     uint64_t random = p->seed + (uint64_t)t * 0x100000001;
@@ -552,6 +552,18 @@ static void many_rows(int type, int, int path)
         }
 }
 
+/* A team with several rows, of a plain call; and rstd / scale is beyond what a float holds. */
+static void in_turn(int type, int, int path)
+{
+    for (int scaling = 0; scaling < SCALINGS; scaling++)
+        for (int tiny = 0; tiny < 2; tiny++) {
+            problem p = drawn(type, path, tiny ? 5 : 203, 520, 350 + scaling, PACKED, scaling);
+            p.has[RESIDUAL] = p.has[RESIDUAL_OUT] = false, p.groups = 0, p.weight_dtype = LK_DTYPE_T, p.at[WEIGHT] = 0;
+            if (tiny) p.has[Y] = false, p.eps = 1e-30f, p.special = TINY, p.where = ALL, p.victim = X;
+            check(&p);
+        }
+}
+
 /* Longer than threads hold, and than blocks with 128 rows hold. */
 static void long_rows(int type, int, int path)
 {
@@ -601,8 +613,9 @@ static void graphs(int type, int, int path)
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"empty", empty},         {"lengths", lengths},         {"options", options},
-                                        {"places", places},       {"many rows", many_rows},     {"long rows", long_rows},
-                                        {"special values", specials}, {"from y", from_y},       {"graph", graphs}};
+                                        {"places", places},       {"many rows", many_rows},     {"rows in turn", in_turn},
+                                        {"long rows", long_rows}, {"special values", specials}, {"from y", from_y},
+                                        {"graph", graphs}};
     for (int path = 0; path < PATHS; path++) test_themes(themes, LENGTH_OF(themes), 0, path, "forward", path_name[path]);
 }
 
