@@ -572,9 +572,13 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 
 /* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp some rows of a chunk, and a lane a vector of
  * each. A lane keeps its vectors in slots of shared memory, since registers have no room for them. Chunks that a block has no
- * slots for are read again from global memory. W: warps of a block. */
+ * slots for are read again, into those of its first chunk. W: warps of a block. */
 #define LK_SRMS_NORM_FP8_BAND 128
 #define LK_SRMS_NORM_FP8_EACH(warps) (LK_SRMS_NORM_FP8_BAND / (warps))
+/* Whether a block whose chunks leave no room for another block holds one and reads the others again; or holds them all. */
+#ifndef LK_SRMS_NORM_FP8_AGAIN
+#define LK_SRMS_NORM_FP8_AGAIN 1
+#endif
 #define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
 #define LK_SRMS_NORM_FP8_HELD 3     /* chunks in slots at most: 64 KiB each, so that of one chunk three blocks fit on an SM */
 /* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
@@ -590,7 +594,8 @@ typedef struct {
     uint4 *slot;
 } lk_srms_norm_fp8_place;
 
-/* Vector i of a thread in the block's chunk k; 0 where there is none. Slots: [chunk][warp][row][slot of a vector][lane]. */
+/* Vector i of a thread, of the chunk that is in the block's slots number k (-1: in none, and is read from global memory); 0 where
+ * there is none. Slots: [chunk][warp][row][slot of a vector][lane]. */
 template <class T, bool PACKED> LK_DEVICE uint4 *lk_srms_norm_fp8_slot(const lk_srms_norm_fp8_place &at, int k, int i)
 {
     return at.slot + (k * LK_SRMS_NORM_FP8_BAND + i) * LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * 32;
@@ -600,7 +605,7 @@ LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp
                                     int k, int i, int col)
 {
     constexpr int N = LK_VEC<T>;
-    if (k < call.held) {
+    if (k >= 0) {
         const uint4 *slot = lk_srms_norm_fp8_slot<T, PACKED>(at, k, i);
         if constexpr (PACKED) lk_unpack(s, lk_vec<T>{slot[0]});
         else
@@ -616,37 +621,35 @@ LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp
         lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row + i, col);
 }
 
-/* Fills the slots of a thread. */
+/* Fills the slots number `to` of a thread with chunk k. A lane reads only its own slots, behind lk_cp_async_wait_group. */
 template <class T, class R, int W, bool PACKED, bool WIDE>
-LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at)
+LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k,
+                                      int to)
 {
     constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH(W), AT_ONCE = 4;
-    LK_NO_UNROLL for (int k = 0; k < call.held; k++) {
-        const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
-        const bool column = col < (int)call.norm.a.cols;
-        if constexpr (PACKED && WIDE) {
-            const T *from = (const T *)call.norm.in.x.data + at.row * call.norm.in.x.stride + col;
-            LK_UNROLL_BY(4) for (int i = 0; i < EACH; i++, from += call.norm.in.x.stride) {
-                uint4 *const slot = lk_srms_norm_fp8_slot<T, PACKED>(at, k, i);
-                if (column && at.row + i < call.norm.a.rows) lk_cp_async_16(slot, 0, from);
-                else *slot = make_uint4(0, 0, 0, 0);
-            }
-        } else {
-            LK_NO_UNROLL for (int i = 0; i < EACH; i += AT_ONCE) {
-                float s[AT_ONCE][N] = {};
-                LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
-                    if (column && at.row + i + n < call.norm.a.rows)
-                        lk_srms_norm_fp8_load_s<WIDE, T, R>(s[n], call, at.row + i + n, col);
-                LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
-                    LK_UNROLL for (int m = 0; m < N / 4; m++) {
-                        lk_vec<float> four;
-                        lk_pack(&four, {s[n][4 * m], s[n][4 * m + 1], s[n][4 * m + 2], s[n][4 * m + 3]});
-                        lk_srms_norm_fp8_slot<T, PACKED>(at, k, i + n)[32 * m] = four.raw;
-                    }
-            }
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
+    const bool column = col < (int)call.norm.a.cols;
+    if constexpr (PACKED && WIDE) {
+        const T *from = (const T *)call.norm.in.x.data + at.row * call.norm.in.x.stride + col;
+        LK_UNROLL_BY(4) for (int i = 0; i < EACH; i++, from += call.norm.in.x.stride) {
+            uint4 *const slot = lk_srms_norm_fp8_slot<T, PACKED>(at, to, i);
+            if (column && at.row + i < call.norm.a.rows) lk_cp_async_16(slot, 0, from);
+            else *slot = make_uint4(0, 0, 0, 0);
+        }
+    } else {
+        LK_NO_UNROLL for (int i = 0; i < EACH; i += AT_ONCE) {
+            float s[AT_ONCE][N] = {};
+            LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
+                if (column && at.row + i + n < call.norm.a.rows)
+                    lk_srms_norm_fp8_load_s<WIDE, T, R>(s[n], call, at.row + i + n, col);
+            LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
+                LK_UNROLL for (int m = 0; m < N / 4; m++) {
+                    lk_vec<float> four;
+                    lk_pack(&four, {s[n][4 * m], s[n][4 * m + 1], s[n][4 * m + 2], s[n][4 * m + 3]});
+                    lk_srms_norm_fp8_slot<T, PACKED>(at, to, i + n)[32 * m] = four.raw;
+                }
         }
     }
-    if constexpr (PACKED && WIDE) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>(); /* a lane reads only its own slots */
 }
 
 /* The sums of 8 values over the lanes of a warp: that of value i in the lanes i, i + 8, ... At each of the first steps a lane
@@ -679,7 +682,7 @@ LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, cons
                 LK_UNROLL for (int n = 0; n < 8; n++) {
                     float s[LK_VEC<T>];
                     const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * LK_VEC<T>;
-                    lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k, i + n, col);
+                    lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k < call.held ? k : -1, i + n, col);
                     part[n] += lk_srms_norm_dot(s, s);
                 }
             LK_UNROLL for (int n = 0; n < 8; n++) sum[n] += part[n];
@@ -713,16 +716,16 @@ LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &a
             make_uint4(word[4 * m], word[4 * m + 1], word[4 * m + 2], word[4 * m + 3]);
 }
 
-/* Writes the rows of chunk k, four at a time. Returns the largest |y| of each of the lane's columns, over the warp's rows. TENSOR:
+/* Writes the rows of a chunk, four at a time. k: its slots; col: the lane's first column. Returns the largest |y| of each of the lane's columns, over the warp's rows. TENSOR:
  * turns them, too. Rows and columns that are not there have y 0, or NaN, which is no maximum. format: call.x.format. */
 template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
 LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
-                                         float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
+                                         int col, float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
                                          uint4 *turned)
 {
     constexpr int N = LK_VEC<T>;
     const lk_srms_norm_args &a = call.norm.a;
-    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N, lanes = call.block_log2 - (N == 8 ? 3 : 2);
+    const int lanes = call.block_log2 - (N == 8 ? 3 : 2);
     const bool wants_most = !TENSOR || call.x.amax;
     LK_UNROLL for (int j = 0; j < N; j++) most[j] = 0.0f;
     LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
@@ -767,11 +770,10 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int 
 /* BLOCK and MX: the same for the columns' scales, once these are known. */
 template <class T, class R, int W, bool PACKED, bool WIDE>
 LK_DEVICE void lk_srms_norm_fp8_turn_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
-                                          float rstds, const float (&inverse)[LK_VEC<T>], const float (&w)[LK_VEC<T>],
+                                          int col, float rstds, const float (&inverse)[LK_VEC<T>], const float (&w)[LK_VEC<T>],
                                           uint4 *turned)
 {
     constexpr int N = LK_VEC<T>;
-    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
     LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
         float s[4][N];
         LK_UNROLL for (int n = 0; n < 4; n++) {
@@ -836,20 +838,21 @@ LK_DEVICE void lk_srms_norm_fp8_put_chunk(const lk_srms_norm_fp8_call &call, int
 {
     constexpr int N = LK_VEC<T>, SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * LK_SRMS_NORM_FP8_EACH(W) * 32;
     const int begin = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T), col = begin + at.lane * N;
-    const bool in_slots = k < call.held;
-    const int step = in_slots ? SLOTS : 8 * LK_SRMS_NORM_FP8_EACH(W) / 16 * 32; /* between warps; a chunk without slots uses those of the first one */
-    uint4 *const all = slots + (in_slots ? k * W * SLOTS : 0), *const turned = all + at.warp * step;
+    const int place = k < call.held ? k : call.held ? 0 : -1, step = place < 0 ? 16 * LK_SRMS_NORM_FP8_EACH(W) : SLOTS;
+    uint4 *const all = slots + (place < 0 ? 0 : place * W * SLOTS), *const turned = all + at.warp * step;
+    if (k >= call.held) __syncthreads(); /* the columns before have been read from where these go */
+    if (k >= call.held && place == 0) lk_srms_norm_fp8_fetch<T, R, W, PACKED, WIDE>(call, at, k, 0);
+    if (PACKED && WIDE && k >= call.held) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>();
     float w[N], most[N];
     LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f;
     if (col < (int)call.norm.a.cols) lk_srms_norm_fp8_weigh<T, false, WIDE>(w, call, 0, col);
-    if (!in_slots) __syncthreads(); /* the columns before have been read from where these go */
-    lk_srms_norm_fp8_put_rows<T, R, W, PACKED, WIDE, TENSOR>(call, format, at, k, rstds, inverse, w, most, turned);
+    lk_srms_norm_fp8_put_rows<T, R, W, PACKED, WIDE, TENSOR>(call, format, at, place, col, rstds, inverse, w, most, turned);
     if constexpr (TENSOR) {
         *largest = lk_srms_norm_fp8_most(*largest, most);
     } else {
         float inverses[N];
         lk_srms_norm_fp8_column_scales<W>(call, at, col, most, inverses, inbox);
-        lk_srms_norm_fp8_turn_rows<T, R, W, PACKED, WIDE>(call, format, at, k, rstds, inverses, w, turned);
+        lk_srms_norm_fp8_turn_rows<T, R, W, PACKED, WIDE>(call, format, at, place, col, rstds, inverses, w, turned);
     }
     __syncthreads(); /* all warps' columns are there, and the maxima have been read */
     lk_srms_norm_fp8_put_columns<N, W>(call, at, begin, all, step);
@@ -873,7 +876,8 @@ LK_KERNEL void __launch_bounds__(32 * W, PACKED && WIDE && W == 8 ? 3 : 1)
     at.slot = &slots + at.warp * SLOTS + at.lane;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    lk_srms_norm_fp8_fetch<T, R, W, PACKED, WIDE>(call, at);
+    LK_NO_UNROLL for (int k = 0; k < call.held; k++) lk_srms_norm_fp8_fetch<T, R, W, PACKED, WIDE>(call, at, k, k);
+    if constexpr (PACKED && WIDE) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>();
     lk_griddepcontrol_launch_dependents();
     float inverse = 1.0f, seen = 0.0f, largest = 0.0f;
     if (TENSOR && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
@@ -898,14 +902,14 @@ LK_KERNEL void __launch_bounds__(32 * W, PACKED && WIDE && W == 8 ? 3 : 1)
 
 template <class T, class R, int W, bool PACKED, bool WIDE>
 LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, int cluster,
-                                             cudaStream_t stream)
+                                             int most_held, cudaStream_t stream)
 {
     constexpr int bytes = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED), least = 64 * 32 * 16; /* what a turned chunk takes */
     void (*const kernel)(lk_srms_norm_fp8_call) = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR
                                                       ? lk_srms_norm_fp8_transpose_kernel<T, R, W, PACKED, WIDE, true>
                                                       : lk_srms_norm_fp8_transpose_kernel<T, R, W, PACKED, WIDE, false>;
     const int room = (device->smem - 2) * 1024 - LK_SRMS_NORM_FP8_INBOX(W) * 4;
-    call.held = call.chunks < room / bytes ? call.chunks : room / bytes;
+    call.held = most_held < room / bytes ? most_held : room / bytes;
     const size_t smem = call.held ? (size_t)call.held * bytes : least;
     cudaError_t error = cudaSuccess;
     if (cluster > 8) error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -921,10 +925,13 @@ LK_HOST lk_status lk_srms_norm_fp8_divide_bands(const char *op, const lk_device 
     const int64_t chunks = lk_ceil_div(call.norm.a.cols, LK_SRMS_NORM_FP8_CHUNK(T));
     call.chunks = (int)lk_ceil_div(chunks, most);
     const int cluster = (int)lk_ceil_div(chunks, call.chunks);
-    const bool alone = 2 * (call.chunks * LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED) / 1024 + 10) > device->smem;
+    const int chunk_kb = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED) / 1024, chunks_held = call.chunks;
+    const bool alone = 2 * (call.chunks * chunk_kb + 10) > device->smem;
+    if (alone && LK_SRMS_NORM_FP8_AGAIN && 3 * (chunk_kb + 10) <= device->smem) /* one chunk, and three blocks on an SM */
+        return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, 1, stream);
     if constexpr (WIDE)
-        if (alone) return lk_srms_norm_fp8_run_bands<T, R, 16, PACKED, WIDE>(op, device, call, cluster, stream);
-    return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, stream);
+        if (alone) return lk_srms_norm_fp8_run_bands<T, R, 16, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
+    return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
 }
 template <class T, class R>
 LK_HOST lk_status lk_srms_norm_fp8_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
