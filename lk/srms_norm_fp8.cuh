@@ -33,9 +33,10 @@
  * Read on    lk/srms_norm_fp8.md: how exact results are, and what is read and written.
  *
  * Two kernels:
- *   lk_srms_norm_fp8_kernel             a team of 1 to 32 lanes or a block per row. A thread holds 4 vectors of a row, from its sum
- *                                       to its result. The largest |s w| of a row is found beside the sum of squares, so one
- *                                       exchange gives both. Lanes find the maximum of 128 or 32 columns among them.
+ *   lk_srms_norm_fp8_kernel             a team of 1 to 32 lanes or a block per row; where s is x alone, a team has many rows. A
+ *                                       thread holds s w of 4 vectors of a row, from its sum to its result. The largest |s w| of
+ *                                       a row is found beside the sum of squares, so one exchange gives both. Lanes find the
+ *                                       maxima of 128 or 32 columns among them, those of 4 vectors in one exchange.
  *   lk_srms_norm_fp8_transpose_kernel   with q_transposed: a cluster of blocks has 128 rows, and keeps them in shared memory
  * Fastest: rows of all tensors start and end on 16 bytes (q: on 8, with x of f32 on 4), and a weight of T on 16 bytes. Other rows
  * are read and written element by element.
@@ -218,7 +219,7 @@ LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[
         return;
     }
     v[0] = lk_sum_warp(v[0]);
-    if (both) v[1] = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v[1]))); /* bits are ordered likewise */
+    if (both) v[1] = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v[1]))); /* as bits are ordered */
     if (in.team_log2 >= 0 || warps == 1) return;
     float2 *const box = inbox + number % 2 * (LK_SRMS_NORM_THREADS / 32);
     if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = make_float2(v[0], v[1]);
@@ -379,7 +380,8 @@ LK_DEVICE void lk_srms_norm_fp8_scales(const lk_srms_norm_fp8_call &call, const 
     const int past = lane & ((1 << own) - 1), behind = alone ? past : past & ((1 << (lanes - 2)) - 1); /* of its block's lanes */
     if (behind == 0 && number * 32 < count + past && at.row < call.norm.a.rows) {
         const int block = (at.first + number * 32 * N) >> call.block_log2;
-        lk_srms_norm_fp8_put_scale(call, call.x.scale, at.row * call.x.scale_stride + block * call.x.scale_block_stride, scale.scale);
+        const int64_t to = at.row * call.x.scale_stride + block * call.x.scale_block_stride;
+        lk_srms_norm_fp8_put_scale(call, call.x.scale, to, scale.scale);
     }
     float joined = scale.inverse * rstd;
     if (call.norm.a.y || !__all_sync(0xffffffffu, lk_srms_norm_fp8_joins(joined))) {
@@ -449,7 +451,8 @@ LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_
         else total.sum = lk_srms_norm_fp8_hold<T, PACKED, HOLDS, WIDE, MANY, false>(t, x, weight, slot, call, at, count, group);
         if (MANY && !last) {
             const int64_t next = at.row + at.step;
-            lk_srms_norm_fp8_start<T, U>(slot, (const T *)in.x.data + next * in.x.stride + at.first, next < a.rows ? at.count : 0);
+            const T *const from = (const T *)in.x.data + next * in.x.stride + at.first;
+            lk_srms_norm_fp8_start<T, U>(slot, from, next < a.rows ? at.count : 0);
             lk_cp_async_commit_group();
         }
         if (wants_most)
@@ -624,7 +627,7 @@ LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp
 /* Fills the slots number `to` of a thread with chunk k. A lane reads only its own slots, behind lk_cp_async_wait_group. */
 template <class T, class R, int W, bool PACKED, bool WIDE>
 LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k,
-                                      int to)
+                                     int to)
 {
     constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH(W), AT_ONCE = 4;
     const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
@@ -716,8 +719,9 @@ LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &a
             make_uint4(word[4 * m], word[4 * m + 1], word[4 * m + 2], word[4 * m + 3]);
 }
 
-/* Writes the rows of a chunk, four at a time. k: its slots; col: the lane's first column. Returns the largest |y| of each of the lane's columns, over the warp's rows. TENSOR:
- * turns them, too. Rows and columns that are not there have y 0, or NaN, which is no maximum. format: call.x.format. */
+/* Writes the rows of a chunk, four at a time. k: its slots; col: the lane's first column. Returns the largest |y| of each of the
+ * lane's columns, over the warp's rows. TENSOR: turns them, too. Rows and columns that are not there have y 0, or NaN, which is no
+ * maximum. format: call.x.format. */
 template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
 LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
                                          int col, float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
