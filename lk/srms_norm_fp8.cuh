@@ -583,7 +583,6 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 #define LK_SRMS_NORM_FP8_AGAIN 1
 #endif
 #define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
-#define LK_SRMS_NORM_FP8_HELD 3     /* chunks in slots at most: 64 KiB each, so that of one chunk three blocks fit on an SM */
 /* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
 #define LK_SRMS_NORM_FP8_SLOTS(T, packed) ((packed) ? 1 : LK_VEC<T> / 4)
 #define LK_SRMS_NORM_FP8_CHUNK(T) (32 * LK_VEC<T>)
