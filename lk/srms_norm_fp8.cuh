@@ -586,7 +586,7 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 /* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
 #define LK_SRMS_NORM_FP8_SLOTS(T, packed) ((packed) ? 1 : LK_VEC<T> / 4)
 #define LK_SRMS_NORM_FP8_CHUNK(T) (32 * LK_VEC<T>)
-#define LK_SRMS_NORM_FP8_INBOX(warps) (256 * (warps)) /* floats; at least LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER */
+#define LK_SRMS_NORM_FP8_INBOX(warps) (8 * 36 * (warps)) /* floats; at least LK_SRMS_NORM_FP8_BAND * LK_SRMS_NORM_FP8_CLUSTER */
 #define LK_SRMS_NORM_FP8_CHUNK_BYTES(T, packed) (LK_SRMS_NORM_FP8_BAND * 32 * 16 * LK_SRMS_NORM_FP8_SLOTS(T, packed))
 
 /* Where a thread is: its block's first chunk, the first of its warp's rows, and its slots of chunk 0. */
@@ -788,26 +788,32 @@ LK_DEVICE void lk_srms_norm_fp8_turn_rows(const lk_srms_norm_fp8_call &call, int
     }
 }
 
-/* The scales of the lane's columns for the warp's rows, of which most has the largest |y|; stores them. inbox: [warp][element of a
- * vector][lane]. Called by: all threads of the block. */
+/* The inverse scales of the lane's columns for the warp's rows, of which most has the largest |y|. A thread computes and stores
+ * each scale for all warps. begin: the chunk's first column. inbox: [warp][element of a vector][lane], where 36 for 32 lanes lets
+ * neighbouring columns lie in different banks. Called by: all threads of the block. */
 template <int W, int N>
-LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int col,
+LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int begin,
                                               const float (&most)[N], float (&inverse)[N], float *inbox)
 {
     constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W);
-    const int warps = (1 << call.block_log2) / EACH, first = at.warp / warps * warps; /* of a scale */
-    const int64_t block = (at.row - (at.warp - first) * EACH) >> call.block_log2;
-    LK_UNROLL for (int j = 0; j < N; j++) inbox[(at.warp * N + j) * 32 + at.lane] = most[j];
+    const int warps = (1 << call.block_log2) / EACH; /* of a scale */
+    const int64_t band = at.row - at.warp * EACH;
+    LK_UNROLL for (int j = 0; j < N; j++) inbox[(at.warp * N + j) * 36 + at.lane] = most[j];
     __syncthreads(); /* the maxima of all warps are there */
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_NO_UNROLL for (int i = (int)threadIdx.x; i < W / warps * 32 * N; i += 32 * W) {
+        const int first = i / (32 * N) * warps, c = i % (32 * N);
+        float *const from = inbox + (first * N + c % N) * 36 + c / N;
         float all = 0.0f;
-        for (int warp = first; warp < first + warps; warp++) all = fmaxf(all, inbox[(warp * N + j) * 32 + at.lane]);
+        LK_UNROLL_BY(4) for (int warp = 0; warp < warps; warp++) all = fmaxf(all, from[warp * N * 36]);
         const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, all);
-        inverse[j] = scale.inverse;
-        const int64_t to = (col + j) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride;
-        if (at.warp == first && block << call.block_log2 < call.norm.a.rows && col + j < (int)call.norm.a.cols)
+        const int64_t row = band + first * EACH, block = row >> call.block_log2;
+        const int64_t to = (begin + c) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride;
+        if (row < call.norm.a.rows && begin + c < (int)call.norm.a.cols)
             lk_srms_norm_fp8_put_scale(call, call.x.transposed_scale, to, scale.scale);
+        *from = scale.inverse; /* no other thread reads or writes these places before the barrier */
     }
+    __syncthreads(); /* the inverse scales are there */
+    LK_UNROLL for (int j = 0; j < N; j++) inverse[j] = inbox[(at.warp / warps * warps * N + j) * 36 + at.lane];
 }
 
 /* Writes a chunk of q_transposed: W threads write the 128 rows of a column. first: the warps' slots, `step` slots apart. */
@@ -854,7 +860,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_chunk(const lk_srms_norm_fp8_call &call, int
         *largest = lk_srms_norm_fp8_most(*largest, most);
     } else {
         float inverses[N];
-        lk_srms_norm_fp8_column_scales<W>(call, at, col, most, inverses, inbox);
+        lk_srms_norm_fp8_column_scales<W>(call, at, begin, most, inverses, inbox);
         lk_srms_norm_fp8_turn_rows<T, R, W, PACKED, WIDE>(call, format, at, place, col, rstds, inverses, w, turned);
     }
     __syncthreads(); /* all warps' columns are there, and the maxima have been read */
@@ -869,7 +875,7 @@ LK_KERNEL void __launch_bounds__(32 * W, PACKED && WIDE && W == 8 ? 3 : 1)
 {
     constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
     LK_DYN_SMEM(uint4, slots);
-    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_INBOX(W)]); /* of a cluster's sums, or of the maxima of W warps, 256 columns */
+    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_INBOX(W)]); /* of a cluster's sums, or of the maxima of W warps */
     const lk_srms_norm_args &a = call.norm.a;
     const unsigned blocks = lk_cluster_nctarank();
     lk_srms_norm_fp8_place at;
@@ -933,7 +939,8 @@ LK_HOST lk_status lk_srms_norm_fp8_divide_bands(const char *op, const lk_device 
     if (alone && LK_SRMS_NORM_FP8_AGAIN && 3 * (chunk_kb + 10) <= device->smem) /* one chunk, and three blocks on an SM */
         return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, 1, stream);
     if constexpr (WIDE)
-        if (alone) return lk_srms_norm_fp8_run_bands<T, R, 16, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
+        if (alone && chunk_kb + 22 < device->smem) /* else none is held */
+            return lk_srms_norm_fp8_run_bands<T, R, 16, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
     return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
 }
 template <class T, class R>
