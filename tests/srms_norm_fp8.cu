@@ -552,12 +552,13 @@ static void many_rows(int type, int, int path)
         }
 }
 
-/* A team with several rows, of a plain call; and rstd / scale is beyond what a float holds. */
+/* A team with several rows, or a block with more columns than it holds, of a plain call; and rstd / scale is beyond what a float holds. */
 static void in_turn(int type, int, int path)
 {
     for (int scaling = 0; scaling < SCALINGS; scaling++)
         for (int tiny = 0; tiny < 2; tiny++) {
-            problem p = drawn(type, path, tiny ? 5 : 203, 520, 350 + scaling, PACKED, scaling);
+            const int64_t rows = tiny ? 5 : path == TRANSPOSED ? 40 : 203, cols = path == TRANSPOSED ? 2056 : 520;
+            problem p = drawn(type, path, rows, cols, 350 + scaling, PACKED, scaling);
             p.has[RESIDUAL] = p.has[RESIDUAL_OUT] = false, p.groups = 0, p.weight_dtype = LK_DTYPE_T, p.at[WEIGHT] = 0;
             if (tiny) p.has[Y] = false, p.eps = 1e-30f, p.special = TINY, p.where = ALL, p.victim = X;
             check(&p);
