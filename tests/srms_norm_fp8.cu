@@ -552,7 +552,7 @@ static void many_rows(int type, int, int path)
         }
 }
 
-/* A team with several rows, or a block with more columns than it holds, of a plain call; and rstd / scale is beyond what a float holds. */
+/* Plain calls: a team with several rows, or a block with more columns than it holds; and rstd / scale is beyond a float. */
 static void in_turn(int type, int, int path)
 {
     for (int scaling = 0; scaling < SCALINGS; scaling++)
