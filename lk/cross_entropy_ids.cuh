@@ -104,6 +104,7 @@ typedef struct {
 #define LK_CE_IDS_MOST (32 * LK_CE_IDS_EACH)
 #define LK_CE_IDS_WARPS 4 /* of a block; a row each */
 #define LK_CE_TAIL_THREADS 256
+#define LK_CE_TAIL_BLOCKS 3 /* per SM: as many as registers allow without spills */
 #define LK_CE_TAIL_MARKS 8192
 #define LK_CE_TAIL_LEAST 0x1p-6f /* what ids must leave of 1, so that the difference is good to 2^-16 */
 
@@ -342,7 +343,8 @@ template <class T> LK_DEVICE lk_lse lk_ce_tail_read(const lk_ce_ids_call &call, 
 
 /* A block owns a row, and where there are very many those behind it. */
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS) lk_cross_entropy_ids_tail_kernel(const __grid_constant__ lk_ce_ids_call call)
+LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS, LK_CE_TAIL_BLOCKS)
+    lk_cross_entropy_ids_tail_kernel(const __grid_constant__ lk_ce_ids_call call)
 {
     LK_SHARED(lk_ce_tail, tail, [1]);
     const lk_cross_entropy_args &a = call.all.a;
