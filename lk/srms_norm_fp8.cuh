@@ -405,7 +405,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_all(const lk_srms_norm_fp8_call &call, int f
  * PACKED: s is x, and not stored. BLOCKS: BLOCK and MX, else TENSOR and ROW. */
 template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool BLOCKS, bool MANY>
 LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_NORM_THREADS,
-                                 MANY ? 2 : LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+                                 MANY ? 2 : LK_ARCH < 900 ? 1 : LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
     lk_srms_norm_fp8_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
 {
     constexpr int N = LK_VEC<T>, U = LK_SRMS_NORM_FP8_VECS;
@@ -870,7 +870,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_chunk(const lk_srms_norm_fp8_call &call, int
 /* A cluster owns 128 rows. PACKED, WIDE: as in lk_srms_norm_fp8_kernel. TENSOR: else BLOCK or MX. W: 8 warps where several blocks
  * fit on an SM, else 16. */
 template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
-LK_KERNEL void __launch_bounds__(32 * W, PACKED && WIDE && W == 8 ? 3 : 1)
+LK_KERNEL void __launch_bounds__(32 * W, !(PACKED && WIDE && W == 8) ? 1 : LK_ARCH >= 900 ? 3 : 2)
     lk_srms_norm_fp8_transpose_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
 {
     constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
