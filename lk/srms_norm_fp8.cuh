@@ -37,7 +37,9 @@
  *                                       thread holds s w of 4 vectors of a row, from its sum to its result. The largest |s w| of
  *                                       a row is found beside the sum of squares, so one exchange gives both. Lanes find the
  *                                       maxima of 128 or 32 columns among them, those of 4 vectors in one exchange.
- *   lk_srms_norm_fp8_transpose_kernel   with q_transposed: a cluster of blocks has 128 rows, and keeps them in shared memory
+ *   lk_srms_norm_fp8_transpose_kernel   with q_transposed: a cluster of blocks has 128 rows, and keeps them in shared memory. The
+ *                                       blocks of a cluster run at once, with 4-byte T or a residual each on an SM of its own: they
+ *                                       wait while another kernel holds most SMs
  * Fastest: rows of all tensors start and end on 16 bytes (q: on 8, with x of f32 on 4), and a weight of T on 16 bytes. Other rows
  * are read and written element by element.
  */
