@@ -241,7 +241,7 @@ static void measure_virtual(shape s, const double *one)
             if (d == BACKWARD) call(&h, FORWARD);
             if (d == GRAPH) capture(&h, NULL, NULL);
             const double ms = measure(&h, d, calls_for(&h, d), NULL, NULL);
-            row(s, direction_name[d], ranks, d == GRAPH ? "virtual rank, one graph" : "virtual rank", ms, one[d],
+            row(s, direction_name[d], ranks, d == GRAPH ? "virtual rank; one graph" : "virtual rank", ms, one[d],
                 d == BACKWARD ? 0 : h.sent);
         }
         free_head(&h);
@@ -343,7 +343,7 @@ static void measure_gpus(shape s, const double *one)
     if (leave) snprintf(left, sizeof left, "; %d SMs left", leave);
 #define NAME(what) (snprintf(name, sizeof name, "%s%s", what, left), name)
     for (int d = 0; d < DIRECTIONS; d++)
-        row(s, direction_name[d], gpus, NAME(d == GRAPH ? "rank, one graph" : "rank"), worst[d], one[d],
+        row(s, direction_name[d], gpus, NAME(d == GRAPH ? "rank; one graph" : "rank"), worst[d], one[d],
             d == BACKWARD ? 0 : (size_t)s.tokens * 16);
     row(s, "forward_backward", gpus, NAME("until dx is complete"), worst[COMPLETE], 0.0, 0);
     row(s, "forward_backward", gpus, NAME("until dx is summed"), worst[SUMMED], 0.0, 0);

@@ -115,6 +115,14 @@ LK_DEVICE uint32_t lk_cvt_rn_satfinite_e5m2x2(float x, float y)
 #endif
 }
 
+/* ld.relaxed.gpu.global.f32 (9.7.9.8): a load beside which other threads may change the number by atomic operations. */
+LK_DEVICE float lk_ld_relaxed(const float *at)
+{
+    float x;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(at) : "memory");
+    return x;
+}
+
 /* griddepcontrol.wait (9.7.13.13): returns when all earlier grids of the stream have ended and their writes are
  * visible. Every thread of a kernel started by lk_launch_pdl executes it before it reads or writes global memory. */
 LK_DEVICE void lk_griddepcontrol_wait(void)

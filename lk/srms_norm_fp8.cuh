@@ -427,7 +427,7 @@ LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_
 
     float inverse = 1.0f, seen = 0.0f;
     if (!BLOCKS && tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
-    if (!BLOCKS && tensor && call.x.amax && at.rank == 0) seen = *call.x.amax;
+    if (!BLOCKS && tensor && call.x.amax && at.rank == 0) seen = lk_ld_relaxed(call.x.amax);
     uint4 *slot = NULL; /* of MANY: [warp][x, weight][vector][lane] */
     if constexpr (MANY) {
         LK_DYN_SMEM(uint4, slots);
@@ -892,7 +892,7 @@ LK_KERNEL void __launch_bounds__(32 * W, !(PACKED && WIDE && W == 8) ? 1 : LK_AR
     lk_griddepcontrol_launch_dependents();
     float inverse = 1.0f, seen = 0.0f, largest = 0.0f;
     if (TENSOR && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
-    if (TENSOR && call.x.amax) seen = *call.x.amax;
+    if (TENSOR && call.x.amax) seen = lk_ld_relaxed(call.x.amax);
     const float squares = lk_srms_norm_fp8_squares<T, R, W, PACKED, WIDE>(call, at, inbox);
     const float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
     if (lk_cluster_ctarank() == 0 && at.lane < EACH && at.row + at.lane < a.rows && a.rstd) a.rstd[at.row + at.lane] = rstds;
