@@ -601,7 +601,7 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  * element writes it, after its vector. */
 #define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has 8 blocks */
 #define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward and forward_backward, slots per thread until a row has 8 blocks */
-#define LK_CROSS_ENTROPY_RING 8        /* in forward with options, which reads a vector once */
+#define LK_CROSS_ENTROPY_RING 8        /* slots per thread of forward with options, which reads a vector once */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(plain, ring) ((ring) ? 4 : !(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
@@ -781,9 +781,9 @@ LK_DEVICE void lk_ce_read(lk_ce_reader<T> *r, float (&x)[LK_VEC<T>], lk_vec<T> *
     if (r->place == ring * threads) r->place = 0;
 }
 
-/* The same state in forward, where slots are a ring; y: -1 where no column is special. The argmax is left at the first column of
- * its vector, see lk_ce_find_argmax. Most options are sums of a tally. With class weights and smoothing, with nothing but a
- * softcap, and where a tally has failed, the state itself takes the columns. */
+/* The state that lk_ce_reduce_all computes, in forward, where slots are a ring; y: -1 where no column is special. The argmax is
+ * left at the first column of its vector: see lk_ce_find_argmax. A tally sums most options up. With class weights and smoothing,
+ * with a softcap alone, and where a tally has failed, the state takes the columns itself. */
 template <class State, class T>
 LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce_thread<T> &thread, int y, float scale)
 {
@@ -792,7 +792,7 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
     const lk_cross_entropy_args &a = call.a;
     const lk_ce_share<T> &at = thread.at;
     const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
-    const bool capped = !all && !exact && a.softcap > 0.0f && a.softcap <= 40.0f; /* lk_ce_add_capped */
+    const bool capped = !all && !exact && a.softcap > 0.0f && a.softcap <= 40.0f; /* as in lk_ce_add */
     const bool tallies = !capped && !(a.class_weight && a.label_smoothing > 0.0f);
     const int first = lk_ce_share_col(at, 0), vectors = thread.read ? at.count : 0, edge = thread.read ? at.edge : 0;
     const T *const copied = at.first + (int64_t)ring * at.jump;
@@ -845,7 +845,7 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
     return lk_ce_row_warp<true, exact>(s, scale, at.team);
 }
 
-/* The argmax of a row, where its vector's first column is known; one thread calls it. */
+/* The argmax of a row whose state has the first column of its vector; one thread calls it. */
 template <class T> LK_DEVICE int64_t lk_ce_find_argmax(const lk_ce_share<T> &at, int64_t top)
 {
     const int inner = 0x7fffffff - (int)(uint32_t)top - at.head;
@@ -1189,10 +1189,10 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     constexpr bool exact = sizeof(T) == 4;
     const lk_cross_entropy_args &a = call.a;
     const bool smooth = !plain && a.label_smoothing > 0.0f;
-    const bool apart = !forward || call.state_bytes != 0; /* the target is not in the sums */
+    const bool excludes_target = !forward || call.state_bytes != 0; /* from the sums */
     State others;
     if constexpr (plain) others = lk_ce_reduce(call, *t);
-    else if constexpr (forward) others = lk_ce_reduce_ring<State>(call, *t, apart ? t->y : -1, scale);
+    else if constexpr (forward) others = lk_ce_reduce_ring<State>(call, *t, excludes_target ? t->y : -1, scale);
     else others = lk_ce_reduce_all<false, State>(call, t->row, t->slot, t->y, t->read, scale);
     others = lk_ce_exchange<!plain, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
     if (!plain && forward && a.argmax && t->owner) others.top = lk_ce_find_argmax(t->at, others.top);
@@ -1202,7 +1202,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
         return {};
     }
     State all = others;
-    if (apart) all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    if (excludes_target) all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     else if (t->y >= 0) all.target = t->logit;
     if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
 

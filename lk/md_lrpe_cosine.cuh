@@ -1399,7 +1399,7 @@ template <class T, bool BACKWARD> struct lk_lrpe_next {
     int k; /* of its tokens, which one */
 };
 
-/* Starts to copy U tokens, of which the thread has `count` in all and `prefix` in the prefix. */
+/* Starts to copy U of the thread's tokens. It has `count` in all, and `prefix` of them are in the prefix. */
 template <int U, class T, bool BACKWARD>
 LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, BACKWARD> *next, const lk_lrpe_call &call, int count, int prefix)
 {
@@ -1445,7 +1445,7 @@ LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[PIECES][4], lk_lrpe_c
     lk_lrpe_column *const slot = inbox + rank * COLUMNS + mine;
     if (mine < COLUMNS && nth < blocks) *(blocks > 1 ? (lk_lrpe_column *)lk_mapa(slot, (unsigned)nth) : slot) = all;
     if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
-    else __syncthreads();              /* likewise */
+    else __syncthreads();              /* the same in one block */
     all = mine < COLUMNS && nth < blocks ? inbox[nth * COLUMNS + mine] : none;
     all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
     lk_lrpe_finish(&all);

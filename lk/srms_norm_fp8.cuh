@@ -136,7 +136,7 @@ LK_DEVICE void lk_srms_norm_fp8_raise(const lk_srms_norm_fp8_call &call, float m
 
 /* ---- Elements ------------------------------------------------------------------------------------------------------------ */
 
-/* N elements, of which the row has `left`; the others are 0. WIDE: it has all of them, on 16 bytes. */
+/* N elements. The row has `left` of them; the others are 0. WIDE: it has all of them, on 16 bytes. */
 template <bool WIDE, class E, int N> LK_DEVICE void lk_srms_norm_fp8_load(float (&x)[N], const E *from, int left)
 {
     if constexpr (WIDE) lk_srms_norm_load(x, from);
@@ -209,8 +209,8 @@ LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int forma
 #define LK_SRMS_NORM_FP8_MANY_THREADS 384
 #define LK_SRMS_NORM_FP8_MANY_RESIDENT 768
 
-/* The sum of v[0] and the largest v[1] over a row's team; v[1] is neither negative nor NaN. Called by: every thread of the block,
- * number: 0, 1, 2, ... Shared memory: its own, two halves, so that one barrier per call is enough, as in lk_sum_cluster. */
+/* The sum of v[0] and the largest v[1] over a row's team; v[1] is neither negative nor NaN. Called by: every thread of the block.
+ * number: which call it is, 0, 1, 2, ...: calls take turns in two halves of shared memory, so one barrier for each is enough. */
 LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[2], bool both, int number)
 {
     LK_SHARED(float2, inbox, [2 * LK_SRMS_NORM_THREADS / 32]);
@@ -339,8 +339,8 @@ LK_DEVICE float lk_srms_norm_fp8_hold(float (&t)[U][LK_VEC<T>], const lk_vec<T> 
     return squares;
 }
 
-/* BLOCK and MX: the largest |t| of the blocks of a thread's U vectors, of which it has most[u], all in one exchange. The lanes of
- * a block, 1 << lanes of them, share the maxima of U blocks. At each of the first two steps a lane passes on half of what it has,
+/* BLOCK and MX: the largest |t| of the blocks of a thread's U vectors, all in one exchange; most[u]: of its own elements. The lanes
+ * of a block, 1 << lanes of them, share the maxima of U blocks. At each of the first two steps a lane passes on half of what it has,
  * so that it ends with one maximum: returns which, of vector *number. U is 4. Called by: all lanes of a warp. */
 LK_DEVICE float lk_srms_norm_fp8_share(const float (&most)[4], int lanes, int *number)
 {
@@ -355,7 +355,7 @@ LK_DEVICE float lk_srms_norm_fp8_share(const float (&most)[4], int lanes, int *n
     *number = 2 * upper + odd;
     return lk_max_warp(fmaxf(kept, __shfl_xor_sync(0xffffffffu, given, near)), near);
 }
-/* What lk_srms_norm_fp8_share returned for vector u of this lane's block is turned into x by the lanes that have it: theirs. */
+/* x of a lane that got the maximum of vector u of this lane's block from lk_srms_norm_fp8_share. Called by: all lanes of a warp. */
 LK_DEVICE float lk_srms_norm_fp8_shared(float x, int lanes, int u)
 {
     return __shfl_sync(0xffffffffu, x, ((int)threadIdx.x % 32 >> lanes << lanes) + (u << (lanes - 2)));
@@ -364,8 +364,8 @@ LK_DEVICE float lk_srms_norm_fp8_shared(float x, int lanes, int u)
 /* Whether t rstd times inverse may be t times (rstd inverse): the factor is a normal number. The same bits for powers of two. */
 LK_DEVICE bool lk_srms_norm_fp8_joins(float factor) { return factor >= FLT_MIN && factor <= FLT_MAX; }
 
-/* BLOCK and MX: stores the scales of the blocks of a thread's U vectors, t of which becomes y where the factor of a lane of the
- * warp demands it, or y is wanted. factor: of q. Called by: all lanes of a warp. */
+/* BLOCK and MX: stores the scales of the blocks of a thread's U vectors. factor: what q is t times. t becomes y where y is wanted,
+ * or where the factor of a lane of the warp is no normal number. Called by: all lanes of a warp. */
 template <int N, int U>
 LK_DEVICE void lk_srms_norm_fp8_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at, int count, float rstd,
                                        float (&t)[U][N], float (&factor)[U])
@@ -580,10 +580,6 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
  * slots for are read again, into those of its first chunk. W: warps of a block. */
 #define LK_SRMS_NORM_FP8_BAND 128
 #define LK_SRMS_NORM_FP8_EACH(warps) (LK_SRMS_NORM_FP8_BAND / (warps))
-/* Whether a block whose chunks leave no room for another block holds one and reads the others again; or holds them all. */
-#ifndef LK_SRMS_NORM_FP8_AGAIN
-#define LK_SRMS_NORM_FP8_AGAIN 1
-#endif
 #define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
 /* Slots of 16 bytes that a vector of s takes, as it was loaded or as floats; columns of a chunk; bytes of a held chunk. */
 #define LK_SRMS_NORM_FP8_SLOTS(T, packed) ((packed) ? 1 : LK_VEC<T> / 4)
@@ -627,8 +623,7 @@ LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp
 
 /* Fills the slots number `to` of a thread with chunk k. A lane reads only its own slots, behind lk_cp_async_wait_group. */
 template <class T, class R, int W, bool PACKED, bool WIDE>
-LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k,
-                                     int to)
+LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k, int to)
 {
     constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH(W), AT_ONCE = 4;
     const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
@@ -790,8 +785,8 @@ LK_DEVICE void lk_srms_norm_fp8_turn_rows(const lk_srms_norm_fp8_call &call, int
     }
 }
 
-/* The inverse scales of the lane's columns for the warp's rows, of which most has the largest |y|. A thread computes and stores
- * each scale for all warps. begin: the chunk's first column. inbox: [warp][element of a vector][lane], where 36 for 32 lanes lets
+/* The inverse scales of the lane's columns for the warp's rows; most: their largest |y|. A thread computes and stores each scale
+ * for all warps. begin: the chunk's first column. inbox: [warp][element of a vector][lane], where 36 for 32 lanes lets
  * neighbouring columns lie in different banks. Called by: all threads of the block. */
 template <int W, int N>
 LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int begin,
@@ -938,7 +933,7 @@ LK_HOST lk_status lk_srms_norm_fp8_divide_bands(const char *op, const lk_device 
     const int cluster = (int)lk_ceil_div(chunks, call.chunks);
     const int chunk_kb = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED) / 1024, chunks_held = call.chunks;
     const bool alone = 2 * (call.chunks * chunk_kb + 10) > device->smem;
-    if (alone && LK_SRMS_NORM_FP8_AGAIN && 3 * (chunk_kb + 10) <= device->smem) /* one chunk, and three blocks on an SM */
+    if (alone && 3 * (chunk_kb + 10) <= device->smem) /* one chunk and three blocks on an SM; it reads the others again */
         return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, 1, stream);
     if constexpr (WIDE)
         if (alone && chunk_kb + 22 < device->smem) /* else none is held */

@@ -599,9 +599,9 @@ def srms_norm_fp8_grid():
                     problems.append(f"{name}: {int((found != right).sum())} scales differ")
                 factor = found.repeat_interleave(per, 1)[:, :m]
             bytes_right = (of / factor).clamp(-most, most).to(kind).view(torch.uint8)
-            apart = int((bytes_right != bytes_).sum())
-            if apart > (0 if narrow_too else of.numel() // 1000):  # a quotient next to a tie may fall on its other side
-                problems.append(f"{name}: {apart} of {of.numel()} numbers differ")
+            differ = int((bytes_right != bytes_).sum())
+            if differ > (0 if narrow_too else of.numel() // 1000):  # a quotient next to a tie may fall on its other side
+                problems.append(f"{name}: {differ} of {of.numel()} numbers differ")
         verdict(f"srms_norm_fp8 f32: {rows}x{cols} scaling {scaling} format {format} powers of two {narrow}", not problems,
                 "; ".join(problems))
 

@@ -1360,6 +1360,12 @@ static void long_rows(int type, int direction, int path)
             }
             check(&p);
         }
+    /* Forward with options: 12 vectors for each thread of a block, more than its ring has slots. */
+    problem p = drawn(type, direction, path, 1, 49157 / test_type_bytes[type], 650, 1);
+    if (direction != FORWARD || p.prob) return;
+    p.on[SOFTCAP] = p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true;
+    p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = true;
+    check(&p);
 }
 
 static void specials(int type, int direction, int path)

@@ -81,13 +81,13 @@ def main():
         y, total = LF.add_rms_norm(x, residual, hidden, gain, 1e-6)
         plain = y @ weight.t()
         right = [plain, *torch.autograd.grad([plain, total], leaves, [up, torch.ones_like(total)])]
-        apart = [float((a.detach().float() - b.detach().float()).norm() / b.detach().float().norm()) for a, b in zip(found, right)]
-        failed += not max(apart) < 0.06
+        errors = [float((a.detach().float() - b.detach().float()).norm() / b.detach().float().norm()) for a, b in zip(found, right)]
+        failed += not max(errors) < 0.06
         names = ("out", "dx", "dresidual", "dgain", "dweight")
-        print(f"step {i}: scale {float(scale):.4f}, largest |y| {float(amax):.2f}; apart from bf16: " +
-              ", ".join(f"{name} {part:.3f}" for name, part in zip(names, apart)))
+        print(f"step {i}: scale {float(scale):.4f}, largest |y| {float(amax):.2f}; beside bf16 off by: " +
+              ", ".join(f"{name} {part:.3f}" for name, part in zip(names, errors)))
         scale = amax / MOST
-    print("as expected" if not failed else "FAIL: further apart than 8 bits explain")
+    print("as expected" if not failed else "FAIL: further off than 8 bits explain")
     sys.exit(failed > 0)
 
 

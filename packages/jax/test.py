@@ -925,8 +925,8 @@ def fp8():
     loss = lambda *a: (product(*a)**2).sum()
     found = jax.jit(jax.grad(loss, (0, 1, 2)))(x, w, m)
     right = jax.grad(lambda x, w, m: ((lk.rms_norm(x, w) @ m.T)**2).sum(), (0, 1, 2))(x, w, m)
-    apart = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in zip(found, right)]
-    check("a product of 8 bits, and its gradients", max(apart) < 0.1, apart)
+    errors = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in zip(found, right)]
+    check("a product of 8 bits, and its gradients", max(errors) < 0.1, errors)
     calls = calls_in(jax.grad(loss), x, w, m)
     check("the plain forward goes", not any(c[0] == "srms_norm_forward_f32" for c in calls), calls)
     for name, f, word in (("out_dtype", lambda: lk.rms_norm(x, w, out_dtype="float16"), "out_dtype"),

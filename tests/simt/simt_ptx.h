@@ -38,13 +38,12 @@ with the PTX to lk_ptx.cuh, and the function here moves to its section above.
 LK_DEVICE float lk_ex2(float x) { return exp2f(x); }
 LK_DEVICE float lk_rcp(float x) { return fabsf(x) > 0x1p126f ? copysignf(0, x) : 1 / x; }
 LK_DEVICE float lk_min_nan(float x, float y) { return x != x || y != y ? NAN : x < y ? x : y; }
-LK_DEVICE float lk_ld_relaxed(const float *at)
-{
+LK_DEVICE float lk_max_nan(float x, float y) { return x != x || y != y ? NAN : x > y ? x : y; }
+LK_DEVICE float lk_ld_relaxed(const float *at) {
     float x;
     __atomic_load(at, &x, __ATOMIC_RELAXED);
     return x;
 }
-LK_DEVICE float lk_max_nan(float x, float y) { return x != x || y != y ? NAN : x > y ? x : y; }
 LK_DEVICE float lk_lg2(float x) { return log2f(x); }
 LK_DEVICE uint32_t lk_cvt_rn_satfinite_e4m3x2(float x, float y) {
     return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
