@@ -984,23 +984,47 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
     return lk_sum_warp(x);
 }
 
-template <bool plain, bool backward>
-LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, int64_t row, int y)
+/* What a row's gradient loads. f: upstream times row_weight; over, valid: as in the call. */
+typedef struct {
+    float f, dlse, lse, lse_low, over;
+    int64_t valid;
+} lk_ce_loads;
+
+/* wanted: false loads nothing. Short rows call this early and lk_ce_upstream_of late: nothing waits for the loads between. */
+template <bool backward> LK_DEVICE lk_ce_loads lk_ce_load(const lk_cross_entropy_call &call, int64_t row, bool wanted)
 {
-    lk_ce_upstream up = {1.0f, 1.0f, 0.0f, 0.0f, 0.0f, 1.0f, 0.0f};
-    if (y == -1) return up; /* ignored */
-    if (call.a.upstream) up.f = up.h = call.a.upstream[call.a.upstream_per_row ? row : 0];
-    if (call.a.row_weight) up.f = up.h = up.f * call.a.row_weight[row];
-    if (call.a.dlse) up.dlse = call.a.dlse[row];
-    if (backward) up.lse = call.a.lse[row];
-    if (backward && call.a.lse_low) up.lse_low = call.a.lse_low[row];
-    if (call.a.class_weight && y >= 0) up.weight = call.a.class_weight[y];
-    if (!plain && call.a.dentropy && y >= 0) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
+    const lk_cross_entropy_args &a = call.a;
+    lk_ce_loads in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, call.valid};
+    if (!wanted) return in;
+    if (backward) in.lse = a.lse[row];
+    if (backward && a.lse_low) in.lse_low = a.lse_low[row];
+    if (a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0];
+    if (a.row_weight) in.f *= a.row_weight[row];
+    if (a.dlse) in.dlse = a.dlse[row];
+    if (a.reduction == LK_REDUCTION_MEAN && call.valid_rows) in.valid = *call.valid_rows;
+    if (a.reduction == LK_REDUCTION_MEAN && call.over) in.over = *call.over;
+    return in;
+}
+
+/* The upstreams of a row, divided for a mean; dlse is not. weight: w[y]. */
+LK_DEVICE lk_ce_upstream lk_ce_upstream_of(const lk_cross_entropy_call &call, lk_ce_loads in, float weight)
+{
+    lk_ce_upstream up = {in.f, in.f, in.dlse, in.lse, in.lse_low, weight, 0.0f};
     if (call.a.reduction == LK_REDUCTION_MEAN) {
-        const float valid = (float)(call.valid_rows ? *call.valid_rows : call.valid), over = call.over ? *call.over : valid;
+        const float valid = (float)in.valid, over = call.over ? in.over : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
         up.h = over != 0.0f ? __fdiv_rn(up.h, call.a.denominator ? over : valid) : 0.0f;
     }
+    return up;
+}
+
+template <bool plain, bool backward>
+LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, int64_t row, int y)
+{
+    const lk_ce_loads in = lk_ce_load<backward>(call, row, y != -1); /* -1: ignored */
+    const float weight = call.a.class_weight && y >= 0 ? call.a.class_weight[y] : 1.0f;
+    lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
+    if (!plain && call.a.dentropy && y >= 0) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
     return up;
 }
 
@@ -1513,36 +1537,6 @@ LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROS
     }
 }
 
-/* What a row's gradient reads besides logits, target and class weight. f: upstream times row_weight; over, valid: as in the
- * call. lk_ce_upstream is loaded later, which is slower for short rows (bench/results/choices/cross_entropy.md). */
-typedef struct {
-    float f, dlse, lse, lse_low, over;
-    int64_t valid;
-} lk_ce_short_upstream;
-
-template <bool backward>
-LK_DEVICE lk_ce_short_upstream lk_ce_short_load_upstream(const lk_cross_entropy_call &call, int64_t row, bool there)
-{
-    const lk_cross_entropy_args &a = call.a;
-    const bool mean = a.reduction == LK_REDUCTION_MEAN;
-    lk_ce_short_upstream in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, call.valid};
-    if (there && backward) in.lse = a.lse[row];
-    if (there && backward && a.lse_low) in.lse_low = a.lse_low[row];
-    if (there && a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0];
-    if (there && a.row_weight) in.f *= a.row_weight[row];
-    if (there && a.dlse) in.dlse = a.dlse[row];
-    if (mean && call.valid_rows) in.valid = *call.valid_rows;
-    if (mean && call.over) in.over = *call.over;
-    return in;
-}
-
-/* Divides the factors of the class term, F, and of the z-loss, G, for a mean. dlse is not divided. */
-LK_DEVICE void lk_ce_short_divide(const lk_cross_entropy_call &call, lk_ce_short_upstream in, float *F, float *G)
-{
-    const float over = call.over ? in.over : (float)in.valid, z_over = call.a.denominator ? over : (float)in.valid;
-    *F = over != 0.0f ? __fdiv_rn(*F, over) : 0.0f, *G = over != 0.0f ? __fdiv_rn(*G, z_over) : 0.0f;
-}
-
 /* Brings a whole row into the L2. One thread calls; below sm_90 nothing happens. */
 template <class T> LK_DEVICE void lk_ce_short_prefetch(const lk_cross_entropy_args &a, const T *logits)
 {
@@ -1585,7 +1579,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
 
     const lk_ce_word word = lk_ce_load_word(a, row);
     const lk_ce_word next_word = prefetches_next ? lk_ce_load_word(a, next_row) : lk_ce_word{};
-    const lk_ce_short_upstream in = lk_ce_short_load_upstream<backward>(call, row, there);
+    const lk_ce_loads in = lk_ce_load<backward>(call, row, there);
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = backward ? y >= 0 : y != -1;
@@ -1604,18 +1598,17 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     lk_ce_blank(raw, index, y % N);
 
-    /* dlogits[j] = p_factor e[j] for j != y, and dlogits[y] = target_gradient = G p[y] - F sum_{j != y} p[j]. */
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
-    float rate = scale * LK_LOG2E, e[U][N], p_factor = 0.0f, target_gradient = NAN, F = in.f * scale * weight;
-    float G = 2.0f * a.z_loss * in.f * scale;
-    if (a.reduction == LK_REDUCTION_MEAN) lk_ce_short_divide(call, in, &F, &G);
+    const lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
+    float rate = scale * LK_LOG2E, e[U][N], target_gradient = NAN;
+    lk_ce_gradient g = {};
+    lk_ce_target_term term;
     lk_ce_row all = lk_ce_row_empty();
     float sum, reference = 0.0f, base = 0.0f, p_scale = 1.0f; /* p_scale: what makes up for the rounding of base */
+    bool proper = y >= 0; /* else dlogits are NaN, or 0 where the row is ignored */
     if constexpr (backward) {
-        const bool proper = y >= 0 && lk_is_finite(in.lse);
-        if (proper) p_scale = lk_ce_p_scale(in.lse, in.lse_low, scale, &rate, &base);
-        G = (a.z_loss > 0.0f ? G * in.lse : 0.0f) + in.dlse * scale;
-        p_factor = proper ? p_scale * (F + G) : y != -1 ? NAN : 0.0f;
+        proper = proper && lk_is_finite(up.lse);
+        if (proper) p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &rate, &base);
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
         all.max = lk_ce_short_max(raw, logit, team), reference = lk_lse_reference(all.max), base = rate * reference;
@@ -1626,26 +1619,22 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             sum = lk_ce_exponentials<true, T>(e, raw, rate, reference);
         }
     }
-    float others = lk_sum_warp(sum, team) * p_scale;
+    float others = lk_sum_warp(sum, team) * p_scale, inverse = 1.0f, lse = up.lse, target_e;
     if constexpr (W > 1) others = lk_ce_short_exchange<backward, W>(others, rate, &all.max, &p_scale);
-    if constexpr (W > 1 && !backward) reference = lk_lse_reference(all.max);
     if constexpr (backward) {
-        if (y >= 0 && lk_is_finite(in.lse)) target_gradient = G * (p_scale * lk_ex2(fmaf(rate, logit, -base))) - F * others;
+        target_e = p_scale * lk_ex2(fmaf(rate, logit, -base));
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
-        const float target_e = lk_ex2(rate * (logit - reference));
-        all.sum = others;
+        if (W > 1) reference = lk_lse_reference(all.max);
+        target_e = lk_ex2(rate * (logit - reference)), all.sum = others;
         if (y >= 0) all.sum += target_e, all.target = logit;
-        const float inverse = __fdividef(1.0f, all.sum);
-        if (y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum)) {
-            G = a.z_loss > 0.0f ? G * lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse : 0.0f;
-            G += in.dlse * scale;
-            p_factor = (F + G) * p_scale * inverse;
-            target_gradient = G * (target_e * inverse) - F * (others * inverse);
-        } else if (y != -1) {
-            p_factor = NAN;
-        }
+        inverse = __fdividef(1.0f, all.sum);
+        proper = proper && all.sum > 0.0f && lk_is_finite(all.sum);
+        if (proper && a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
     }
+    g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
+    if (proper) target_gradient = lk_ce_target_dz(term.G, term.F, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
+    const float p_factor = proper ? g.p_factor * p_scale * inverse : y != -1 ? NAN : 0.0f;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
     lk_ce_short_store(dlogits + rank * N, step, count, e, p_factor);

@@ -257,16 +257,15 @@ LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, i
 /* Turns the logits x of columns col, col + 1, ... into gradients and stores them. wide: as in lk_ce_store. */
 template <bool plain, class T, int n>
 LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], const lk_ce_gradient &g,
-                                        const lk_cross_entropy_args &a, int64_t row, int col, float scale, bool wide)
+                                        const lk_cross_entropy_args &a, int64_t row, int col, bool wide)
 {
     float slope[n] LK_UNSET;
     if (!plain && a.softcap > 0.0f) lk_ce_cap<sizeof(T) == 4>(x, slope, a.logit_scale, a.softcap);
-    LK_UNROLL for (int j = 0; j < n; j++) {
-        const float e = lk_ex2(fmaf(g.rate, x[j], -g.base)), term = fmaf(g.p_factor, e, -g.w_factor * w[j]);
-        x[j] = !plain && a.dentropy ? term + lk_ce_entropy_term(g, e, x[j], scale) : term;
-    }
-    if (!plain && a.softcap > 0.0f) {
-        LK_UNROLL for (int j = 0; j < n; j++) x[j] *= slope[j];
+    LK_UNROLL for (int j = 0; j < n; j++) { /* one by one: all at once spill */
+        float v[1] = {x[j]};
+        const float e[1] = {lk_ex2(fmaf(g.rate, x[j], -g.base))}, u[1] = {g.w_factor * w[j]}, by[1] = {slope[j]};
+        lk_ce_dz<plain>(v, e, u, by, g, a);
+        x[j] = v[0];
     }
     lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
 }
@@ -274,7 +273,7 @@ LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], cons
 /* Writes the gradients of a thread's columns, and the padding. */
 template <bool plain, class T, class Q>
 LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, int64_t row,
-                                const lk_ce_gradient &g, float scale)
+                                const lk_ce_gradient &g)
 {
     const lk_cross_entropy_args &a = call.a;
     const bool wide = (uintptr_t)lk_ce_at<T>(a, row, t.at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
@@ -288,13 +287,13 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_p
         if (call.ordered) lk_ce_sync(t.at.team); /* the logits that lie where this step writes have been read */
         if (u >= t.at.count) continue;
         lk_ce_prob_unpack<plain, true>(x, w, v, col, call);
-        lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, col, scale, wide);
+        lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, col, wide);
     }
     LK_NO_UNROLL for (int i = t.at.rank; i < t.at.edge; i += t.at.team) {
         const int col = lk_ce_edge_col(t.at, i);
         float x[1] = {i == t.at.rank ? single : lk_to_float(t.at.logits[col])};
         const float w[1] = {lk_ce_prob_weight<plain>(call, lk_to_float(t.prob[col]), col)};
-        lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, col, scale, false);
+        lk_ce_prob_differentiate<plain, T>(x, w, g, a, row, col, false);
     }
     if (row < a.rows) lk_ce_zero_padding<T>(call, row, a.vocab, t.at.rank, t.at.team);
 }
@@ -345,7 +344,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
         if (row == 0 && !call.row_losses.loss && a.valid_rows) *a.valid_rows = a.rows;
         if (row == 0 && !call.row_losses.loss && a.weight_sum) *a.weight_sum = (float)a.rows;
     }
-    if (a.dlogits) lk_ce_prob_write<plain>(call, t, row, lk_ce_prob_factors<plain, backward>(call, row, up, s, scale), scale);
+    if (a.dlogits) lk_ce_prob_write<plain>(call, t, row, lk_ce_prob_factors<plain, backward>(call, row, up, s, scale));
     if (backward) lk_griddepcontrol_launch_dependents();
 }
 

@@ -286,7 +286,7 @@ typedef struct {
 #include "lk_move.cuh"
 
 #if LK_ARCH == 900 && !LK_SM90A
-#pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED; compile for sm_90a to have it")
+#pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED, which code for sm_90a has")
 #endif
 
 /* ---- A call -------------------------------------------------------------------------------------------------------------- */

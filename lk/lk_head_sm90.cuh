@@ -53,13 +53,11 @@ typedef struct {
     int steps;            /* of hidden */
 } lk_lce_fused;
 
-/* The terms of a row's gradient by cross_entropy.cuh's formula, times logit_scale and without the slopes of a softcap:
- *   dZ[j] = (F + G + bend(z[j])) p[j] - w_factor w[j]             for j != y
- *   dZ[y] = (G + bend(z[y])) p[y] - F (1 - p[y]) + w_term
- * bend(z) = -dentropy (z + entropy - lse). p_factor is F + G, or NaN where lse is not finite. */
+/* What lk_ce_dz and lk_ce_target_dz need of a row. Here e is p, so p_factor has no other factor; it is NaN where lse is not
+ * finite. rate and base are not used. */
 typedef struct {
-    float F, G, w_term, p_factor, w_factor; /* of lk_ce_target_term and lk_ce_gradient */
-    float entropy_factor, center;           /* -dentropy; entropy - lse */
+    lk_ce_gradient g;
+    float F, G, w_term;
 } lk_lce_terms;
 
 LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
@@ -71,10 +69,10 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     lk_ce_upstream up = {};
     up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
     lk_ce_target_term term;
-    const lk_ce_gradient g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
-    t.F = term.F, t.G = term.G, t.w_term = term.w_term, t.w_factor = g.w_factor;
-    t.p_factor = lk_is_finite(lse) ? g.p_factor : NAN;
-    if (ws.dentropy) t.entropy_factor = -a.logit_scale * ws.dentropy[row], t.center = entropy - lse;
+    t.g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
+    t.F = term.F, t.G = term.G, t.w_term = term.w_term;
+    if (!lk_is_finite(lse)) t.g.p_factor = NAN;
+    if (ws.dentropy) t.g.entropy_factor = -a.logit_scale * ws.dentropy[row], t.g.shift = entropy - lse; /* center is 0 */
     return t;
 }
 
@@ -84,16 +82,10 @@ LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
     return lk_lce_terms_of(p, row, y, p.ws.lse[row], p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
 }
 
-/* dentropy's part of dZ, without the slope of a softcap; 0 times -inf counts 0. */
-LK_DEVICE float lk_lce_entropy_term(const lk_lce_terms &t, float p, float z)
+/* The target's dZ, by its p and its v. */
+LK_DEVICE float lk_lce_target_dz(const lk_lce_args &a, const lk_lce_terms &t, float p, float v, float others, float slope)
 {
-    return t.entropy_factor * (p * fmaxf(z + t.center, -FLT_MAX));
-}
-
-/* The target's dZ. others: the sum of p over all other columns, so that nothing cancels. */
-LK_DEVICE float lk_lce_target_dz(const lk_lce_terms &t, float p, float z, float others, float slope)
-{
-    return slope * (fmaf(t.G, p, t.w_term) - t.F * others + lk_lce_entropy_term(t, p, z));
+    return lk_ce_target_dz(t.G, t.F, t.w_term, p, others, lk_ce_entropy_term(t.g, p, v, lk_lce_scale(a)), slope);
 }
 
 /* Columns counted from that of the thread's first sum: left, up to the row's end; target, the target's. */
@@ -280,27 +272,21 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
     if (plain && edge) lk_lce_mask(v, window, -INFINITY);
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
-        float z[8], slope[8], w_factor[8];
+        float z[8], p[8], slope[8], w_factor[8];
         lk_lce_cap<plain>(v, block * 8, slope, window, edge, a);
-        LK_UNROLL for (int j = 0; j < 8; j++) w_factor[j] = t.w_factor;
+        LK_UNROLL for (int j = 0; j < 8; j++) w_factor[j] = plain ? 0.0f : t.g.w_factor;
         if (!plain && weights) {
             LK_UNROLL for (int j = 0; j < 8; j++)
                 if (lk_lce_within(window, block * 8 + j)) w_factor[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
         }
-        if (!plain && a.dentropy) {
-            LK_UNROLL for (int j = 0; j < 8; j++) {
-                const float x = v[block * 8 + j];
-                w_factor[j] -= lk_lce_entropy_term(t, lk_ex2(fmaf(rate, x, -lse2)), lk_lce_scale(a) * x);
-            }
-        }
         LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
-            const bool within = plain || lk_lce_within(window, i);
-            const float p = within ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
-            sums[i % 4] += p;
-            z[j] = t.p_factor * p;
-            if (!plain && within) z[j] = slope[j] * (z[j] - w_factor[j]);
+            p[j] = plain || lk_lce_within(window, i) ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
+            sums[i % 4] += p[j], z[j] = v[i];
         }
+        lk_ce_dz<plain>(z, p, w_factor, slope, t.g, a);
+        LK_UNROLL for (int j = 0; j < 8; j++)
+            if (!plain && !lk_lce_within(window, block * 8 + j)) z[j] = 0.0f;
         LK_UNROLL for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
         lk_gemm_put_block(out, block, cols_left, pair);
     }
@@ -494,8 +480,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
         const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
         const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
         const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
-        v = t.p_factor * __fdiv_rn(p_scale, all.sum);
-        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(t, target, scale * s.target, others, slope) : NAN;
+        v = t.g.p_factor * __fdiv_rn(p_scale, all.sum);
+        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
     }
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
         const float from = first + lane < p.kept ? ws.references[row * p.kept + first + lane] : -INFINITY;
@@ -532,8 +518,7 @@ LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y
     if (!lk_is_finite(lse)) return NAN;
     float slope = 1.0f, value = p.ws.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
-    const float z = lk_lce_scale(a) * value;
-    return lk_lce_target_dz(t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), z, others, slope);
+    return lk_lce_target_dz(a, t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), value, others, slope);
 }
 
 /* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
@@ -547,7 +532,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     const lk_lce_terms t = lk_lce_terms_at(p, row, y);
     const float p_scale = ws.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.call.a), ws.base[row], -ws.lse[row])) : 0.0f;
     lk_lce_put_target_dz(ws, row, y, lk_lce_target_dz_by_lse(p, row, y, t, ws.others[row]));
-    ws.scale[row] = y < 0 ? 0.0f : t.p_factor * p_scale;
+    ws.scale[row] = y < 0 ? 0.0f : t.g.p_factor * p_scale;
 }
 
 /* backward: a warp owns a row and adds a panel's sums of p to ws.others; with ranks the caller has given it. last: then it finds

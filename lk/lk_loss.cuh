@@ -11,7 +11,7 @@
  *              Where a template takes a State, it is one of these two
  *   softcap    lk_ce_cap: z and its slope
  *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient; with these
- *              lk_ce_differentiate computes dlogits of the other columns, lk_ce_target_gradient that of the target
+ *              lk_ce_dz computes dlogits of the other columns, lk_ce_target_dz that of the target: the formulas stand there alone
  *
  * Where a function takes args, these are an op's struct; it reads the options by the names that both cross entropies have.
  *
@@ -527,15 +527,16 @@ template <class Args> LK_DEVICE float lk_ce_lse_factor(const Args &a, lk_ce_upst
     return G;
 }
 
-/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. */
-template <class Args>
+/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. smooth: false where the caller knows
+ * that label_smoothing is 0. */
+template <bool smooth = true, class Args>
 LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_target_term *target_term)
 {
     const float f = up.f * a.logit_scale;
     lk_ce_gradient g = {};
     float F = f * up.weight, w_term = 0.0f;
-    if (a.label_smoothing > 0.0f) {
+    if (smooth && a.label_smoothing > 0.0f) {
         g.w_factor = f * __fdiv_rn(a.label_smoothing, (float)classes);
         F = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
         w_term = g.w_factor * (weights - up.weight);
@@ -618,9 +619,31 @@ LK_DEVICE float lk_ce_base_of_state(lk_ce_gradient *g, lk_ce_upstream up, float 
     return p_scale;
 }
 
+/* Turns n values v into their gradients, by their e, slopes and w_factor w[j]. Not the target's. Each option has one branch for
+ * all of them, so that the compiler can overlap them. */
+template <bool plain, class Args, int n>
+LK_DEVICE void lk_ce_dz(float (&v)[n], const float (&e)[n], const float (&w)[n], const float (&slope)[n], const lk_ce_gradient &g,
+                        const Args &a)
+{
+    if (!plain && a.dentropy) {
+        const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+        LK_UNROLL for (int j = 0; j < n; j++) v[j] = fmaf(g.p_factor, e[j], lk_ce_entropy_term(g, e[j], v[j], scale) - w[j]);
+    } else {
+        LK_UNROLL for (int j = 0; j < n; j++) v[j] = fmaf(g.p_factor, e[j], -w[j]);
+    }
+    if (!plain && a.softcap > 0.0f) {
+        LK_UNROLL for (int j = 0; j < n; j++) v[j] *= slope[j];
+    }
+}
+
+/* The gradient of the target: G p[y] minus what the others get. others: the sum of their p, so that nothing cancels. */
+LK_DEVICE float lk_ce_target_dz(float G, float F, float w_term, float p, float others, float entropy_term, float slope)
+{
+    return (fmaf(G, p, w_term) - F * others + entropy_term) * slope;
+}
+
 /* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
- * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. Each option has one branch for
- * all x, so that the compiler can overlap them. exact: lk_ce_cap's. */
+ * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. exact: lk_ce_cap's. */
 template <bool plain, bool backward, bool exact, class Args, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int target_offset,
                                    float *sum)
@@ -632,28 +655,22 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
     LK_UNROLL for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
-    if (!plain && a.dentropy) {
-        LK_UNROLL
-        for (int j = 0; j < n; j++) w_factor[j] -= lk_ce_entropy_term(g, e[j], x[j], a.softcap > 0.0f ? 1.0f : a.logit_scale);
-    }
     if (backward && (unsigned)target_offset < (unsigned)n) {
         LK_UNROLL for (int j = 0; j < n; j++) e[j] = j == target_offset ? 0.0f : e[j];
     }
-    LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += e[j], x[j] = fmaf(g.p_factor, e[j], -w_factor[j]);
-    if (!plain && a.softcap > 0.0f) {
-        LK_UNROLL for (int j = 0; j < n; j++) x[j] *= slope[j];
-    }
+    LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += e[j];
+    lk_ce_dz<plain>(x, e, w_factor, slope, g, a);
     if (backward) *sum += part[0] + part[1];
 }
 
-/* The gradient of the target: G p[y] minus what the others get. others: the sum of their p. */
+/* The target's, from what its owner keeps. */
 template <bool plain, class Args>
 LK_DEVICE float lk_ce_target_gradient(const Args &a, const lk_ce_target_term *target_term, const lk_ce_gradient &g, float others,
                                       float scale)
 {
     const float e = lk_ex2(fmaf(g.rate, target_term->logit, -g.base)), p = target_term->p_scale * e;
     const float entropy_term = !plain && a.dentropy ? lk_ce_entropy_term(g, e, target_term->logit, scale) : 0.0f;
-    return (fmaf(target_term->G, p, target_term->w_term) - target_term->F * others + entropy_term) * target_term->slope;
+    return lk_ce_target_dz(target_term->G, target_term->F, target_term->w_term, p, others, entropy_term, target_term->slope);
 }
 
 #endif /* CUDA or the simulator */
