@@ -66,7 +66,7 @@ say = $(if $(Q),@echo "$1 $2")
 
 help: ## try: lists the targets
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
-	@for group in try use test measure; do echo "$$group:"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1\t/p" Makefile */rules.mk | \
+	@for group in try use test measure; do echo "$$group:"; sed -n "s/^\([a-z0-9-]*\):.*## $$group: /\1\t/p" Makefile */rules.mk | \
 	awk -F'\t' '{ printf "  make %-20s %s\n", $$1, $$2 }'; done
 	@echo "variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX PYTHON V=1 (prints all)"
 backend: # said once, not by `make test` again for its parts

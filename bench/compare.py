@@ -1170,7 +1170,7 @@ class Progress:
 
 
 SHOWN = ("op", "case", "direction", "provider", "call_ms", "kernel_ms", "kernel_clock", "burst_ms", "sustained_ms",
-         "of_matmuls", "of_ceiling", "errors", "extra_mb", "workspace_mb", "plan", "note")  # those of them that a CSV has
+         "of_matmuls", "of_ceiling", "errors", "equal", "extra_mb", "workspace_mb", "plan", "note")  # those of them that a CSV has
 
 
 def say(env, rows, progress, case, row):

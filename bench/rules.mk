@@ -64,6 +64,8 @@ frontier: | backend ## measure: linear_cross_entropy's time against its memory, 
 	$(call compare,frontier.py)
 leaderboard: | backend ## measure: modded-nanogpt's cross entropy beside lk's, on a GPU (bench/fetch_peers)
 	$(call compare,leaderboard.py)
+norm-fp8-peers: | backend ## measure: norms in 8 bits of lk, PyTorch, flashinfer, vLLM and quack on a GPU (bench/fetch_peers)
+	$(call compare,norm_fp8_peers.py)
 compare-patch: | backend ## measure: steps of a Llama on a GPU: transformers' own, Liger's patch, lk_torch.patch
 	$(call compare,patch.py)
 compare-smoke: ## measure: tries all of these on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
@@ -71,6 +73,7 @@ compare-smoke: ## measure: tries all of these on tiny CPU tensors; needs lk_torc
 	$(PYTHON) bench/compare.py --device cpu --smoke --provider lk --calls $(ARGS)
 	$(PYTHON) bench/frontier.py --device cpu --smoke $(ARGS)
 	$(PYTHON) bench/leaderboard.py --device cpu --smoke
+	$(PYTHON) bench/norm_fp8_peers.py --device cpu --smoke
 	$(PYTHON) bench/patch.py --device cpu --smoke
 
 # Pages and plots, from the CSV files. No GPU.
@@ -88,5 +91,6 @@ scaling-plots: ## measure: a plot of what bench-parallel measured on one GPU and
 	$(PYTHON) bench/plot.py --scaling $(results)/h200-parallel.csv $(sort $(wildcard $(results)/h200-x*.csv))
 ladder-plots: ## measure: a plot and examples/README.md's tables of what bench-ladder measured
 	$(PYTHON) bench/plot.py --ladder $(ladder_csv) examples/README.md
-.PHONY: bench-ladder bench-parallel bench-parallel-peers compare compare-calls frontier leaderboard compare-patch compare-smoke
+.PHONY: bench-ladder bench-parallel bench-parallel-peers compare compare-calls frontier leaderboard norm-fp8-peers compare-patch
+.PHONY: compare-smoke
 .PHONY: readme reference compare-plots scaling-plots ladder-plots
