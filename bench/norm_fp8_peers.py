@@ -75,10 +75,10 @@ Result = collections.namedtuple("Result", "q scale residual_out turned turned_sc
 
 
 def quantise(y, kind, scale):
-    """(q, scale) of y, in its own arithmetic of floats."""
+    """(q, scale) of y, by products with the inverse, which cost less than quotients."""
     y = y.float()
     if kind.scaling == "tensor":
-        return (y / scale).clamp(-MOST, MOST).to(E4M3), scale
+        return (y * scale.reciprocal()).clamp(-MOST, MOST).to(E4M3), scale
     parts = y.unflatten(-1, (-1, PER.get(kind.scaling, y.shape[-1])))
     most = parts.abs().amax(-1, keepdim=True)
     if kind.scaling == "mx":  # 448 is 1.75 * 2^8; above a mantissa of 1.75 it is the next power
@@ -87,7 +87,7 @@ def quantise(y, kind, scale):
     else:
         scale = most / MOST
         scales = scale.squeeze(-1)
-    return (parts / scale).clamp(-MOST, MOST).to(E4M3).flatten(-2), scales
+    return (parts * scale.reciprocal()).clamp(-MOST, MOST).to(E4M3).flatten(-2), scales
 
 
 def quantised(y, kind, scale=None):
