@@ -846,7 +846,7 @@ def graph_clock(env, call, sets, call_ms, fill=None):
 
 
 def profiler_clock(env, call, sets, call_ms, fill=None):
-    """The kernels alone where there are host synchronisations: the sum of their times by the profiler, a call. fill: called
+    """The kernels alone where there are host synchronisations: the time in which one runs, by the profiler, a call. fill: called
     before each round of one call a set, for calls that destroy their inputs."""
     calls, found = enough(env, env.calls, call_ms), []
     if fill:
@@ -859,6 +859,17 @@ def profiler_clock(env, call, sets, call_ms, fill=None):
     return statistics.median(found)
 
 
+def busy(kernels):
+    """Milliseconds in which at least one of these kernels runs. With programmatic dependent launch a kernel starts, and waits, before
+    its predecessor ends, so a sum of their times would count such time twice."""
+    total, end = 0.0, float("-inf")
+    for kernel in kernels:  # by their start
+        span = kernel.time_range
+        total += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return total / 1e3
+
+
 def profiled(call, calls, sets):
     """Milliseconds of the kernels of a call: the median of so many."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -868,13 +879,12 @@ def profiled(call, calls, sets):
     kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA and
                not getattr(e, "is_user_annotation", False)]
     kernels.sort(key=lambda e: e.time_range.start)
-    times = [e.time_range.elapsed_us() / 1e3 for e in kernels]
-    if not times:
+    if not kernels:
         raise RuntimeError("the profiler saw no kernel")
-    if len(times) % calls:  # calls differ in their kernels: no median of calls
-        return sum(times) / calls
-    each = len(times) // calls
-    return statistics.median(sum(times[at:at + each]) for at in range(0, len(times), each))
+    if len(kernels) % calls:  # calls differ in their kernels: no median of calls
+        return busy(kernels) / calls
+    each = len(kernels) // calls
+    return statistics.median(busy(kernels[at:at + each]) for at in range(0, len(kernels), each))
 
 
 def kernel_clock(env, call, sets, call_ms, fill=None, graph=True):
