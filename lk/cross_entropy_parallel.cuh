@@ -79,7 +79,7 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS
     const lk_ce_label label = lk_ce_look_up(a, row);
     State s = lk_ce_row_empty<State>();
     float others = 0.0f, target = -INFINITY, weight = 1.0f;
-    for (int rank = 0; rank < a.parallel.ranks; rank++) { /* even of an ignored row, so that no load waits for the target */
+    for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
         const State part = lk_ce_unpack_state<State>(a.all_states, call.state_bytes, rank * a.rows + row);
         if (part.target != -INFINITY) target = part.target; /* lk_ce_row_merge takes a maximum, which would lose a NaN */
         s = lk_ce_row_merge<true>(s, part, scale);
