@@ -74,6 +74,12 @@
  *            row is ignored, of the row's logits where the target is bad, NaN where entropy is. -inf in a column makes the mean
  *            -inf; in the others it counts 0. They have no gradient: backward and forward_backward refuse the option, and so do
  *            class probabilities and several ids. Ranks have it.
+ *            dlogits_dtype LK_DTYPE_E5M2: 8 bits, as matrix products of 8 bits take them, 3 bytes to move for a logit of 16 bits.
+ *            Rounded to nearest even, what is larger than 57344 becomes that, also an infinity; NaN stays NaN. What is at most
+ *            2^-17 becomes 0. So give upstream a power of two as a factor, and take it out in the product that reads dlogits.
+ *            Without z_loss, dlse, dentropy and weights above 1, |dz| is at most f: with f = 2^15 nothing is too large, and p above
+ *            2^-32 is kept, while f = 1 loses all p up to 2^-17 (for a mean f is upstream / D; logit_scale is one more factor).
+ *            The upstream has to be right in the call, since lk_rescale does not take 8 bits. Not for class probabilities.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
  *            Their gradient is minus upstream, one number per row.
@@ -100,7 +106,8 @@
  *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
  *   512 vectors of 16 bytes, aligned,
- *   without single elements and padding
+ *   without single elements and padding,
+ *   dlogits of T
  *   backward with class weights and       lk_cross_entropy_weights_kernel before the rows: the sum of the weights
  *   smoothing
  *   a reduced loss                        lk_cross_entropy_sum_kernel, after the rows. lk_cross_entropy_count_kernel runs before
@@ -193,7 +200,7 @@ typedef struct {
     int upstream_per_row;      /* B FB: not 0: upstream is [rows], packed, with any reduction; 0: one number for all rows */
     int zero_padding;          /* B FB: not 0: columns vocab to dlogits_stride - 1 of every row of dlogits become 0, in place to
                                   logits_stride - 1 */
-    int dlogits_dtype;         /* B FB: LK_DTYPE_*; 0: T. When T is f32 also f16 or bf16, in place then in the first half of
+    int dlogits_dtype;         /* B FB: LK_DTYPE_*; 0: T. Also E5M2, and when T is f32 f16 or bf16: in place then at the start of
                                   each row */
     int target_dtype;          /* LK_TARGET_*; 0: int64 */
     int target_prob_dtype;     /* LK_DTYPE_*: T or f32; 0: T */
@@ -212,11 +219,11 @@ typedef struct {
  *   LK_ERR_VALUE      B FB: statistics, before all others;
  *                     logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
- *                     the enum; dlogits_dtype: neither T nor 16 bits wide for T = f32
+ *                     the enum; dlogits_dtype: neither T nor E5M2 nor 16 bits wide for T = f32, or E5M2 with target_prob
  *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
  * Rows of any alignment run at full speed, in B and FB where each row of dlogits has its logits' offset modulo 16 bytes
- * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16). Otherwise dlogits is written element by
- * element. */
+ * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16; of e5m2: at as many elements behind one). Otherwise
+ * dlogits is written element by element. */
 
 #define LK_CROSS_ENTROPY_DECLARE(T)                                                                                            \
     LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
@@ -303,7 +310,7 @@ typedef struct {
     int slots;                   /* per thread */
     int wave;                    /* about so many blocks run at once */
     int has_rest;                /* not 0: rows may have single elements, vectors without a slot or padding, or `ordered` */
-    int ordered;                 /* not 0: 16-bit dlogits in place of f32 logits, so a step reads all before it writes */
+    int ordered;                 /* not 0: narrower dlogits in place of logits, so a step reads all before it writes */
     int64_t classes;             /* the columns of all ranks or panels; else a.vocab */
     int state_bytes;             /* with ranks or panels, forward: of a row's packed state; else 0, or not used */
     int adds_state;              /* not 0: states are merged into those that are there, of linear_cross_entropy's panels before */
@@ -1040,33 +1047,48 @@ template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)
     LK_UNROLL for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
 }
 
-/* The same in the type of dlogits. */
-template <class T, int n> LK_DEVICE void lk_ce_store(const lk_cross_entropy_args &a, char *out, const float (&x)[n], bool wide)
+/* The same in e5m2: 1, or n bytes. */
+template <int n> LK_DEVICE void lk_ce_store_e5m2(uint8_t *out, const float (&x)[n], bool wide)
 {
-    if (sizeof(T) == 2 || a.dlogits_dtype == LK_DTYPE_F32) lk_ce_store_as((T *)out, x, wide);
+    uint32_t pair[(n + 1) / 2];
+    LK_UNROLL for (int j = 0; j < n; j += 2) pair[j / 2] = lk_fp8x2(LK_FP8_E5M2, x[j], n > 1 ? x[j + 1] : 0.0f);
+    if constexpr (n == 8)
+        if (wide) __stcs((uint2 *)out, make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16));
+    if constexpr (n == 4)
+        if (wide) __stcs((unsigned *)out, pair[0] | pair[1] << 16);
+    LK_UNROLL for (int j = 0; !wide && j < n; j++) out[j] = (uint8_t)(pair[j / 2] >> j % 2 * 8);
+}
+
+/* The same in the type of dlogits. eight, here and below: that is e5m2, which has kernels of its own, since a branch for it would
+ * cost the others registers. */
+template <class T, bool eight = false, int n>
+LK_DEVICE void lk_ce_store(const lk_cross_entropy_args &a, char *out, const float (&x)[n], bool wide)
+{
+    if (eight) lk_ce_store_e5m2((uint8_t *)out, x, wide);
+    else if (sizeof(T) == 2 || a.dlogits_dtype == LK_DTYPE_F32) lk_ce_store_as((T *)out, x, wide);
     else if (a.dlogits_dtype == LK_DTYPE_F16) lk_ce_store_as((lk_f16 *)out, x, wide);
     else lk_ce_store_as((lk_bf16 *)out, x, wide);
 }
 
 /* The bytes of an element of dlogits, and the address of one. */
-template <class T> LK_DEVICE int lk_ce_bytes(const lk_cross_entropy_args &a)
+template <class T, bool eight = false> LK_DEVICE int lk_ce_bytes(const lk_cross_entropy_args &a)
 {
-    return sizeof(T) == 2 || a.dlogits_dtype != LK_DTYPE_F32 ? 2 : 4;
+    return eight ? 1 : sizeof(T) == 2 || a.dlogits_dtype != LK_DTYPE_F32 ? 2 : 4;
 }
-template <class T> LK_DEVICE char *lk_ce_at(const lk_cross_entropy_args &a, int64_t row, int64_t col)
+template <class T, bool eight = false> LK_DEVICE char *lk_ce_at(const lk_cross_entropy_args &a, int64_t row, int64_t col)
 {
-    return (char *)a.dlogits + (row * a.dlogits_stride + col) * lk_ce_bytes<T>(a);
+    return (char *)a.dlogits + (row * a.dlogits_stride + col) * lk_ce_bytes<T, eight>(a);
 }
 
 /* The gradients of one vector; target_offset as in lk_ce_differentiate. A plain row's target is -inf already. */
-template <bool plain, bool backward, class T>
+template <bool plain, bool backward, bool eight, class T>
 LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int target_offset, bool wide,
                                      const lk_ce_gradient &g, const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
     lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, plain ? -1 : target_offset, sum);
-    lk_ce_store<T>(a, out, x, wide);
+    lk_ce_store<T, eight>(a, out, x, wide);
 }
 
 /* The sum of x over the threads of a row, for all of them. */
@@ -1079,23 +1101,23 @@ LK_DEVICE float lk_ce_sum(float x, int team)
 }
 
 /* Zeroes the padding of a row, by all its threads. begin: the first column behind the row's. */
-template <class T>
+template <class T, bool eight = false>
 LK_DEVICE void lk_ce_zero_padding(const lk_cross_entropy_call &call, int64_t row, int64_t begin, int rank, int team)
 {
     const float zero[1] = {0.0f};
     for (int64_t col = begin + rank; col < call.padded_end; col += team)
-        lk_ce_store<T>(call.a, lk_ce_at<T>(call.a, row, col), zero, false);
+        lk_ce_store<T, eight>(call.a, lk_ce_at<T, eight>(call.a, row, col), zero, false);
 }
 
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
  * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate does. */
-template <class T, bool plain, bool backward>
+template <class T, bool plain, bool backward, bool eight>
 LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
     const lk_cross_entropy_args &a = call.a;
     const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
-    const bool wide = (uintptr_t)lk_ce_at<T>(a, row, at.head) % (LK_VEC<T> * lk_ce_bytes<T>(a)) == 0;
+    const bool wide = (uintptr_t)lk_ce_at<T, eight>(a, row, at.head) % (LK_VEC<T> * lk_ce_bytes<T, eight>(a)) == 0;
     float sum = 0.0f;
     for (int u = call.slots; u <= (int)(a.vocab / LK_VEC<T>) >> call.team_log2; u++) { /* as often in every row */
         const int col = lk_ce_share_col(at, u);
@@ -1105,15 +1127,15 @@ LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row,
         float x[LK_VEC<T>];
         lk_unpack(x, raw);
         if (u < at.count) lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
-        if (u < at.count) lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, wide);
+        if (u < at.count) lk_ce_store<T, eight>(a, lk_ce_at<T, eight>(a, row, col), x, wide);
     }
     for (int i = at.rank; i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
         float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
         lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
-        lk_ce_store<T>(a, lk_ce_at<T>(a, row, col), x, false);
+        lk_ce_store<T, eight>(a, lk_ce_at<T, eight>(a, row, col), x, false);
     }
-    if (row < a.rows) lk_ce_zero_padding<T>(call, row, a.vocab, at.rank, at.team);
+    if (row < a.rows) lk_ce_zero_padding<T, eight>(call, row, a.vocab, at.rank, at.team);
     return sum;
 }
 
@@ -1250,10 +1272,10 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
 
 /* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns, in
  * backward alone. */
-template <bool plain, bool backward, class T>
+template <bool plain, bool backward, bool eight, class T>
 LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
 {
-    const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T>(call.a);
+    const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T, eight>(call.a);
     char *out = t.out;
     const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
     int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
@@ -1265,28 +1287,28 @@ LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_t
             lk_put((T *)t.slot + t.target, -INFINITY);
         }
         for (; u < t.half; u++, out += t.at.jump * bytes, col += t.at.jump)
-            lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
+            lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
         lk_cp_async_wait_group<0>();
     }
     LK_UNROLL_BY(2) for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
-        lk_ce_write_gradients<plain, backward>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
-    if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
+        lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
+    if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward, eight>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
     return sum;
 }
 
 /* Writes the gradient of the target. */
-template <bool plain, class T>
+template <bool plain, bool eight, class T>
 LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce_target_term *term, const lk_ce_gradient &g,
                                   float others, float scale)
 {
     const float x[1] = {lk_ce_target_gradient<plain>(call.a, term, g, others, scale)};
-    lk_ce_store<T>(call.a, lk_ce_at<T>(call.a, lk_ce_row_of(call), term->y), x, false);
+    lk_ce_store<T, eight>(call.a, lk_ce_at<T, eight>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
 /* direction: LK_CE_FORWARD, LK_CE_BACKWARD or LK_CE_BOTH. Ranks do not use LK_CE_BOTH: they call forward, then backward.
  * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_CE_BOTH no smoothing, entropy or argmax.
  * State: lk_ce_row_squares in forward with statistics. */
-template <class T, bool plain, int direction, class State = lk_ce_row>
+template <class T, bool plain, int direction, class State = lk_ce_row, bool eight = false>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
                                  LK_CROSS_ENTROPY_BLOCKS(plain, !plain && direction == LK_CE_FORWARD && !lk_ce_has_squares<State>))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
@@ -1302,7 +1324,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     t.in_slots = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.in_slots + 1) / 2;
     t.slot = &slots + lk_tid_x(); /* lk_tid_x, not threadIdx.x: one register more would spill below sm_90 */
     t.term = (lk_ce_target_term *)(&slots + call.slots * (int)blockDim.x) + (threadIdx.x >> call.team_log2);
-    t.out = lk_ce_at<T>(a, t.row, t.at.first - t.at.logits);
+    t.out = lk_ce_at<T, eight>(a, t.row, t.at.first - t.at.logits);
     lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
     /* Backward lets the next kernel start only at its end: alternating forward and backward is faster so. */
@@ -1332,13 +1354,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
         lk_cp_async_wait_group<0>();
         lk_ce_sync(t.at.team); /* the logits that lie where gradients are written have been read */
     }
-    const float sum = lk_ce_write_row<plain, backward>(call, t, g);
+    const float sum = lk_ce_write_row<plain, backward, eight>(call, t, g);
     if (backward) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
     const bool sums = backward && !a.parallel.vocab_total; /* with ranks or panels `others` has the sum over all of them */
     if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
     if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
-        lk_ce_write_target<plain, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
+        lk_ce_write_target<plain, eight, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
 }
 
 /* Whether rows start and end on whole vectors. */
@@ -1366,7 +1388,8 @@ LK_HOST lk_ce_layout lk_cross_entropy_layout(const lk_device *device, lk_cross_e
     const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
     lk_ce_layout at = {LK_CROSS_ENTROPY_SEVERAL_THREADS, 1, 1, 0};
     if (several_rows) {
-        call->team_log2 = call->ordered ? 3 : 0; /* single elements are read at once then, one per thread */
+        /* Single elements are read at once then, one per thread: up to 6 of f32 logits, 14 of 16 bits. */
+        call->team_log2 = !call->ordered ? 0 : a.dlogits_dtype == LK_DTYPE_E5M2 ? 4 : 3;
         while (call->team_log2 < 5 && 1 << call->team_log2 < preferred) call->team_log2++;
     } else {
         if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
@@ -1388,7 +1411,7 @@ LK_HOST lk_ce_layout lk_cross_entropy_layout(const lk_device *device, lk_cross_e
 /* The launch of gradients, and of forward's rows that are not plain. Except in backward, three blocks with
  * LK_CROSS_ENTROPY_MANY_SLOTS slots per thread fit on an SM. may_be_plain: false saves a kernel where plain rows do not come
  * here. */
-template <class T, int direction, bool may_be_plain = true>
+template <class T, int direction, bool may_be_plain = true, bool eight = false>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                             cudaStream_t stream)
 {
@@ -1403,12 +1426,21 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     if (ring && call.slots > LK_CROSS_ENTROPY_RING)
         at.bytes -= (int64_t)(call.slots - LK_CROSS_ENTROPY_RING) * at.threads * 16, call.slots = LK_CROSS_ENTROPY_RING;
     if (!lk_cross_entropy_whole<T>(a) || padded || call.ordered) call.has_rest = true;
-    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, false, direction>;
-    if (may_be_plain && plain) kernel = lk_cross_entropy_gradient_kernel<T, may_be_plain, direction>;
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row, eight>;
+    if (may_be_plain && plain) kernel = lk_cross_entropy_gradient_kernel<T, may_be_plain, direction, lk_ce_row, eight>;
     if constexpr (direction == LK_CE_FORWARD)
         if (a.statistics) kernel = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row_squares>;
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, (size_t)at.bytes,
                          stream, call);
+}
+
+/* The launch of gradients in the type of dlogits. */
+template <class T, int direction>
+LK_HOST lk_status lk_cross_entropy_gradient_of(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                               cudaStream_t stream)
+{
+    return call.a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_gradient<T, direction, true, true>(op, device, call, stream)
+                                                 : lk_cross_entropy_gradient<T, direction>(op, device, call, stream);
 }
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
@@ -1670,7 +1702,7 @@ template <class T, int direction>
 LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
 {
     return lk_cross_entropy_is_short<T>(call) ? lk_cross_entropy_short<T, direction == LK_CE_BACKWARD>(op, device, call, stream)
-                                           : lk_cross_entropy_gradient<T, direction>(op, device, call, stream);
+                                           : lk_cross_entropy_gradient_of<T, direction>(op, device, call, stream);
 }
 
 /* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
@@ -2101,8 +2133,10 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
     const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
-    if (a->dlogits_dtype != lk_dtype<T> && !half)
-        lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is %d; it must be T, or f16 or bf16 when T is f32", a->dlogits_dtype);
+    if (prob && a->dlogits_dtype == LK_DTYPE_E5M2)
+        lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is e5m2, which is not for target_prob");
+    if (a->dlogits_dtype != lk_dtype<T> && a->dlogits_dtype != LK_DTYPE_E5M2 && !half)
+        lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is %d; it must be T, e5m2, or f16 or bf16 when T is f32", a->dlogits_dtype);
     lk_check_enum(&checks, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
     if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
         lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);

@@ -382,7 +382,7 @@ typedef struct {
 } lk_ce_ids_term;
 
 /* The gradients of a row's ids, by its warp. z, slope, minus_logp: of a lane's ids; the last not in backward. */
-template <class T>
+template <class T, bool eight>
 LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_term *terms, int64_t row, const lk_ce_ids &s,
                                          const float (&z)[LK_CE_IDS_EACH], const float (&slope)[LK_CE_IDS_EACH],
                                          const float (&minus_logp)[LK_CE_IDS_EACH], float first_z, float first_loss)
@@ -426,12 +426,12 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
         if (own && call.tail) x[0] = a.logit_scale * fmaf(call.space.dlse[row], p_scale * e, -sum[i] * others);
         if (a.dentropy) x[0] += lk_ce_entropy_term(g, e, z[i], scale);
         x[0] *= slope[i];
-        lk_ce_store<T>(a, lk_ce_at<T>(a, row, s.id[i]), x, false);
+        lk_ce_store<T, eight>(a, lk_ce_at<T, eight>(a, row, s.id[i]), x, false);
     }
 }
 
-/* A warp owns a row. */
-template <class T>
+/* A warp owns a row. eight: dlogits are e5m2. */
+template <class T, bool eight = false>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_write_kernel(const __grid_constant__ lk_ce_ids_call call)
 {
@@ -464,7 +464,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     }
     const bool proper = backward ? good && lk_is_finite(call.lse[row]) : first_loss == first_loss;
     if (a.dlogits && good && proper) /* other rows are 0 or NaN throughout */
-        lk_ce_ids_write_gradients<T>(call, terms + warp * LK_CE_IDS_MOST, row, s, z, slope, minus_logp, first_z, first_loss);
+        lk_ce_ids_write_gradients<T, eight>(call, terms + warp * LK_CE_IDS_MOST, row, s, z, slope, minus_logp, first_z, first_loss);
     if (backward) return;
     part = lk_sum_warp(part);
     __syncwarp(); /* all lanes have read the target's loss, which is overwritten */
@@ -660,7 +660,10 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
         status = lk_launch_pdl(op, &device, lk_cross_entropy_ids_tail_kernel<T>, a.rows < 1 << 30 ? a.rows : 1 << 30, 1,
                                lk_ce_tail_threads<T>(a.vocab), 0, stream, call);
     if (!status && some)
-        status = lk_launch_pdl(op, &device, lk_cross_entropy_ids_write_kernel<T>, blocks, 1, threads, 0, stream, call);
+        status = lk_launch_pdl(op, &device,
+                               a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_ids_write_kernel<T, true>
+                                                                : lk_cross_entropy_ids_write_kernel<T, false>,
+                               blocks, 1, threads, 0, stream, call);
     return !status && reduced ? lk_cross_entropy_sum(op, &device, call.all, stream) : status;
 }
 

@@ -161,7 +161,7 @@ LK_HOST lk_status lk_cross_entropy_run_ranks_backward(const char *op, const lk_d
                                                       cudaStream_t stream)
 {
     const lk_status status = lk_cross_entropy_prepare_backward(op, device, call, stream);
-    return !status && call.a.rows > 0 ? lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(op, device, call, stream) : status;
+    return !status && call.a.rows > 0 ? lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>(op, device, call, stream) : status;
 }
 
 /* forward and forward_backward: states, all_gather, finish; then, for forward_backward, backward. */

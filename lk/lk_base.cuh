@@ -66,7 +66,8 @@ enum {
     LK_DTYPE_T = 0, /* the T of the function's name */
     LK_DTYPE_F32 = 1,
     LK_DTYPE_F16 = 2,
-    LK_DTYPE_BF16 = 3
+    LK_DTYPE_BF16 = 3,
+    LK_DTYPE_E5M2 = 4 /* 8 bits; only where a field says so */
 };
 
 /* The formats of 8 bits. The largest finite number is 448 in E4M3, which has no infinities, and 57344 in E5M2. */
@@ -209,6 +210,7 @@ template <> constexpr int lk_dtype<lk_f16> = LK_DTYPE_F16;
 template <> constexpr int lk_dtype<lk_bf16> = LK_DTYPE_BF16;
 template <class T> LK_HOST int lk_dtype_bytes(int dtype)
 {
+    if (dtype == LK_DTYPE_E5M2) return 1;
     return dtype == LK_DTYPE_F32 ? 4 : dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16 ? 2 : (int)sizeof(T);
 }
 

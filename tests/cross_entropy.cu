@@ -70,16 +70,16 @@ static const char *const tensor_name[] = {"logits", "target",     "class_weight"
                                           "valid_rows", "weight_sum", "bad_targets",  "dlogits",  "lse_low", "dentropy",
                                           "denominator", "row_weight", "target_prob", "workspace"};
 
-/* What a call has or has not; every pair is run. BAD: some targets are bad. HALF: 16-bit dlogits of f32 logits. */
+/* What a call has or has not; every pair is run. BAD: some targets are bad. NARROW: dlogits narrower than logits. */
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, WANT_ENTROPY, WANT_ARGMAX, ZERO_WHEN_EMPTY,
-    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, HALF, HAS_DENTROPY, DIVIDED, WEIGHTED,
+    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, NARROW, HAS_DENTROPY, DIVIDED, WEIGHTED,
     STATISTICS, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale",
                                           "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
                                           "upstream a row", "one upstream", "dlse", "zero padding", "in place",
-                                          "16-bit dlogits", "dentropy", "denominator", "row weights", "statistics"};
+                                          "narrow dlogits", "dentropy", "denominator", "row weights", "statistics"};
 
 /* What class probabilities leave without effect, since their rows have no targets and none is bad; or refuse. */
 static bool of_targets(int s) { return s == BAD || s == INT32 || s == STATISTICS; }
@@ -128,7 +128,7 @@ typedef struct {
     int at[TENSORS];
     bool prob, wide_prob; /* class probabilities instead of targets; those are f32 whatever T */
     int64_t prob_stride;
-    int half;   /* the type of dlogits with HALF */
+    int narrow; /* the type of dlogits with NARROW: e5m2, of f32 logits also f16 or bf16 */
     bool spelt; /* dlogits_dtype says T by name */
     float smoothing, z_loss, scale, softcap;
     int64_t ignore_index;
@@ -148,7 +148,8 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
-    p.half = TEST_BF16, p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
+    p.narrow = type ? TEST_E5M2 : TEST_BF16;
+    p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
     p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.ranks = split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
     p.prob = with_probs, p.wide_prob = p.seed / 2 % 2;
@@ -159,11 +160,13 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
 static void settle_tensors(problem *p)
 {
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
-    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s) && (s != HALF || p->type == TEST_F32);
+    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
+    if (p->type) p->narrow = TEST_E5M2;
+    if (p->prob && p->narrow == TEST_E5M2) p->narrow = TEST_BF16, p->on[NARROW] = p->on[NARROW] && !p->type; /* refused */
     if (!back && p->special == TOWER) p->special = CLIFF;
-    if (p->ranks > 1) { /* slices of one tensor: padding of one is another's, and 16-bit slices lie elsewhere */
+    if (p->ranks > 1) { /* slices of one tensor: padding of one is another's, and narrow slices lie elsewhere */
         p->on[ZERO_PADDING] = false;
-        if (p->direction == BOTH || p->on[HALF]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
+        if (p->direction == BOTH || p->on[NARROW]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
     }
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && !(p->prob && of_targets(s));
@@ -191,9 +194,9 @@ static const char *describe(const problem *p)
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, "%s %s+%d", t ? "," : ";", tensor_name[t], p->at[t]);
     snprintf(text + n, sizeof text - (size_t)n,
-             "; e=%g k=%g scale=%g softcap=%g ignore=%lld half=%d special=%s at %s empty=%d offset=%g spread=%g "
+             "; e=%g k=%g scale=%g softcap=%g ignore=%lld narrow=%s special=%s at %s empty=%d offset=%g spread=%g "
              "denominator=%g seed=0x%llx",
-             (double)p->smoothing, (double)p->z_loss, (double)p->scale, (double)p->softcap, (long long)p->ignore_index, p->half,
+             (double)p->smoothing, (double)p->z_loss, (double)p->scale, (double)p->softcap, (long long)p->ignore_index, test_type_name[p->narrow],
              special_name[p->special], where_name[p->where], p->empty, p->offset, p->spread, p->denominator,
              (unsigned long long)p->seed);
     return text;
@@ -224,9 +227,9 @@ static layout layout_of(const problem *p, int t)
     const int64_t vocab = p->vocab, stride = p->logits_stride ? p->logits_stride : vocab;
     if (t == LOGITS) return {p->type, test_type_bytes[p->type], p->rows, vocab, stride, vocab};
     if (t == DLOGITS) {
-        const int type = p->on[HALF] ? p->half : p->type;
+        const int type = p->on[NARROW] ? p->narrow : p->type;
         int64_t own = p->dlogits_stride ? p->dlogits_stride : vocab, end = own;
-        if (p->on[IN_PLACE]) own = stride * (p->on[HALF] ? 2 : 1), end = stride;
+        if (p->on[IN_PLACE]) own = stride * test_type_bytes[p->type] / test_type_bytes[type], end = stride;
         return {type, test_type_bytes[type], p->rows, vocab, own, p->on[ZERO_PADDING] ? end : vocab};
     }
     if (t == WEIGHT) return {TEST_F32, 4, 1, vocab, vocab, vocab};
@@ -258,7 +261,9 @@ static void draw_switches(problem *p, uint64_t *r)
     if (test_chance(r, 3)) p->on[UPSTREAM_ROWS] = p->on[UPSTREAM_ONE] = false;
     p->smoothing = smoothing[test_below(r, 3)], p->z_loss = z_loss[test_below(r, 3)];
     p->scale = scale[test_below(r, 3)], p->softcap = softcap[test_below(r, 5)];
-    p->half = test_chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = test_chance(r, 2);
+    p->narrow = test_chance(r, 2) ? TEST_F16 : TEST_BF16, p->spelt = test_chance(r, 2);
+    if (p->type || later / 81 % 3 == 0) p->narrow = TEST_E5M2;
+    if (p->type && later / 81 % 3 > 0) p->on[NARROW] = false; /* short rows have kernels of their own in T alone */
     p->ignore_index = test_chance(r, 2) ? -100 : test_below(r, p->vocab < 5 ? p->vocab : 5);
     for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !test_chance(r, 3);
     const uint64_t apart = test_hash(*r);
@@ -300,7 +305,8 @@ static void draw_place(problem *p, uint64_t *r, int place)
 static void settle_place(problem *p)
 {
     if (!p->on[IN_PLACE]) return;
-    p->dlogits_stride = p->seed % 2 ? 0 : (p->logits_stride ? p->logits_stride : p->vocab) * (p->on[HALF] ? 2 : 1);
+    const int ratio = p->on[NARROW] ? test_type_bytes[p->type] / test_type_bytes[p->narrow] : 1;
+    p->dlogits_stride = p->seed % 2 ? 0 : (p->logits_stride ? p->logits_stride : p->vocab) * ratio;
 }
 
 /* A problem with drawn switches and places, from a seed that the caller makes of its case. */
@@ -633,7 +639,7 @@ static void set_args(const problem *p, void *const *at)
     args.use_ignore_index = p->on[IGNORE], args.zero_when_empty = p->on[ZERO_WHEN_EMPTY];
     args.reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
     args.upstream_per_row = p->on[UPSTREAM_ROWS], args.zero_padding = p->on[ZERO_PADDING];
-    args.dlogits_dtype = p->on[HALF] ? p->half + 1 : p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
+    args.dlogits_dtype = p->on[NARROW] ? p->narrow + 1 : p->spelt ? p->type + 1 : LK_DTYPE_T; /* both lists have one order */
     args.target_dtype = p->on[INT32] ? LK_TARGET_INT32 : LK_TARGET_INT64, args.path = p->path;
     if (p->prob) args.target = NULL, args.target_prob = at[PROBS], args.target_prob_stride = p->prob_stride;
     if (p->prob && (p->wide_prob || p->spelt)) args.target_prob_dtype = laid[PROBS].type + 1;
@@ -1034,7 +1040,7 @@ static bool possible(int at, int did)
 static bool short_here(int at) { return gives_gradient(at / PATHS) && at % PATHS <= LK_CROSS_ENTROPY_WARP; }
 static bool short_switch(int s)
 {
-    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != HALF && s != HAS_DENTROPY &&
+    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != NARROW && s != HAS_DENTROPY &&
            s != STATISTICS;
 }
 
@@ -1117,14 +1123,19 @@ static void count(const problem *p)
     DID(BACKWARD, "dlogits off as logits", some && !p->on[IN_PLACE] && p->at[LOGITS] % vec && alike);
     DID(BACKWARD, "dlogits off otherwise", some && !p->on[IN_PLACE] && !alike);
     DID(BACKWARD, "strides differ", several && !p->on[IN_PLACE] && l.stride != d.stride);
-    DID(BACKWARD, "16 bits in place", some && p->on[IN_PLACE] && p->on[HALF]);
+    DID(BACKWARD, "16 bits in place", some && p->on[IN_PLACE] && p->on[NARROW] && p->narrow != TEST_E5M2);
+    DID(BACKWARD, "e5m2", some && d.bytes == 1 && l.bytes == 4);
+    DID(BACKWARD, "e5m2 of 16 bits", some && d.bytes == 1 && l.bytes == 2);
+    DID(BACKWARD, "e5m2 in place", some && p->on[IN_PLACE] && d.bytes == 1);
+    DID(BACKWARD, "e5m2 in vectors", d.bytes == 1 && p->vocab >= 2 * vec && (p->at[LOGITS] - p->at[DLOGITS]) % vec == 0);
+    DID(BACKWARD, "e5m2 not in vectors", d.bytes == 1 && p->vocab >= 2 * vec && (p->at[LOGITS] - p->at[DLOGITS]) % vec);
     DID(BACKWARD, "padding", some && d.end > p->vocab);
-    DID(BACKWARD, "dtype spelt out", p->spelt && !p->on[HALF]), DID(BACKWARD, "upstream NULL", !p->has[UPSTREAM]);
+    DID(BACKWARD, "dtype spelt out", p->spelt && !p->on[NARROW]), DID(BACKWARD, "upstream NULL", !p->has[UPSTREAM]);
     DID(DIRECTIONS, "around 1e4", fabs(p->offset) == 1e4 && some), DID(DIRECTIONS, "all alike", p->spread == 0 && some);
     for (int s = 1; s < SPECIALS; s++) DID(s == TOWER ? BACKWARD : DIRECTIONS, special_name[s], p->special == s && some);
     for (int w = 0; w < WHERES; w++) DID(DIRECTIONS, where_name[w], p->special && p->special < PLACED && p->where == w && some);
 #undef DID
-    static_assert(TEST_MOST_OPTIONS >= 40 + SPECIALS + WHERES, "the list above");
+    static_assert(TEST_MOST_OPTIONS >= 45 + SPECIALS + WHERES, "the list above");
     counts.option_count = i;
 }
 
@@ -1236,8 +1247,8 @@ static void switches(int type, int direction, int path)
 {
     const int64_t vocab[] = {37, 24, test_pick(520, 133)};
     for (int s = 0; s < SWITCHES; s++) {
-        if (!switch_of(direction, s) || (with_probs && of_targets(s)) || (s == HALF && type)) continue;
-        if (test.small && (s + path) % 3 != type && s != HALF) continue;
+        if (!switch_of(direction, s) || (with_probs && of_targets(s)) || (with_probs && s == NARROW && type)) continue;
+        if (test.small && (s + path) % 3 != type && s != NARROW) continue;
         problem p = plain(type, direction, path, 5, vocab[(s + path) % 3]);
         p.on[s] = true;
         check(&p);
@@ -1436,7 +1447,7 @@ static void short_rows(int type, int direction, int path)
                 const int place = (i + j) % 2 ? GAPS : PACKED, seed = 2500 + special * 20 + j;
                 problem p = drawn(type, direction, path, j % 3 ? 5 : rows + 3, vecs[i] * vec, seed, place);
                 make_plain(&p);
-                p.on[HALF] = false, p.on[ZERO_PADDING] = p.on[ZERO_PADDING] && place == PACKED;
+                p.on[NARROW] = false, p.on[ZERO_PADDING] = p.on[ZERO_PADDING] && place == PACKED;
                 p.on[SCALE] = j % 4 == 3;
                 p.at[LOGITS] = 8 * (i % 2), p.at[DLOGITS] = 8 * (j % 2);
                 p.special = special, p.where = where[j];
@@ -1499,7 +1510,7 @@ static void huge_logits(int type, int direction, int path)
                                        {1.3, 0x1p33f}, {2.5e10, 0.7f}, {3e38, 0.3f}},
                            halves[] = {{6e4, 0x1p14f}, {6e4, 0x1p15f}, {1.3, 0x1p33f},  {6e4, 3e4f},
                                        {2e-3, 1e14f},  {6e4, 1e33f},   {300, 0x1p24f}};
-    static const int with[] = {MEAN, WEIGHTS, IGNORE, IN_PLACE, SMOOTHING, HALF, SUM};
+    static const int with[] = {MEAN, WEIGHTS, IGNORE, IN_PLACE, SMOOTHING, NARROW, SUM};
     const int vec = 16 / test_type_bytes[type];
     const int64_t vocab[] = {37, 9 * vec, 128 * vec, 200 * vec, 512 * vec, 5001};
     for (int i = 0; i < LENGTH_OF(vocab); i++)
@@ -1556,19 +1567,38 @@ static void in_place(int type, int direction, int path)
 {
     const int64_t vocab[] = {9, 300, 2051, 20011};
     for (int i = 0; gives_gradient(direction) && i < test_pick(LENGTH_OF(vocab), 3); i++)
-        for (int half = 0; half < (type == TEST_F32 ? 3 : 1); half++) {
-            if (test.small && i == 2 && (half + path) % 2) continue;
-            problem p = drawn(type, direction, path, i < 2 ? 5 : 2, vocab[i], 1800 + half, (half + i + path) % PLACES);
+        for (int narrow = 0; narrow <= TEST_E5M2; narrow++) {
+            if (type && narrow && narrow != TEST_E5M2) continue;
+            if (test.small && i == 2 && (narrow + path) % 2) continue;
+            problem p = drawn(type, direction, path, i < 2 ? 5 : 2, vocab[i], 1800 + narrow, (narrow + i + path) % PLACES);
             if (i > 1) p.on[IGNORE] = p.on[BAD] = false;
-            p.on[IN_PLACE] = true, p.on[HALF] = half, p.half = half;
+            p.on[IN_PLACE] = true, p.on[NARROW] = narrow, p.narrow = narrow;
             check(&p);
         }
-    for (int i = 0; i < (type == TEST_F32 ? 6 : 3); i++) {
+    for (int i = 0; i < 6; i++) {
         problem p = plain(type, direction, path, 1, 21);
         p.logits_stride = 40, p.dlogits_stride = 35, p.seed = 2 * p.seed + (uint64_t)(i % 3 == 2); /* in place odd: 0 */
-        p.on[ZERO_PADDING] = true, p.on[IN_PLACE] = i % 3 > 0, p.on[HALF] = i > 2, p.half = TEST_BF16;
+        p.on[ZERO_PADDING] = true, p.on[IN_PLACE] = i % 3 > 0, p.on[NARROW] = i > 2;
+        if (i > 3) p.logits_stride = 60, p.at[LOGITS] = 1; /* more single elements of 16 bits than 8, and zeros as far as they lie */
         check(&p);
     }
+}
+
+/* dlogits in e5m2 over its range: the largest numbers, by a logit_scale under which z stay small, and subnormal ones. Then
+ * neighbouring columns by single elements and by vectors: which elements a store may write. */
+static void narrow(int type, int direction, int path)
+{
+    const float scale[] = {1e6f, 3e4f, 0x1p-9f, 0x1p-16f};
+    for (int i = 0; gives_gradient(direction) && !with_probs && i < LENGTH_OF(scale); i++)
+        for (int place = 0; place < PLACES; place++) {
+            if (test.small && (i + place + type + path) % 2) continue;
+            problem p = plain(type, direction, path, 3, 40 + 9 * i + place);
+            uint64_t random = p.seed;
+            draw_place(&p, &random, place);
+            p.on[NARROW] = p.on[SCALE] = true, p.narrow = TEST_E5M2, p.scale = scale[i];
+            p.spread = fmin(4, 4 / (double)scale[i]), p.on[IN_PLACE] = (i + place) % 4 == 0, p.on[ZERO_PADDING] = place % 2;
+            check(&p);
+        }
 }
 
 /* Rows of which a block's shared memory holds a half at most: gradients read the rest again where it is used. */
@@ -1584,7 +1614,7 @@ static void held_in_part(int type, int direction, int path)
         p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = i == 1;
         if (i < 2) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
         if (i == 2) p.special = CLIFF, p.where = SPARSE, p.on[SCALE] = false;
-        if (i == 3) p.on[IN_PLACE] = p.on[HALF] = true;
+        if (i == 3) p.on[IN_PLACE] = p.on[NARROW] = true;
         check(&p);
     }
 }
@@ -1613,7 +1643,7 @@ static void split(int type, int direction, int path)
         if (i) specials(type, direction, path);
         if (i == 2) offsets(type, direction, path);
         if (i != 1 && gives_gradient(direction)) in_place(type, direction, path);
-        if (i == 1) graphs(type, direction, path);
+        if (i == 1) graphs(type, direction, path), narrow(type, direction, path);
     }
     split_over = 0, test.small = small;
 }
@@ -1629,7 +1659,7 @@ static void all_themes(void)
     static const theme themes[] = {{"empty", empty, true},      {"lengths", lengths, true},     {"switches", switches, true},
                                    {"places", places, true},    {"many rows", many_rows, true}, {"long rows", long_rows, true},
                                    {"special values", specials, true}, {"around 1e4", offsets, true},
-                                   {"in place", in_place, true}, {"rows held in part", held_in_part, false},
+                                   {"in place", in_place, true}, {"e5m2", narrow, false}, {"rows held in part", held_in_part, false},
                                    {"full warps", full_warps, false}, {"reduced", reduced, false},
                                    {"short rows", short_rows, false}, {"counted first", counted_first, false},
                                    {"huge logits", huge_logits, true}, {"the ends of scales", scale_ends, true},
@@ -1645,7 +1675,8 @@ static void all_themes(void)
                 const int i = k % LENGTH_OF(themes);
                 with_probs = k >= LENGTH_OF(themes);
                 if (with_probs && !themes[i].probs) continue;
-                if (themes[i].run == in_place && !gives_gradient(direction)) continue;
+                const bool of_gradients = themes[i].run == in_place || themes[i].run == narrow;
+                if (of_gradients && !gives_gradient(direction)) continue;
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
                 if (themes[i].run == short_rows && !short_here(at)) continue;
                 if (themes[i].run == counted_first && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
@@ -2173,6 +2204,7 @@ static void prob_errors(int type, int direction)
     PROB_CALL(LK_OK, "a target of any dtype", a.target_dtype = LK_TARGET_INT32);
     if (gives_loss(direction)) PROB_CALL(LK_ERR_SHAPE, "loss and target_prob overlap", a.target_prob = a.loss);
     if (!gives_gradient(direction)) return;
+    PROB_CALL(LK_ERR_VALUE, "dlogits_dtype is e5m2, which is not for target_prob", a.dlogits_dtype = LK_DTYPE_E5M2);
     PROB_CALL(LK_ERR_SHAPE, "overlap", a.dlogits = (void *)a.target_prob, a.logits = a.class_weight);
 }
 
@@ -2315,14 +2347,15 @@ static void gradient_errors(int type, int direction)
     BAD_CALL(LK_OK, "in place", (a.dlogits = (void *)a.logits, a.logits_stride = 9, a.dlogits_stride = 9));
     BAD_CALL(LK_OK, "in place, one row", (a.dlogits = (void *)a.logits, a.rows = 1, a.dlogits_stride = 9));
     for (int dtype = -1; dtype < 6; dtype++) {
-        const bool half = type == TEST_F32 && (dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16);
-        const bool good = half || dtype == LK_DTYPE_T || dtype == type + 1;
+        const bool half = type == TEST_F32 && (dtype == LK_DTYPE_F16 || dtype == LK_DTYPE_BF16), eight = dtype == LK_DTYPE_E5M2;
+        const bool good = half || eight || dtype == LK_DTYPE_T || dtype == type + 1;
         BAD_CALL(good ? LK_OK : LK_ERR_VALUE, "dlogits_dtype", a.dlogits_dtype = dtype);
-        if (!half) continue;
-        BAD_CALL(LK_OK, "half in place", (a.dlogits = (void *)a.logits, a.dlogits_dtype = dtype, a.dlogits_stride = 16));
+        if (!half && !eight) continue;
+        const int bytes = eight ? 1 : 2, stride = 8 * test_type_bytes[type] / bytes;
+        BAD_CALL(LK_OK, "narrow in place", (a.dlogits = (void *)a.logits, a.dlogits_dtype = dtype, a.dlogits_stride = stride));
         BAD_CALL(LK_ERR_SHAPE, "dlogits_stride",
                  (a.dlogits = (void *)a.logits, a.dlogits_dtype = dtype, a.dlogits_stride = 8));
-        BAD_CALL(LK_OK, "dlogits of 2 bytes", (MOVED(a.dlogits, 2), a.dlogits_dtype = dtype));
+        BAD_CALL(LK_OK, "dlogits at an element", (MOVED(a.dlogits, bytes), a.dlogits_dtype = dtype));
     }
     BAD_CALL(LK_ERR_ALIGNMENT, "dlogits", MOVED(a.dlogits, 1));
     BAD_CALL(LK_ERR_ALIGNMENT, "upstream", MOVED(a.upstream, 2));
@@ -2522,9 +2555,9 @@ LK_KERNEL void huge_target_kernel(huge_targets p)
         p.target[i] = (int32_t)test_huge_target(i, p.vocab);
 }
 
-/* Forward, with smoothing or without, then backward in place, or both in one pass in place; sampled rows are recomputed
- * here. */
-static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused)
+/* Forward, with smoothing or without, then backward in place, or both in one pass in place, in bf16 or in e5m2; sampled rows are
+ * recomputed here. */
+static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused, bool eight)
 {
     lk_bf16 *const logits = (lk_bf16 *)test_huge_allocate(rows * vocab * 2);
     int32_t *const target = (int32_t *)test_huge_allocate(rows * 4);
@@ -2533,7 +2566,8 @@ static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused)
     test_huge_fill(logits, rows * vocab, 0);
     TEST_CUDA(lk_launch(huge_target_kernel, 4096, 256, 0, test.stream, fill));
     problem p = plain(TEST_BF16, fused ? BOTH : FORWARD, path, rows, vocab);
-    p.on[INT32] = true, p.on[SMOOTHING] = smooth;
+    p.on[INT32] = true, p.on[SMOOTHING] = smooth, p.on[NARROW] = eight;
+    const int narrow = eight ? TEST_E5M2 : TEST_BF16;
     void *const at[TENSORS] = {logits, target, NULL, NULL, NULL, lse, loss, NULL, NULL, NULL, NULL, NULL, NULL, logits};
     set_args(&p, at);
     bool ran = launched(&p, launch(&p));
@@ -2562,7 +2596,7 @@ static void huge(int64_t rows, int64_t vocab, int path, bool smooth, bool fused)
             const int64_t c = i == 0 ? vocab - 1 : i == 1 ? 0 : i == 2 ? y : test_below(&random, vocab);
             const double probability = exp(test_huge_number(base + c) / 32.0 - 4 - exact);
             const double gradient = c == y ? probability - 1 + e - share : probability - share;
-            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, logits, base + c), gradient,
+            if (!test_near(narrow, test_huge_get(narrow, logits, (eight ? 2 : 1) * base + c), gradient,
                            slack * (8 + exact) * (c == y ? 1 : probability + share)))
                 test_detail("dlogits[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
         }
@@ -2586,10 +2620,10 @@ static void all_huge(void)
             if (!path_here(path) || (path >= LK_CROSS_ENTROPY_BLOCK && shapes[i][0] > 1 << 27)) continue;
             const int64_t rows = shapes[i][0], vocab = shapes[i][1];
             for (int fused = 0; fused < 2; fused++) {
-                if (!test_begin("huge: %lld x %lld %s%s", (long long)rows, (long long)vocab, path_name[path],
-                                fused ? ", forward_backward" : ""))
+                if (!test_begin("huge: %lld x %lld %s%s%s", (long long)rows, (long long)vocab, path_name[path],
+                                fused ? ", forward_backward" : "", (i + path / 2) % 2 ? ", e5m2" : ""))
                     continue;
-                huge(rows, vocab, path, (i + path + fused) % 2, fused);
+                huge(rows, vocab, path, (i + path + fused) % 2, fused, (i + path / 2) % 2);
                 test_finish();
             }
         }

@@ -55,16 +55,16 @@ static const char *const tensor_name[] = {"logits", "target_ids", "target_weight
                                           "z_loss_out", "argmax",
                                           "valid_rows", "weight_sum", "bad_targets", "logp", "tail", "dlogits", "workspace"};
 
-/* What a call has or has not. REPEATED: ids are drawn from a few columns. HALF: 16-bit dlogits of f32 logits. */
+/* What a call has or has not. REPEATED: ids are drawn from a few columns. NARROW: dlogits narrower than logits. */
 enum {
     MEAN, SUM, IGNORE, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, REPEATED, DIVIDED, WEIGHTED, LOW, WANT_ENTROPY, WANT_ARGMAX,
-    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLOGP, HAS_DLSE, HAS_DENTROPY, ZERO_PADDING, IN_PLACE, HALF, HAS_TAIL_WEIGHT, WANT_TAIL,
+    UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLOGP, HAS_DLSE, HAS_DENTROPY, ZERO_PADDING, IN_PLACE, NARROW, HAS_TAIL_WEIGHT, WANT_TAIL,
     HAS_DTAIL, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "weights", "z-loss", "logit scale", "softcap", "bad ids",
                                           "int32 ids", "repeated", "denominator", "row weights", "lse_low", "entropy", "argmax",
                                           "upstream a row", "one upstream", "dlogp", "dlse", "dentropy", "zero padding",
-                                          "in place", "16-bit dlogits", "tail weights", "tail", "dtail"};
+                                          "in place", "narrow dlogits", "tail weights", "tail", "dtail"};
 
 static bool switch_of(int direction, int s)
 {
@@ -88,7 +88,8 @@ typedef struct {
     bool on[SWITCHES], has[TENSORS];
     int64_t stride[TENSORS]; /* 0: packed */
     int at[TENSORS];         /* elements past 256-byte alignment */
-    int half, special;
+    int narrow; /* the type of dlogits with NARROW: e5m2, of f32 logits also f16 or bf16 */
+    int special;
     bool all_ignored;
     float z_loss, scale, softcap;
     int64_t ignore_index;
@@ -100,7 +101,8 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab, p.ids = ids;
-    p.half = TEST_BF16, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.denominator = 2.75;
+    p.narrow = type ? TEST_E5M2 : TEST_BF16;
+    p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.denominator = 2.75;
     p.has[LOSS] = p.has[LSE] = p.has[LOGP] = true;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + ids * 17 + type * 101 + direction * 11 + path));
     return p;
@@ -110,7 +112,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
 static void settle_tensors(problem *p)
 {
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
-    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s) && (s != HALF || p->type == TEST_F32);
+    for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     p->has[LOGITS] = p->has[IDS] = true, p->has[WEIGHT] = p->on[WEIGHTS], p->has[DLOGP] = p->on[HAS_DLOGP];
     p->has[ROW_WEIGHT] = p->on[WEIGHTED], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
@@ -165,7 +167,7 @@ static layout layout_of(const problem *p, int t)
                      (t == UPSTREAM && !p->on[UPSTREAM_ROWS]) || ((t == LOSS || t == Z_LOSS) && reduced);
     layout l = {TEST_F32, t == ARGMAX || t == VALID || (t == IDS && !p->on[INT32]) ? 8 : 4, one ? 1 : p->rows, 1, 1, 1};
     if (t == LOGITS || t == DLOGITS) {
-        l.type = t == DLOGITS && p->on[HALF] ? p->half : p->type;
+        l.type = t == DLOGITS && p->on[NARROW] ? p->narrow : p->type;
         l.bytes = test_type_bytes[l.type];
     }
     if (per_id) l.cols = l.end = p->ids;
@@ -173,7 +175,7 @@ static layout layout_of(const problem *p, int t)
     l.stride = p->stride[t] ? p->stride[t] : l.cols;
     if (t == DLOGITS) {
         const int64_t end = p->on[IN_PLACE] ? (p->stride[LOGITS] ? p->stride[LOGITS] : p->vocab) : l.stride;
-        if (p->on[IN_PLACE]) l.stride = end * (p->on[HALF] ? 2 : 1);
+        if (p->on[IN_PLACE]) l.stride = end * test_type_bytes[p->type] / l.bytes;
         if (p->on[ZERO_PADDING]) l.end = end;
     }
     return l;
@@ -193,7 +195,8 @@ static void draw(problem *p, int number)
     if (test_chance(&r, 2)) p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     if (test_chance(&r, 2)) p->on[Z] = false;
     p->z_loss = z_loss[test_below(&r, 3)], p->scale = scale[test_below(&r, 3)], p->softcap = softcap[test_below(&r, 3)];
-    p->half = test_chance(&r, 2) ? TEST_F16 : TEST_BF16;
+    p->narrow = p->type || test_chance(&other, 3) ? TEST_E5M2 : test_chance(&r, 2) ? TEST_F16 : TEST_BF16;
+    if (p->type && test_chance(&other, 2)) p->on[NARROW] = false; /* short rows have kernels of their own in T alone */
     p->ignore_index = test_chance(&r, 2) ? -100 : test_below(&r, p->vocab < 5 ? p->vocab : 5);
     for (int t = LSE; t <= LOGP; t++) p->has[t] = !test_chance(&r, 3);
     if (!p->has[LOSS] && !p->has[LSE]) p->has[LOGP] = true;
@@ -494,7 +497,7 @@ static void set_args(const problem *p, void *const *at)
     a.use_ignore_index = p->on[IGNORE], a.ignore_index = p->on[IGNORE] ? p->ignore_index : 0;
     a.reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
     a.upstream_per_row = p->on[UPSTREAM_ROWS], a.zero_padding = p->on[ZERO_PADDING];
-    a.dlogits_dtype = p->on[HALF] ? p->half + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16 */
+    a.dlogits_dtype = p->on[NARROW] ? p->narrow + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16, e5m2 */
     a.target_dtype = p->on[INT32] ? LK_TARGET_INT32 : LK_TARGET_INT64, a.path = p->path;
     if (!p->has[WEIGHT]) args.target_weight_stride = 0;
     if (p->direction == FORWARD && p->seed % 2)
@@ -714,7 +717,7 @@ static void settle(const problem *p, bool keep, const char *what)
 
 /* ---- Counts of what ran ---------------------------------------------------------------------------------------------- */
 
-enum { SHORT_ROWS = SWITCHES, SEVERAL_PER_LANE, ONE_ID, IGNORED_ROWS, KINDS };
+enum { SHORT_ROWS = SWITCHES, SEVERAL_PER_LANE, ONE_ID, IGNORED_ROWS, EIGHT, KINDS };
 static const char *did_name[KINDS];
 static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster",
                                             "both auto", "warp", "block", "cluster"};
@@ -723,16 +726,17 @@ static test_counts counts = {counted_paths, did_name, COUNTED, KINDS, {}, {}};
 static bool path_here(int path) { return path != LK_CROSS_ENTROPY_CLUSTER || test_clusters(); }
 static bool possible(int at, int did)
 {
+    if (did == EIGHT) return path_here(at % PATHS) && gives_gradient(at / PATHS);
     if (did == SHORT_ROWS) return gives_gradient(at / PATHS) && at % PATHS <= LK_CROSS_ENTROPY_WARP;
     return path_here(at % PATHS) && (did >= SWITCHES || switch_of(at / PATHS, did));
 }
 
 static void count(const problem *p)
 {
-    static const char *const kinds[] = {"short rows", "several ids per lane", "one id", "ignored rows"};
+    static const char *const kinds[] = {"short rows", "several ids per lane", "one id", "ignored rows", "e5m2"};
     const int at = p->direction * PATHS + p->path, bytes = test_type_bytes[p->type];
     bool plain_row = p->rows > 0 && p->vocab * bytes <= 8192 && p->vocab * bytes % 16 == 0 && laid[DLOGITS].end == p->vocab;
-    static const int more[] = {SOFTCAP, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, HALF};
+    static const int more[] = {SOFTCAP, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, NARROW};
     for (const int s : more) plain_row = plain_row && !p->on[s];
     for (int t = LOGITS; t <= DLOGITS; t += DLOGITS - LOGITS)
         plain_row = plain_row && p->at[home_of(p, t)] * bytes % 16 == 0 && laid[t].stride * bytes % 16 == 0;
@@ -741,6 +745,7 @@ static void count(const problem *p)
     for (int i = 0; i < LENGTH_OF(kinds); i++) did_name[SWITCHES + i] = kinds[i];
     counts.of[at][SHORT_ROWS] += plain_row, counts.of[at][SEVERAL_PER_LANE] += p->ids > 32, counts.of[at][ONE_ID] += p->ids == 1;
     counts.of[at][IGNORED_ROWS] += valid_rows > 0 && valid_rows < p->rows;
+    counts.of[at][EIGHT] += p->rows > 0 && laid[DLOGITS].bytes == 1;
 }
 
 static void prepare(const problem *p) { setup(p, 0); }

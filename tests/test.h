@@ -376,7 +376,7 @@ __attribute__((format(printf, 1, 2))) static inline void test_note(const char *f
 
 /* ---- Counts of what ran: path by option ------------------------------------------------------------------------------ */
 
-enum { TEST_MOST_PATHS = 16, TEST_MOST_OPTIONS = 72 };
+enum { TEST_MOST_PATHS = 16, TEST_MOST_OPTIONS = 80 };
 typedef struct {
     const char *const *paths, *const *options; /* names */
     int path_count, option_count;
@@ -482,9 +482,10 @@ static inline double test_uniform(uint64_t *state)
 
 /* ---- Element types on the host, without CUDA's conversions ----------------------------------------------------------- */
 
-enum { TEST_F32, TEST_F16, TEST_BF16, TEST_TYPES };
-static const char *const test_type_name[TEST_TYPES] = {"f32", "f16", "bf16"};
-static const int test_type_bytes[TEST_TYPES] = {4, 2, 2};
+/* T, and of outputs also e5m2, in the order of LK_DTYPE_*. */
+enum { TEST_F32, TEST_F16, TEST_BF16, TEST_TYPES, TEST_E5M2 = TEST_TYPES };
+static const char *const test_type_name[TEST_TYPES + 1] = {"f32", "f16", "bf16", "e5m2"};
+static const int test_type_bytes[TEST_TYPES + 1] = {4, 2, 2, 1};
 
 static inline uint32_t test_float_bits(float x)
 {
@@ -518,6 +519,7 @@ static inline float test_decode(int type, uint32_t bits)
 {
     if (type == TEST_F32) return test_bits_float(bits);
     if (type == TEST_BF16) return test_bits_float(bits << 16);
+    if (type == TEST_E5M2) bits <<= 8; /* the upper half of an f16 */
     const uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
     if (magnitude >= 0x7c00u) return test_bits_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     if (magnitude >= 0x400u) return test_bits_float(sign | ((magnitude << 13) + 0x38000000u));
@@ -533,6 +535,7 @@ static inline void test_put(int type, void *elements, int64_t at, float x)
 
 static inline uint32_t test_get_bits(int type, const void *elements, int64_t at)
 {
+    if (type == TEST_E5M2) return ((const uint8_t *)elements)[at];
     return type == TEST_F32 ? ((const uint32_t *)elements)[at] : ((const uint16_t *)elements)[at];
 }
 
@@ -544,7 +547,7 @@ static inline float test_get(int type, const void *elements, int64_t at)
 /* Half a unit in the last place of x in the type; that of the subnormals for small x. */
 static inline double test_half_ulp(int type, double x)
 {
-    static const int digits[TEST_TYPES] = {24, 11, 8}, lowest[TEST_TYPES] = {-126, -14, -126};
+    static const int digits[] = {24, 11, 8, 3}, lowest[] = {-126, -14, -126, -14};
     int exponent;
     frexp(x, &exponent); /* |x| is in [2^(exponent - 1), 2^exponent) */
     exponent = x == 0 || exponent - 1 < lowest[type] ? lowest[type] : exponent - 1;
@@ -552,11 +555,13 @@ static inline double test_half_ulp(int type, double x)
 }
 
 /* Checks a result of the type against the reference: NaN for NaN, the same infinity for an infinity, else within half an ulp
- * of the type and `slack`. What is too large for the type rounds to infinity. */
+ * of the type and `slack`. What is too large for the type rounds to infinity, in e5m2 to the largest number. */
 static inline bool test_near(int type, float got, double want, double slack)
 {
     static const double overflow[TEST_TYPES] = {0x1.ffffffp127, 65520.0, 0x1.ffp127};
     if (want != want) return test_that(got != got);
+    if (type == TEST_E5M2) want = fmin(fmax(want, -57344), 57344);
+    if (type == TEST_E5M2 && isinf(got)) return test_that(false);
     if (isinf(want)) return test_that(got == want);
     if (isinf(got)) return test_that((got > 0) == (want > 0) && fabs(want) + slack >= overflow[type]);
     return test_within(fabs(got - want), test_half_ulp(type, want) + slack);
