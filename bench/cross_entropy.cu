@@ -32,7 +32,7 @@ typedef struct {
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
  * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
  * "ids=64": so many weighted ids per row instead of a target. "softcap=30": under that softcap. "statistics=1": entropy and
- * the three statistics too. */
+ * the three statistics too. "dlogits=e5m2": gradients in 8 bits, of an upstream that puts them into the type's range. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -118,6 +118,13 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 reduction=none softcap=30", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none softcap=30", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none softcap=30", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none dlogits=e5m2", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none dlogits=e5m2", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none dlogits=e5m2", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none dlogits=e5m2", "forward_backward", "f32", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none softcap=30 dlogits=e5m2", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=49152 vocab=50304 reduction=none dlogits=e5m2", "forward_backward", "bf16", 49152, 50304, 0, 0, 0, 0},
+    {"rows=49152 vocab=50304 reduction=none softcap=11.5 dlogits=e5m2", "forward_backward", "bf16", 49152, 50304, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none statistics=1", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none ranks=1", "forward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
@@ -154,7 +161,7 @@ static const shape host_shapes[] = {
  * and losses, 16 bytes a row, are not counted, nor statistics, 16 more; nor is what each id takes, up to 192 bytes. */
 #define LOGITS_BYTES(s) ((size_t)((s)->rows * (s)->vocab) * element_bytes(s))
 #define TRAFFIC_READ(s) (LOGITS_BYTES(s) + (size_t)((s)->rows * (s)->vocab * (s)->prob))
-#define TRAFFIC_WRITE(s) (gives_gradient(s) ? LOGITS_BYTES(s) : 0)
+#define TRAFFIC_WRITE(s) (!gives_gradient(s) ? 0 : is_e5m2(s) ? (size_t)((s)->rows * (s)->vocab) : LOGITS_BYTES(s))
 
 static bool gives_loss(const shape *s)
 {
@@ -184,6 +191,10 @@ static float softcap_of(const shape *s)
 static bool has_statistics(const shape *s)
 {
     return strstr(s->name, " statistics=") != NULL;
+}
+static bool is_e5m2(const shape *s) /* dlogits */
+{
+    return strstr(s->name, " dlogits=e5m2") != NULL;
 }
 static double z_of(const shape *s, float logit)
 {
@@ -358,7 +369,7 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     args.entropy = t.entropy, args.statistics = t.entropy != NULL;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
-    args.path = path ? path : s->path;
+    args.path = path ? path : s->path, args.dlogits_dtype = is_e5m2(s) ? LK_DTYPE_E5M2 : LK_DTYPE_T;
     if (is_split(s)) { /* what would be workspace holds the states */
         args.parallel.vocab_total = s->vocab, args.parallel.ranks = 1, args.others = t.others;
         args.states = set->workspace, args.all_states = set->workspace, args.workspace = NULL, args.workspace_bytes = 0;
@@ -418,7 +429,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     if (t.weight) BENCH_CUDA(cudaMemcpyAsync(t.weight, weight, targets * sizeof *weight, cudaMemcpyHostToDevice, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     free(target), free(weight);
-    if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, 1.0f, 2 * (uint64_t)number + 1, stream);
+    if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, is_e5m2(s) ? 4096.0f : 1.0f, 2 * (uint64_t)number + 1, stream);
     const prob_fill_args prob = {set->read + LOGITS_BYTES(s), s->rows * s->vocab, 2.0f / (float)s->vocab, (uint64_t)number};
     void (*const fill_prob)(prob_fill_args) = s->prob == 2 ? prob_fill_kernel<lk_bf16> : prob_fill_kernel<lk_f32>;
     if (s->prob) BENCH_CUDA(lk_launch(fill_prob, 8192, 256, 0, stream, prob));
@@ -458,6 +469,14 @@ template <class T> constexpr double HALF_ULP = sizeof(T) == 4 ? 0x1p-24 : 0x1p-8
 template <> constexpr double HALF_ULP<lk_f16> = 0x1p-11;
 template <class T> constexpr double LEAST = 0x1p-126;
 template <> constexpr double LEAST<lk_f16> = 0x1p-25;
+
+/* A number of e5m2, which is the upper half of an f16. */
+static float number_of_e5m2(uint8_t bits)
+{
+    const int field = bits >> 2 & 31, mantissa = (bits & 3) + (field ? 4 : 0);
+    if (field == 31) return NAN; /* of no result here */
+    return (bits & 0x80 ? -1.0f : 1.0f) * ldexpf((float)mantissa, (field ? field : 1) - 17);
+}
 
 static bool within(double value, double expected, double limit, const char *name, int64_t row, int64_t col, char *why,
                    size_t why_bytes)
@@ -509,7 +528,9 @@ static double *fetch_prob(const shape *s, const bench_buffers *set, const fetche
 template <class T>
 static bool check_row(const shape *s, const bench_buffers *set, const fetched *f, int64_t row, char *why, size_t why_bytes)
 {
-    T *logits = fetch_row<T>(s, set->read, row), *dlogits = gives_gradient(s) ? fetch_row<T>(s, set->write, row) : NULL;
+    const bool gradient = gives_gradient(s), eight = is_e5m2(s);
+    T *logits = fetch_row<T>(s, set->read, row), *dlogits = gradient && !eight ? fetch_row<T>(s, set->write, row) : NULL;
+    uint8_t *bytes = gradient && eight ? fetch_row<uint8_t>(s, set->write, row) : NULL;
     const bool has_prob = s->prob || ids_of(s);
     const int64_t y = has_prob ? -1 : f->target[row];
     double *prob = has_prob ? fetch_prob(s, set, f, row) : NULL, total = 0, weighted = 0;
@@ -539,21 +560,21 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
         const double limit = (lse_limit + z_limit) * fmax(1, total) + fabs(loss) * 0x1p-24;
         ok = within(f->loss[row], loss, limit, "loss", row, y, why, why_bytes);
     }
-    for (int64_t col = 0; dlogits && col < s->vocab; col++) {
+    for (int64_t col = 0; gradient && col < s->vocab; col++) {
         const double z = z_of(s, (float)logits[col]), p = exp(z - lse);
         if (col != y) others += p, errors += p * ((constant + fabs(z - lse)) * 0x1p-23 + 2 * z_limit);
     }
-    for (int64_t col = 0; ok && dlogits && col < s->vocab; col++) {
+    for (int64_t col = 0; ok && gradient && col < s->vocab; col++) {
         const double z = z_of(s, (float)logits[col]), p = exp(z - lse);
         const double expected = f->upstream * (prob ? total * p - prob[col] : col == y ? -others : p);
         const double rounded = prob ? (total * p + prob[col]) * 0x1p-20 : 0;
         const double error = col == y ? errors + lse_limit : p * ((constant + fabs(z - lse)) * 0x1p-23 + 2 * z_limit) + rounded;
         const double slope = softcap > 0 ? 1 - z / softcap * (z / softcap) : 1; /* (5 + |logit / softcap|) 2^-22: within 2^-18 */
-        const double limit = slope * (fabs(expected) * (HALF_ULP<T> + (softcap > 0 ? 0x1p-18 : 0)) +
-                                      fabs(f->upstream) * error) + LEAST<T>;
-        ok = within((float)dlogits[col], expected * slope, limit, "dlogits", row, col, why, why_bytes);
+        const double limit = slope * (fabs(expected) * ((eight ? 0x1p-3 : HALF_ULP<T>) + (softcap > 0 ? 0x1p-18 : 0)) +
+                                      fabs(f->upstream) * error) + (eight ? 0x1p-17 : LEAST<T>);
+        ok = within(eight ? number_of_e5m2(bytes[col]) : (float)dlogits[col], expected * slope, limit, "dlogits", row, col, why, why_bytes);
     }
-    free(logits), free(dlogits), free(prob);
+    free(logits), free(dlogits), free(bytes), free(prob);
     return ok;
 }
 
@@ -635,9 +656,10 @@ static void describe(bench_case *c, const shape *s)
     c->read_bytes = TRAFFIC_READ(s), c->write_bytes = TRAFFIC_WRITE(s);
     c->in_bytes = t.in_bytes, c->out_bytes = t.out_bytes;
     c->mix = gives_gradient(s) ? bench_streams<1, 1>() : bench_streams<1, 0>();
+    if (gives_gradient(s) && is_e5m2(s)) c->mix = element_bytes(s) == 2 ? bench_streams<2, 1>() : bench_streams<4, 1>();
     if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0 || has_statistics(s);
+    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0 || has_statistics(s) || is_e5m2(s);
     c->fill = fill, c->launch = launch_lk, c->naive = options ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;
