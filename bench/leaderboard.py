@@ -9,8 +9,8 @@ are the next tokens, with the weights that its three stages begin with, and a pr
 row computes loss and gradient; the gradient is fp8 e5m2, over a factor. With softcap 11.5 and logit_scale 23 / 30 lk computes the
 same z without the shift, which lk does not have, less a constant, which a softmax does not see. The shift is 0 here.
 
-Providers  modded-nanogpt; lk ids: cross_entropy_ids, forward and backward; lk: cross_entropy, one call, where there is one target.
-           lk's gradients are bf16.
+Providers  modded-nanogpt; lk ids: cross_entropy_ids, forward and backward; lk: cross_entropy, one call, where there is one target;
+           lk e5m2: cross_entropy_with_grad, the same in the kernel's type, times 2^15. The other gradients of lk are bf16.
 Times      call_ms and kernel_ms as in compare.py; gb_per_s: logits read once and the gradient written once, over kernel_ms.
 Errors     relative, against float64, of the loss summed over all rows and of the gradient. The gradient's last two rows are left
            out: the kernel counts targets there that do not exist.
@@ -72,6 +72,8 @@ def providers(env, logits, target, prefixes, ids, weight, weights, prefix):
     yield "lk ids", env.version, lambda _: with_gradient(env.lk.cross_entropy_ids(leaf, ids, weight, **OPTIONS).loss), 1.0
     if ids.shape[1] == 1:
         yield "lk", env.version, lambda _: with_gradient(env.lk.cross_entropy(leaf, target, **OPTIONS)), 1.0
+        narrow = {"grad_scale": torch.tensor(2.0**15, device=env.device), "dlogits_dtype": torch.float8_e5m2}
+        yield "lk e5m2", env.version, lambda _: env.lk.cross_entropy_with_grad(logits, target, **OPTIONS, **narrow), 2.0**-15
     if env.cuda:
         peer = compare.imported("modded_nanogpt")
         if isinstance(peer, Exception):

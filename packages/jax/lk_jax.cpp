@@ -69,7 +69,7 @@ FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(row_
        FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
        FIELD(vocab) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss)
        FIELD(use_ignore_index) FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_row) FIELD(target_dtype)
-       FIELD(statistics))
+       FIELD(dlogits_dtype) FIELD(statistics))
 FIELDS(cross_entropy_ids, COMMON(logits) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight) COMMON(upstream) COMMON(dlse)
        FIELD(dlogp) FIELD(tail_weight) FIELD(dtail) FIELD(tail) COMMON(denominator) COMMON(loss) FIELD(logp) COMMON(lse)
        COMMON(lse_low) COMMON(valid_rows) COMMON(dlogits) COMMON(workspace) COMMON(workspace_bytes) COMMON(rows) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)

@@ -452,6 +452,43 @@ def cross_entropy():
           [("cross_entropy_forward_f32", plain, "loss")])
 
 
+def with_grad():
+    """The loss and the gradient as results, of narrower types too."""
+    half = {"float8_e5m2": 2.0**-3, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-20}
+    least = {"float8_e5m2": 2.0**-17, "bfloat16": 1e-30, "float16": 2.0**-25, "float32": 1e-30}
+    for i, (dtype, reduction, shape) in enumerate(itertools.product(DTYPES, ("none", "mean", "sum"), ((5, 24), (2, 3, 37)))):
+        x, targets = normal(i, *shape, dtype=dtype), integers(i + 1, shape[-1], *shape[:-1])
+        options = [{}, dict(z_loss=0.01), dict(softcap=8.0, logit_scale=1.5), dict(label_smoothing=0.1)][i % 4]
+        scale = [None, 512.0, jnp.float32(0.25)][i % 3]
+        wide = x.astype(jnp.float32)
+        loss, pull = jax.vjp(lambda a: lk.cross_entropy(a, targets, reduction=reduction, **options), wide)
+        dx, = pull(jnp.full(loss.shape, 1.0 if scale is None else scale, jnp.float32))
+        for narrow in (None, jnp.float8_e5m2, *((jnp.float16, jnp.bfloat16) if dtype == "float32" else ())):
+            to = jnp.dtype(narrow or dtype).name
+            f = lambda a: lk.cross_entropy_with_grad(a, targets, reduction=reduction, grad_scale=scale, dlogits_dtype=narrow,
+                                                     **options)
+            found, d = (jax.jit(f) if i % 2 else f)(x)
+            right, got = np.asarray(dx, np.float64), np.asarray(d.astype(jnp.float32), np.float64)
+            error = np.abs(got - right)
+            bound = np.abs(right) * half[to] * (1 + 1e-4) + least[to] + 1e-6 * (1 + np.abs(right).max())
+            check(f"with_grad {dtype} {reduction} -> {to}", d.dtype.name == to and d.shape == x.shape and (error <= bound).all() and
+                  np.allclose(found, loss, rtol=1e-5, atol=1e-5))
+    x, targets = normal(1, 3, 24), integers(2, 24, 3)
+    each = lambda a: lk.cross_entropy_with_grad(a, targets, dlogits_dtype=jnp.float8_e5m2)[1].astype(jnp.float32)
+    both = jnp.stack([x, -x])
+    check("with_grad: vmap", np.array_equal(jax.vmap(each)(both), jnp.stack([each(a) for a in both])))
+    for name, f, kind in (("a type", lambda: lk.cross_entropy_with_grad(x, targets, dlogits_dtype=jnp.float8_e4m3fn), ValueError),
+                          ("16 of 16 bits", lambda: lk.cross_entropy_with_grad(x.astype(jnp.bfloat16), targets,
+                                                                               dlogits_dtype=jnp.float16), ValueError),
+                          ("a traced scale", lambda: jax.jit(lambda s: lk.cross_entropy_with_grad(x, targets, logit_scale=s))(0.5),
+                           TypeError)):
+        try:
+            f()
+            check(f"with_grad refuses {name}", False)
+        except kind as error:
+            check(f"with_grad refuses {name}", "dlogits_dtype" in str(error) or "logit_scale" in str(error), str(error))
+
+
 def ids_case(seed, vocab, n, *shape, ignore_index=-100):
     """ids and weights: a fifth of the ids is ignored, all of the first row; weights of 0 skip numbers that are no ids."""
     rng = np.random.default_rng(seed)
@@ -1555,7 +1592,7 @@ def child(name):
 
 def main():
     began = time.time()
-    groups = ["cross_entropy", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
+    groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
               "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms", "mistakes",
               "x64",
               "graphs" if lk.platform() == "CUDA" else "devices"]

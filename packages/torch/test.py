@@ -1056,6 +1056,48 @@ def cross_entropy():
             loss_case(t, shape, "packed", dict(reduction=reduction), None)
 
 
+def with_grad():
+    """The loss and the gradient as results: those of cross_entropy, and in narrower types their rounding."""
+    e5m2 = torch.float8_e5m2
+    half = {e5m2: 2.0**-3, F16: HALF[F16], BF16: HALF[BF16], F32: 0.0}
+    least = {e5m2: 2.0**-17, F16: LEAST[F16], BF16: LEAST[BF16], F32: 0.0}
+    for t, reduction, shape in itertools.product(TYPES, ("none", "mean", "sum"), ((6, 50), (3, 257), (2, 1031), (4, 7, 5), (40,))):
+        vocab = shape[0] if len(shape) == 1 else shape[1]
+        options, weight = draw_options(vocab, reduction)
+        x = leaf(normal(*shape), t)
+        target = draw_targets(vocab, shape[:1][:len(shape) - 1] + shape[2:], options["ignore_index"])
+        scale = rng.choice((None, 1.0, 2.0**9, torch.tensor(2.0**-3, device=D)))
+        exact = leaf(x.detach().float())
+        right = LF.cross_entropy(exact, target, weight, **options)
+        dx, = torch.autograd.grad((right * (1.0 if scale is None else scale)).sum(), exact)
+        for narrow in (None, e5m2, *((F16, BF16) if t == F32 else ())):
+            to = narrow or t
+            loss, d = LF.cross_entropy_with_grad(x, target, weight, **options, grad_scale=scale, dlogits_dtype=narrow)
+            wanted = dx.clamp(-57344, 57344) if to == e5m2 else dx
+            size = torch.nan_to_num(wanted.abs())
+            bound = size * (half[to] + 1e-5) + least[to] + 2e-6 * (1 + size.max())
+            compare(f"with_grad {case_name(t, shape, options, weight)} grad_scale {scale} -> {to}",
+                    ("loss", loss, right, 1e-5 * (1 + torch.nan_to_num(right.detach()).abs())),
+                    ("dlogits", d.float(), wanted, bound))
+            verdict(f"with_grad {t} -> {to}: results of their types, without a gradient", d.dtype == to and d.shape == x.shape and
+                    not (d.requires_grad or loss.requires_grad), f"{d.dtype} {d.shape} {loss.requires_grad}")
+    x, target = leaf(torch.tensor([[0.0, 0, -4, -20, NAN, 9]], dtype=F32).repeat(2, 1)), torch.tensor([1, 0], device=D)
+    with torch.no_grad():
+        x[0, 4] = -8
+    _, d = LF.cross_entropy_with_grad(x, target, reduction="sum", grad_scale=2.0**17, dlogits_dtype=e5m2)
+    verdict("with_grad: too large becomes the largest number, NaN stays", bool((d[0].float().abs().max() == 57344) &
+            d[1].float().isnan().all() & (d[0].float() == d[0].float()).all()), f"{d.float()}")
+    raises("with_grad: a type that there is not", lambda: LF.cross_entropy_with_grad(x, target, dlogits_dtype=torch.float8_e4m3fn),
+           "dlogits_dtype is Float8_e4m3fn", kind=ValueError)
+    raises("with_grad: 16 bits of 16 bits", lambda: LF.cross_entropy_with_grad(x.to(BF16), target, dlogits_dtype=F16),
+           "dlogits_dtype", kind=ValueError)
+    q = torch.rand(2, 6, device=D)
+    raises("with_grad: e5m2 of probabilities", lambda: LF.cross_entropy_with_grad(x, q, dlogits_dtype=e5m2), "target_prob",
+           kind=ValueError)
+    raises("with_grad: temperatures", lambda: LF.cross_entropy_with_grad(x, target, temperature=torch.ones(2, device=D)),
+           "must be numbers", kind=TypeError)
+
+
 def stats_case(t, shape, layout, options, weight, outputs):
     vocab = shape[0] if len(shape) == 1 else shape[1]
     spread = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
@@ -1798,6 +1840,9 @@ def signatures():
     late = ("keep", "grad_scale", "inplace")  # what stats, whose gradients are computed in backward, has no use for
     plain = [p for p in parameters(LF.cross_entropy) if p[0] not in late]
     verdict("cross_entropy_stats: as cross_entropy", stats == plain, str(stats))
+    both = [p for p in parameters(LF.cross_entropy_with_grad) if p[0] != "dlogits_dtype"]
+    plain = [p for p in parameters(LF.cross_entropy) if p[0] != "inplace"]
+    verdict("cross_entropy_with_grad: likewise", both == plain, str(both))
     stats = [p for p in parameters(LF.linear_cross_entropy_stats) if p != more]
     plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] not in late]
     verdict("linear_cross_entropy_stats: likewise", stats == plain, str(stats))
@@ -2212,6 +2257,8 @@ def opcheck():
         ("8 bits", lambda x, r: LF.add_rms_norm(x, r, 12, out_dtype=torch.float8_e4m3fn, scaling="block128", transposed=True)[0],
          [x, leaf(normal(6, 12), BF16)]),
         ("8 bits, one scale", lambda x: LF.rms_norm(x, 12, out_dtype=torch.float8_e5m2, scaling="tensor", amax=True)[0], [x]),
+        ("a gradient in 8 bits", lambda x: LF.cross_entropy(x, t) + LF.cross_entropy_with_grad(
+            x.detach(), t, grad_scale=2.0, dlogits_dtype=torch.float8_e5m2)[0], [x]),
         ("[N, C, d]", lambda x: LF.cross_entropy(x, classes(5, 2, 3)), [leaf(normal(2, 5, 3))])]
     for name, f, leaves in calls:
         with PublicCalls(found), Calls(found):
@@ -2222,7 +2269,7 @@ def opcheck():
     # Reduced losses take this operator in eager mode alone, and under Calls they are not in it.
     one_pass = torch.ops.lk.cross_entropy_forward_backward.default
     in_two = torch.ops.lk.cross_entropy_forward.default
-    found += [(one_pass, (*args[:-1], None), {}) for op, args, _ in found if op == in_two and args[3]]
+    found += [(one_pass, (*args[:-1], None, None), {}) for op, args, _ in found if op == in_two and args[3]]
     samples, seen = [], set()
     for op, args, kwargs in found:
         op = overload(op)
@@ -2248,7 +2295,7 @@ def opcheck():
             if test == "test_aot_dispatch_dynamic" and op == torch.ops.lk.rms_norm_fp8.default and args[0].requires_grad:
                 continue  # it sums the outputs, and PyTorch has no sum of 8 bits
             tolerance = dict(rtol=2 * HALF[BF16], atol=1e-4)
-            if "fp8" in op.name():
+            if "fp8" in op.name() or torch.float8_e5m2 in args:
                 tolerance = dict(rtol=0, atol=0)  # PyTorch compares numbers of 8 bits by no other
             def check():
                 given = tuple(map(fresh, args)), {k: fresh(v) for k, v in kwargs.items()}
@@ -2933,7 +2980,7 @@ def fp8():
         raises(f"fp8: {name}", f, *words)
 
 
-GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "fp8": fp8, "cross_entropy": cross_entropy,
+GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "fp8": fp8, "cross_entropy": cross_entropy, "with_grad": with_grad,
           "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,

@@ -19,7 +19,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
 
-__all__ = ["logsumexp", "cross_entropy", "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
+__all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
+           "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
            "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
@@ -643,6 +644,38 @@ def _cross_entropy(options, in_place, aux):
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
+
+
+_DLOGITS = {"float32": 1, "float16": 2, "bfloat16": 3, "float8_e5m2": 4}  # LK_DTYPE_*
+
+
+def cross_entropy_with_grad(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
+                            logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
+                            row_weight=None, grad_scale=None, dlogits_dtype=None):
+    """(loss, dlogits) of cross_entropy, from one reading of the logits: for a backward of your own. Neither has a gradient.
+
+    dlogits is the gradient of grad_scale * loss, with reduction "none" of their sum; None means 1. dlogits_dtype: the logits'
+    type, float8_e5m2, or of float32 logits also float16 or bfloat16. float8_e5m2 is for a matrix product of 8 bits: rounded to
+    nearest even, at most 57344 in size; what is at most 2^-17 becomes 0. Let grad_scale put a power of two in, and take it out in
+    the product: with grad_scale=2**15, times the number of targets for a mean, all fits and only p below 2^-32 is lost.
+    The other arguments are those of cross_entropy; logit_scale, temperature and z_loss are numbers of Python.
+    """
+    logits = _array(logits, "logits", 1)
+    shape, vocab = logits.shape[:-1], logits.shape[-1]
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields = _loss_fields(reduction, ignore_index, label_smoothing, _number(z_loss, "z_loss"), softcap,
+                          _number(logit_scale, "logit_scale"), zero_when_empty)
+    targets = _targets(targets, shape, "logits", vocab, ignore_index)
+    dtype = jnp.dtype(logits.dtype if dlogits_dtype is None else dlogits_dtype)
+    fields.update(rows=targets.size, vocab=vocab, target_dtype=int(targets.dtype == jnp.int32),
+                  dlogits_dtype=_choice(dtype.name, _DLOGITS, "dlogits_dtype"))
+    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), _denominator(denominator, reduction),
+                       _row_weight(row_weight, shape), _grad_scale(grad_scale, "sum"))
+    reduced = bool(fields["reduction"])
+    found = call(f"cross_entropy_forward_backward_{TYPES[logits.dtype.name]}",
+                 dict(zip(("logits", "target", "class_weight", "denominator", "row_weight", "upstream"), arrays)),
+                 {**_loss_outputs((), (), reduced, shape), "dlogits": _of(logits.shape, dtype)}, fields, "rows", _shared(reduced))
+    return found["loss"], found["dlogits"]
 
 
 class CrossEntropyIdsOutput(NamedTuple):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cross_entropy and cross_entropy_stats: lk/cross_entropy.cuh, and lk/cross_entropy_probabilities.cuh for class probabilities.
+// cross_entropy, cross_entropy_with_grad and cross_entropy_stats: lk/cross_entropy.cuh, and lk/cross_entropy_probabilities.cuh for class probabilities.
 #include "lk_torch.h"
 
 #include <cmath>
@@ -51,6 +51,7 @@ Expected expected_upstream(const Tensor &x, const Maybe &grad_scale, Reduced los
         TORCH_CHECK_VALUE(grad_scale->numel() == 1, "lk: grad_scale has shape ", grad_scale->sizes(), "; it must be one number");
         TORCH_CHECK_VALUE(!wants_gradient(*grad_scale), "lk: grad_scale requires a gradient, and gets none; detach it");
         const Below below;
+        if (grad_scale->device() == x.device() && grad_scale->scalar_type() == at::kFloat) return {*grad_scale, {}};
         if (grad_scale->device() == x.device()) return {grad_scale->to(at::kFloat), {}};
         if (traced(x)) return {grad_scale->to(x.device(), at::kFloat), {}};
         TORCH_CHECK_VALUE(grad_scale->device().is_cpu(), "lk: grad_scale is on ", grad_scale->device().str(), ", but ",
@@ -230,6 +231,16 @@ cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Ma
     return {loss, lse, z, of_rows.entropy, argmax, of_rows.statistics, state};
 }
 
+static int dlogits_type(at::ScalarType t)
+{
+    const std::pair<at::ScalarType, int> types[] = {{at::kFloat, LK_DTYPE_F32}, {at::kHalf, LK_DTYPE_F16},
+                                                    {at::kBFloat16, LK_DTYPE_BF16}, {at::kFloat8_e5m2, LK_DTYPE_E5M2}};
+    for (const auto &[type, number] : types)
+        if (t == type) return number;
+    TORCH_CHECK_VALUE(false, "lk: dlogits_dtype is ", c10::toString(t), "; it must be input's, float8_e5m2, or of float32 input "
+                      "float16 or bfloat16");
+}
+
 // The loss; d becomes the gradients, for one upstream gradient, without one for 1.
 static Tensor forward_backward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                                const Maybe &upstream, const Tensor &d)
@@ -237,6 +248,7 @@ static Tensor forward_backward(const Tensor &logits, const Tensor &target, const
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.dlogits = d.mutable_data_ptr();
+    c.a.dlogits_dtype = dlogits_type(d.scalar_type());
     if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
     LOSS_RUN(c, forward_backward_workspace_bytes, logits, &c.a, &c.a.workspace_bytes);
     const Workspace workspace(c.a.workspace_bytes);
@@ -246,9 +258,10 @@ static Tensor forward_backward(const Tensor &logits, const Tensor &target, const
 }
 static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits, const Tensor &target,
                                                             const Maybe &class_weight, LK_LOSS_PARAMETERS,
-                                                            const Maybe &upstream)
+                                                            const Maybe &upstream,
+                                                            std::optional<at::ScalarType> dlogits_dtype)
 {
-    const Tensor d = make(logits.sizes(), logits);
+    const Tensor d = make(logits.sizes(), logits, dlogits_dtype.value_or(logits.scalar_type()));
     return {forward_backward(logits, target, class_weight, LK_LOSS_OPTIONS, upstream, d), d};
 }
 
@@ -353,7 +366,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
                 torch::autograd::impl::bump_version(logits);
             } else {
                 std::tie(loss, saved) =
-                    cross_entropy_forward_backward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, upstream);
+                    cross_entropy_forward_backward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, upstream, std::nullopt);
             }
         }
         torch::autograd::set_history(loss, node);
@@ -370,6 +383,19 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
         node_is_made(node);
     }
     return loss;
+}
+
+// Both as results, without autograd, which would cast a gradient of another type.
+tuple<Tensor, Tensor> cross_entropy_with_grad(const Tensor &logits, const Tensor &target, const Maybe &class_weight,
+                                              LK_LOSS_PARAMETERS, const Maybe &grad_scale,
+                                              std::optional<at::ScalarType> dlogits_dtype)
+{
+    LK_OP(cross_entropy_forward_backward);
+    check_input(logits, "input"), check_constants(target, class_weight, denominator, row_weight);
+    if (dlogits_dtype) dlogits_type(*dlogits_dtype);
+    const Tensor upstream = has(grad_scale) ? expected_upstream(logits, grad_scale, Reduced::CROSS_ENTROPY).upstream : Tensor();
+    const Below below;
+    return cross_entropy_forward_backward_op.call(logits, target, class_weight, LK_LOSS_OPTIONS, maybe(upstream), dlogits_dtype);
 }
 
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
@@ -399,6 +425,9 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const 
 LK_OPS(m)
 {
     user_op(m, "cross_entropy", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, bool inplace) -> Tensor", &cross_entropy);
+    user_op(m, "cross_entropy_with_grad",
+            "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, ScalarType? dlogits_dtype) -> (Tensor, Tensor)",
+            &cross_entropy_with_grad);
     user_op(m, "cross_entropy_stats",
             "(" INPUTS LK_LOSS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
             &cross_entropy_stats);
@@ -406,8 +435,8 @@ LK_OPS(m)
     kernel(m, "cross_entropy_stats_forward",
            "(" INPUTS LK_LOSS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_stats_forward);
-    kernel(m, "cross_entropy_forward_backward", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? upstream) -> (Tensor, Tensor)",
-           &cross_entropy_forward_backward);
+    kernel(m, "cross_entropy_forward_backward",
+           "(" INPUTS LK_LOSS_SCHEMA ", Tensor? upstream, ScalarType? dlogits_dtype) -> (Tensor, Tensor)", &cross_entropy_forward_backward);
     kernel(m, "cross_entropy_backward", "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, " INPUTS
            "Tensor? lse, Tensor? entropy, Tensor state, " LK_LOSS_SCHEMA ") -> Tensor", &cross_entropy_backward);
 }

@@ -76,6 +76,9 @@ Tensor kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64
     "bool zero_when_empty, Tensor? denominator, Tensor? row_weight"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                      const Maybe &grad_scale, bool inplace);
+tuple<Tensor, Tensor> cross_entropy_with_grad(const Tensor &logits, const Tensor &target, const Maybe &class_weight,
+                                              LK_LOSS_PARAMETERS, const Maybe &grad_scale,
+                                              std::optional<at::ScalarType> dlogits_dtype);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const Tensor &logits, const Tensor &target,
                                                                           const Maybe &class_weight, LK_LOSS_PARAMETERS,
                                                                           bool statistics);

@@ -137,7 +137,8 @@ PyMODINIT_FUNC PyInit__C()
 #define METHOD(op) Function<&op>::method(#op)
     static PyMethodDef methods[] = {METHOD(rms_norm), METHOD(add_rms_norm), METHOD(rms_norm_fp8), METHOD(logsumexp),
                                     METHOD(kl), METHOD(cross_entropy),
-                                    METHOD(cross_entropy_stats), METHOD(cross_entropy_ids), METHOD(linear_cross_entropy),
+                                    METHOD(cross_entropy_with_grad), METHOD(cross_entropy_stats),
+                                    METHOD(cross_entropy_ids), METHOD(linear_cross_entropy),
                                     METHOD(linear_cross_entropy_stats), METHOD(linear_cross_entropy_ids), METHOD(linear_kl), {}};
     static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
     PyObject *m = PyModule_Create(&module);

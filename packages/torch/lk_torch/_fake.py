@@ -114,7 +114,7 @@ def cross_entropy_stats_forward(logits, target, class_weight, reduction, *option
 
 @fake
 def cross_entropy_forward_backward(logits, target, class_weight, reduction, *options):
-    return loss(logits, target, reduction), logits.new_empty(logits.shape)
+    return loss(logits, target, reduction), logits.new_empty(logits.shape, dtype=options[-1] or logits.dtype)
 
 
 @fake

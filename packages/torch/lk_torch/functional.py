@@ -435,6 +435,28 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
                  zero_when_empty, denominator, row_weight, temperature, _grad_scale(grad_scale), inplace)
 
 
+def cross_entropy_with_grad(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
+                            softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None,
+                            temperature=1.0, grad_scale=None, dlogits_dtype=None):
+    """(loss, dlogits), from one reading of the logits and without autograd: for a backward of your own.
+
+    dlogits, in input's shape, is the gradient of grad_scale * loss, with reduction="none" of their sum. grad_scale is a number or
+    a tensor of one; None means 1. dlogits_dtype: input's type, float8_e5m2, or of float32 input also float16 or bfloat16.
+
+    float8_e5m2, for a matrix product of 8 bits: rounded to nearest even, at most 57344 in size; what is at most 2^-17 becomes 0.
+    Let grad_scale put a power of two in, and take it out in the product: with grad_scale=2**15, times the number of targets for a
+    mean, all fits and only p below 2^-32 is lost. Not for probabilities of classes. The other arguments are cross_entropy's;
+    logit_scale and temperature must be numbers."""
+    if isinstance(logit_scale, Tensor) or isinstance(temperature, Tensor):
+        raise TypeError("lk: logit_scale and temperature must be numbers in cross_entropy_with_grad")
+    if _sharded(input):
+        raise TypeError("lk: input is a DTensor; cross_entropy_with_grad takes plain tensors")
+    loss, dlogits = _loss("cross_entropy_with_grad", input, target, weight, ignore_index, reduction, label_smoothing, z_loss,
+                          softcap, logit_scale, zero_when_empty, denominator, row_weight, temperature, _grad_scale(grad_scale),
+                          dlogits_dtype)
+    return loss, dlogits.movedim(-1, 1) if input.dim() > 2 else dlogits
+
+
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                         softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
                         statistics=False):
