@@ -89,6 +89,7 @@
  *            cross_entropy_probabilities.cuh    target_prob: class probabilities instead of target
  *            A third has a struct of its own, which begins with this one:
  *            cross_entropy_ids.cuh              several weighted ids per row instead of target, and the log-probability of each
+ *            cross_entropy_ids_parallel.cuh     the same of columns that are split over ranks
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -291,7 +292,8 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     float weights;    /* backward: W */
 } lk_ce_counts;
 
-/* The calls, and whose they are: this header's, or those of cross_entropy_parallel.cuh, _probabilities.cuh or _ids.cuh. */
+/* The calls, and whose they are: this header's, or those of cross_entropy_parallel.cuh, _probabilities.cuh or _ids.cuh; ids of
+ * ranks are IDS too. */
 enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
 enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES, LK_CE_IDS };
 
@@ -2048,10 +2050,12 @@ LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_e
         lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
 }
 
-/* What another header's struct adds to the checks: its tensors, and the bytes of its workspace. */
+/* What another header's struct adds to the checks: its tensors, the bytes of its workspace, and those of a rank's state of a
+ * row, a multiple of 16. */
 typedef struct {
     lk_tensor list[7];
     size_t bytes;
+    int state_bytes;
 } lk_ce_more;
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
@@ -2086,7 +2090,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     lk_cross_entropy_check_slice(&checks, a);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     const int unit = a->statistics ? 8 : 16; /* bytes */
-    int64_t state = lk_ce_state_bytes(a) / unit, states = state * a->parallel.ranks; /* of a row, in units */
+    int64_t state = (lk_ce_state_bytes(a) + (more ? more->state_bytes : 0)) / unit; /* of a row, in units */
+    int64_t states = state * a->parallel.ranks;
     const size_t bytes = more ? more->bytes : lk_ce_space_of(a, whose, direction).bytes;
     const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {

@@ -34,7 +34,8 @@
  *            outputs are wanted.
  *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob, ranks and statistics.
+ * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and statistics. Columns that are
+ *            split over ranks have functions of their own, in cross_entropy_ids_parallel.cuh.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
  *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the
@@ -51,8 +52,8 @@
  *            divided by D, not times row_weight, and with it a NULL upstream is 0. So a KL of K ids and the rest is a KL:
  *            tail_weight is what the teacher's K probabilities lack to 1. Do not compute the tail from logp: 1 minus the sum of
  *            exp(logp) is off by some 2^-24, which is much where the sum is near 1. Neither `tail` nor its gradient is clamped.
- * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
- *            parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind
+ * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing, statistics
+ *            or parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind
  *            those of cross_entropy.cuh.
  * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
@@ -177,6 +178,14 @@ LK_DEVICE float lk_ce_ids_factor(const lk_ce_ids_call &call, int64_t row, const 
 {
     const float u = s.weight[i] != 0.0f ? f * s.weight[i] : 0.0f;
     return call.x.dlogp ? u - call.x.dlogp[row * call.x.dlogp_stride + (int)threadIdx.x % 32 + 32 * i] : u;
+}
+
+/* -logp of a lane's id number i, from the z and the loss of the row's target. No sums of large numbers: no other id has a smaller
+ * -logp. */
+LK_DEVICE float lk_ce_ids_minus_logp(const lk_ce_ids &s, int i, float z, float first_z, float first_loss, float scale)
+{
+    if (s.id[i] < 0) return s.bad ? NAN : 0.0f;
+    return z == first_z ? first_loss : first_loss + scale * (first_z - z);
 }
 
 /* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is the z-loss's, so it is not the target's. */
@@ -455,9 +464,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     }
     first_z = lk_max_warp(first_z); /* the target's */
     const float first_loss = backward ? 0.0f : s.bad ? NAN : call.space.row_losses.loss[row];
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) { /* no sums of large numbers: no other id has a smaller -logp */
-        minus_logp[i] = z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i]);
-        if (s.id[i] < 0) minus_logp[i] = s.bad ? NAN : 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        minus_logp[i] = lk_ce_ids_minus_logp(s, i, z[i], first_z, first_loss, scale);
         if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
         if (!backward && call.x.logp && lane + 32 * i < (int)call.x.ids_per_row)
             call.x.logp[row * call.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp[i]; /* 0, not -0 */
@@ -549,29 +557,45 @@ LK_HOST size_t lk_ce_ids_bytes(const lk_cross_entropy_ids_args *x, int direction
     return halves ? lk_ce_ids_saved_of(x).bytes : lk_ce_ids_space_of(x, direction).bytes;
 }
 
-/* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+/* What a call of cross_entropy_ids_parallel.cuh has otherwise. */
+typedef struct {
+    size_t (*workspace)(const lk_cross_entropy_ids_args *x, int direction); /* its bytes */
+    int state_bytes;                                                        /* of the ids' logits of a row */
+} lk_ce_ids_split;
+
+/* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. split: NULL where the
+ * call has all columns. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entropy_ids_args *args, int direction, int arch,
-                                             lk_cross_entropy_ids_args *x)
+                                             lk_cross_entropy_ids_args *x, const lk_ce_ids_split *split = NULL)
 {
+    static const char *const names[] = {"", "forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_cross_entropy_args &a = args->common;
-    const bool forward = direction == LK_CE_FORWARD, back = direction == LK_CE_BACKWARD;
-    const char *const refused = a.target                      ? "target"
-                                : a.target_prob               ? "target_prob"
-                                : a.class_weight              ? "class_weight"
-                                : a.label_smoothing != 0.0f   ? "label_smoothing"
-                                : a.parallel.vocab_total != 0 ? "parallel.vocab_total"
-                                : a.statistics                ? "statistics"
-                                                              : NULL;
+    const bool forward = direction == LK_CE_FORWARD || direction == LK_CE_FINISH, back = direction == LK_CE_BACKWARD;
+    const char *const refused = a.target                    ? "target"
+                                : a.target_prob             ? "target_prob"
+                                : a.class_weight            ? "class_weight"
+                                : a.label_smoothing != 0.0f ? "label_smoothing"
+                                : a.statistics              ? "statistics"
+                                                            : NULL;
     lk_checks checks = {op, LK_OK};
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
+    if (a.parallel.vocab_total && !split)
+        lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_ids_parallel_%s, which is in "
+                  "cross_entropy_ids_parallel.cuh", names[direction]);
+    if (!a.parallel.vocab_total && split)
+        lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     lk_check_size(&checks, "ids_per_row", x->ids_per_row, 1, LK_CE_IDS_MOST);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
     if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
+    if (tail && split)
+        lk_reject(&checks, LK_ERR_VALUE, "%s is given; there is no tail where columns are split over ranks",
+                  x->tail_weight ? "tail_weight" : x->dtail ? "dtail" : "tail");
+    if (split) lk_cross_entropy_check_slice(&checks, &a);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
     const lk_ce_more more = {
         {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
@@ -582,7 +606,8 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
          {"tail_weight", x->tail_weight, 4, LK_IN, a.rows},
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
          {"tail", x->tail, 4, !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
-        lk_ce_ids_bytes(x, direction)};
+        split ? split->workspace(x, direction) : lk_ce_ids_bytes(x, direction),
+        split ? split->state_bytes : 0};
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
 }
 

@@ -17,8 +17,12 @@
  *                 all that it is multiplied by, and 16 of the sizes of its own u
  *                 with a tail: p / P of a column that is no id has p's limit with lse + tail for lse, and P has |tail| 2^-23
  * forward_backward with z-loss adds h and subtracts it, so its size is in that of all terms; and all ids are as "another" one.
+ *
+ * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/cross_entropy.cu. Their
+ * target's gradient is from the sum of the others' p where it has more than half of p, else it is as another id's. Where two ids
+ * have nearly half each, a rank may take either way: they differ by 1 - p minus that sum, and by p's own limit.
  */
-#include "lk/cross_entropy_ids.cuh"
+#include "lk/cross_entropy_ids_parallel.cuh"
 
 #include "tests/test.h"
 
@@ -26,7 +30,11 @@
 LK_DEFINE_CROSS_ENTROPY(f32)
 LK_DEFINE_CROSS_ENTROPY(f16)
 LK_DEFINE_CROSS_ENTROPY(bf16)
+LK_DEFINE_CROSS_ENTROPY_PARALLEL(f32)
+LK_DEFINE_CROSS_ENTROPY_PARALLEL(f16)
+LK_DEFINE_CROSS_ENTROPY_PARALLEL(bf16)
 TEST_DEFINE(CROSS_ENTROPY_IDS)
+TEST_DEFINE(CROSS_ENTROPY_IDS_PARALLEL)
 
 typedef lk_status (*call_function)(const lk_cross_entropy_ids_args *, cudaStream_t);
 typedef lk_status (*query_function)(const lk_cross_entropy_ids_args *, size_t *);
@@ -37,6 +45,12 @@ enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
                         TEST_OF_TYPES(lk_##op##_forward_backward##end)}
 static const call_function call_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids, );
 static const query_function query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids, _workspace_bytes);
+static const call_function split_call_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids_parallel, );
+static const query_function split_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids_parallel, _workspace_bytes);
+static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_finish);
+static const query_function finish_query_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_finish_workspace_bytes);
+static const one_function split_one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_parallel, );
+static const one_function one_finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish);
 static const one_function one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy, );
 static const one_query_function one_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy, _workspace_bytes);
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
@@ -73,14 +87,15 @@ static bool switch_of(int direction, int s)
 }
 
 /* What some logits of the odd rows are, of all rows where there is one. IDS_INF: the ids at -inf; ID_INF: one of them; OTHERS_INF:
- * all columns but the ids. CONFIDENT: p of one id is about 1 - 1e-6, LOPSIDED: of one that is not the first. SURE: of all ids
- * together 1 - 1e-9, SURER: 1 - 1e-87. */
+ * all columns but the ids. HALVES: two columns have nearly half of p each. CONFIDENT: p of one id is about 1 - 1e-6, LOPSIDED: of one
+ * that is not the first. SURE: of all ids together 1 - 1e-9, SURER: 1 - 1e-87. */
 enum {
-    NOTHING, IDS_INF, ID_INF, OTHERS_INF, ALL_INF, PLUS_INF, NOT_A_NUMBER, TIES, CONFIDENT, LOPSIDED, FAR, SURE, SURER, SPECIALS
+    NOTHING, IDS_INF, ID_INF, OTHERS_INF, ALL_INF, PLUS_INF, NOT_A_NUMBER, TIES, CONFIDENT, LOPSIDED, FAR, SURE, SURER, SPECIALS,
+    HALVES = SPECIALS
 };
 static const char *const special_name[] = {"nothing", "ids at -inf", "an id at -inf", "others at -inf", "all at -inf", "+inf",
                                            "nan", "ties", "confident", "lopsided", "ids far below", "others far below",
-                                           "others very far below"};
+                                           "others very far below", "halves"};
 
 typedef struct {
     int type, direction, path, ids;
@@ -95,7 +110,11 @@ typedef struct {
     int64_t ignore_index;
     double offset, denominator;
     uint64_t seed;
+    int ranks; /* not 0: the columns are split over so many */
+    int place; /* with ranks: 1: all ids on one; 2: on the first and the last column of a slice; 3: each rank has one or none */
 } problem;
+
+static int split_over; /* the ranks of new problems */
 
 static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab, int ids)
 {
@@ -103,7 +122,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab, p.ids = ids;
     p.narrow = type ? TEST_E5M2 : TEST_BF16;
     p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.denominator = 2.75;
-    p.has[LOSS] = p.has[LSE] = p.has[LOGP] = true;
+    p.has[LOSS] = p.has[LSE] = p.has[LOGP] = true, p.ranks = split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + ids * 17 + type * 101 + direction * 11 + path));
     return p;
 }
@@ -113,6 +132,11 @@ static void settle_tensors(problem *p)
 {
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
+    if (p->ranks) p->on[HAS_TAIL_WEIGHT] = p->on[WANT_TAIL] = p->on[HAS_DTAIL] = false;
+    if (p->ranks > 1) { /* slices of one tensor: padding of one is another's, and 16-bit slices lie elsewhere */
+        p->on[ZERO_PADDING] = false;
+        if (p->direction == BOTH || p->on[NARROW]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
+    }
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     p->has[LOGITS] = p->has[IDS] = true, p->has[WEIGHT] = p->on[WEIGHTS], p->has[DLOGP] = p->on[HAS_DLOGP];
     p->has[ROW_WEIGHT] = p->on[WEIGHTED], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
@@ -131,8 +155,9 @@ static void settle_tensors(problem *p)
 static const char *describe(const problem *p)
 {
     static char text[1024];
-    int n = snprintf(text, sizeof text, "%s %s path=%s rows=%lld vocab=%lld ids=%d strides %lld, %lld;", direction_name[p->direction],
-                     test_type_name[p->type], path_name[p->path], (long long)p->rows, (long long)p->vocab, p->ids,
+    int n = snprintf(text, sizeof text, "%s %s path=%s ranks=%d rows=%lld vocab=%lld ids=%d strides %lld, %lld;",
+                     direction_name[p->direction], test_type_name[p->type], path_name[p->path], p->ranks, (long long)p->rows,
+                     (long long)p->vocab, p->ids,
                      (long long)p->stride[LOGITS], (long long)p->stride[DLOGITS]);
     for (int s = 0; s < SWITCHES; s++)
         if (p->on[s]) n += snprintf(text + n, sizeof text - (size_t)n, " %s,", switch_name[s]);
@@ -259,6 +284,17 @@ static double z_of(const problem *p, double x)
 /* lk_ce_cap computes z and its slope in the shorter way: z is off by softcap 2^-20, a slope below 2^-59 by itself. */
 static bool short_cap(const problem *p) { return p->type != TEST_F32 && p->softcap <= 64; }
 
+/* Where an id lies that has a place among ranks. */
+static int64_t placed(const problem *p, int64_t row, int k, int64_t id)
+{
+    int64_t ends[65];
+    test_cut_columns(ends, p->ranks, p->vocab, p->seed);
+    const int rank = p->place == 1 ? (int)(row % p->ranks) : (k + (int)row) % p->ranks;
+    const int64_t first = ends[rank], count = ends[rank + 1] - first;
+    if (count == 0) return id;
+    return p->place == 2 ? (k % 2 ? first : first + count - 1) : first + id % count;
+}
+
 /* Ids at the ends of rows and of vectors are among them; and weights. */
 static void fill_ids(const problem *p)
 {
@@ -278,6 +314,7 @@ static void fill_ids(const problem *p)
             if (p->on[REPEATED]) id = (base + 7 * test_below(&r, few)) % p->vocab;
             else if (k < 4) id = k == 0 ? 0 : k == 1 ? p->vocab - 1 : (id / 8 * 8 + (k == 2 ? 7 : 0)) % p->vocab;
             if (p->ids < 4 && !p->on[REPEATED] && row % 2) id = test_below(&r, p->vocab);
+            if (p->place) id = placed(p, row, k, id);
             double w = test_chance(&r, 6) ? 0 : 1.5 * test_uniform(&r);
             if (k == bad) id = wrong[test_below(&r, LENGTH_OF(wrong))], w = 0.5;
             else if (nothing || (p->on[IGNORE] && test_chance(&r, 4))) id = p->ignore_index;
@@ -331,6 +368,10 @@ static void fill_logits(const problem *p)
             case SURER: break;
             default: continue;
             }
+            test_put(p->type, host, row * laid[LOGITS].stride + id_of(row, k), (float)v);
+        }
+        for (int k = 0; special && p->special == HALVES && k < 2; k++) {
+            const double v = 20 / scale_of(p) + (k ? 0x1p-20 * test_uniform(&r) : 0);
             test_put(p->type, host, row * laid[LOGITS].stride + id_of(row, k), (float)v);
         }
     }
@@ -402,7 +443,7 @@ static outcome examine(const problem *p, int64_t row)
     }
     const double log_sum = log(sum), mean = first / sum;
     /* forward's sum of plain rows is against a reference that may be as far below a sure logit as that is above the others. */
-    const bool forward = p->direction == FORWARD || (p->direction == BOTH && has_tail(p));
+    const bool forward = !p->ranks && (p->direction == FORWARD || (p->direction == BOTH && has_tail(p)));
     const bool sure = forward && (p->special == CONFIDENT || p->special == LOPSIDED);
     double far = sure ? 14 + log((double)p->vocab) : 0;
     if (forward && p->special == SURE) far = 28 + log((double)p->vocab);
@@ -506,6 +547,121 @@ static void set_args(const problem *p, void *const *at)
     if (p->direction == BACKWARD && p->seed % 2 && !p->has[TAIL]) args.tail = (float *)wild;
 }
 
+/* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
+
+static int64_t cut[65];     /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static char *table;         /* the blocks of all ranks; behind them the sums of the others' p, exact */
+static size_t table_bytes, block_bytes;
+static int gathering;       /* the rank whose call gathers */
+
+/* Of a rank: states of all rows, then the logits of their ids, filled up to 16 bytes a row. */
+static size_t block_of(const problem *p)
+{
+    const bool more = p->on[HAS_DENTROPY] || p->on[WANT_ENTROPY] || p->on[WANT_ARGMAX];
+    const size_t logits = (size_t)(p->ids * test_type_bytes[p->type] + 15) / 16 * 16;
+    return (size_t)p->rows * ((more ? 32 : 16) + logits);
+}
+
+/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
+static bool gathers(const problem *p) { return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2); }
+
+/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
+static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    const problem *const p = (const problem *)user;
+    test_that(!block_bytes || bytes == block_bytes);
+    cudaMemcpyAsync(table + (size_t)gathering * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
+}
+
+static lk_cross_entropy_ids_args slice_of(const problem *p, int rank)
+{
+    lk_cross_entropy_ids_args x = args;
+    lk_cross_entropy_args &a = x.common;
+    a.vocab = cut[rank + 1] - cut[rank], a.logits_stride = p->stride[LOGITS] ? p->stride[LOGITS] : p->vocab;
+    a.logits = (const char *)args.common.logits + cut[rank] * test_type_bytes[p->type];
+    if (gives_gradient(p->direction)) {
+        a.dlogits = (char *)args.common.dlogits + cut[rank] * laid[DLOGITS].bytes, a.dlogits_stride = laid[DLOGITS].stride;
+        if (p->on[ZERO_PADDING]) a.dlogits_stride = args.common.dlogits_stride;
+    }
+    if (a.vocab == 0 && rank % 2) a.logits = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
+    a.parallel.vocab_start = cut[rank], a.parallel.vocab_total = p->vocab;
+    a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p;
+    if (gathers(p)) a.parallel.all_gather = gather;
+    a.states = table + (size_t)rank * block_of(p);
+    if (p->direction == BACKWARD) a.others = (float *)(table + (size_t)p->ranks * block_of(p));
+    if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
+    return x;
+}
+
+/* The table, the slices, and for backward the sums of the p of all columns but the target, by the lse that it gets. */
+static void make_table(const problem *p)
+{
+    const size_t blocks = block_of(p) * (size_t)p->ranks, bytes = blocks + (size_t)p->rows * 4 + 4;
+    if (bytes > table_bytes) {
+        TEST_CUDA(cudaFree(table));
+        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
+    }
+    float *const others = (float *)malloc((size_t)p->rows * 4 + 4);
+    for (int64_t row = 0; row < p->rows; row++) {
+        const outcome o = examine(p, row);
+        const double lse = p->has[LSE_LOW] ? o.lse : (double)(float)o.lse; /* as backward is given it */
+        double sum = 0;
+        for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
+        others[row] = (float)sum;
+    }
+    TEST_CUDA(cudaMemset(table, 0xff, blocks));
+    TEST_CUDA(cudaMemcpy(table + blocks, others, (size_t)p->rows * 4, cudaMemcpyHostToDevice));
+    free(others);
+    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+}
+
+/* A call with the workspace that it asks for. */
+static lk_status call_with(const problem *p, query_function ask, call_function call, lk_cross_entropy_ids_args *x)
+{
+    x->common.workspace_bytes = 0;
+    const lk_status status = ask(x, &x->common.workspace_bytes);
+    if (!test_that(status == LK_OK && x->common.workspace_bytes <= args.common.workspace_bytes))
+        test_detail("a query: %s, %zu bytes; %s", lk_last_error(), x->common.workspace_bytes, describe(p));
+    return status ? status : call(x, test.stream);
+}
+
+static lk_status launch_split(const problem *p)
+{
+    lk_status status = LK_OK;
+    block_bytes = block_of(p);
+    for (int round = 0; round < (gathers(p) && p->ranks > 1 ? 2 : 1); round++)
+        for (gathering = 0; gathering < p->ranks && !status; gathering++) {
+            lk_cross_entropy_ids_args x = slice_of(p, gathering);
+            const bool last = round || p->ranks == 1;
+            if (!last && gathers(p)) x.common.bad_targets = NULL;
+            status = call_with(p, split_query_of[p->direction][p->type], split_call_of[p->direction][p->type], &x);
+            if (status || !last || !gathers(p)) continue;
+            if (x.logp) test_same_on_ranks(x.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, gathering);
+            else if (x.common.lse) test_same_on_ranks(x.common.lse, p->rows, gathering);
+            else if (x.common.loss) test_same_on_ranks(x.common.loss, laid[LOSS].rows, gathering);
+        }
+    if (status || p->direction != FORWARD || gathers(p)) return status;
+    lk_cross_entropy_ids_args x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
+    x.common.all_states = table, x.common.others = NULL, x.common.bad_targets = args.common.bad_targets;
+    return call_with(p, finish_query_of[p->type], finish_of[p->type], &x);
+}
+
+/* The workspace of a rank's calls. */
+static bool setup_workspace(const problem *p, int run)
+{
+    size_t bytes = 0, of_finish = 0;
+    const lk_cross_entropy_ids_args x = slice_of(p, p->ranks - 1);
+    lk_status status = split_query_of[p->direction][p->type](&x, &bytes);
+    if (!status && p->direction == FORWARD) status = finish_query_of[p->type](&x, &of_finish);
+    if (!test_that(status == LK_OK && (bytes >= 128 || p->rows == 0))) test_detail("a query: %s; %s", lk_last_error(), describe(p));
+    if (of_finish > bytes) bytes = of_finish;
+    test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
+    test_buffer_upload(&buffers[WORKSPACE]);
+    args.common.workspace = bytes ? test_buffer_device(&buffers[WORKSPACE]) : NULL, args.common.workspace_bytes = bytes;
+    return status == LK_OK;
+}
+
 /* Fills and uploads everything for a run, and the args. */
 static bool setup(const problem *p, int run)
 {
@@ -532,6 +688,7 @@ static bool setup(const problem *p, int run)
     }
     forbid(p);
     set_args(p, at);
+    if (p->ranks) return make_table(p), setup_workspace(p, run);
     size_t bytes = 12345;
     const lk_status status = query_of[p->direction][p->type](&args, &bytes);
     const size_t most = 256 + (size_t)(p->rows + 64) * ((has_tail(p) ? 48 : 32) + 4 * (size_t)p->ids);
@@ -544,7 +701,10 @@ static bool setup(const problem *p, int run)
     return true;
 }
 
-static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
+static lk_status launch(const problem *p)
+{
+    return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
+}
 
 static void collect(const problem *p)
 {
@@ -658,10 +818,11 @@ static void verify_gradient(const problem *p)
         double rest = P, rest_slack = P * (tail_lost + P_lost); /* p of the columns that are no ids is in the tail */
         for (int64_t i = 0; i <= p->vocab; i++) { /* the target last: it needs the sum of the others */
             const int64_t c = i < p->vocab ? i : o.y;
-            const bool sharp = i == p->vocab && (tails || !(fused && p->on[Z])), other = tails && !row_id[c];
             if (i == o.y) continue;
             const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
             const double above = fused ? z - o.max - o.log_sum : z - lse, probability = exp(above);
+            const bool others = p->ranks ? probability > 0.5 : tails || !(fused && p->on[Z]);
+            const bool sharp = i == p->vocab && others, other = tails && !row_id[c];
             double slack, want = total * probability - column_u[c];
             const double here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
             double again = probability > 0 && column_size[c] > 0 ? here + probability * 4 * u * fabs(above) : here;
@@ -672,6 +833,8 @@ static void verify_gradient(const problem *p)
                 slack = (size - own_size) * (here + 16 * u * probability) + z_lost * probability +
                         own_size * (rest_slack + 16 * u * rest) + size * 0x1p-126;
             }
+            if (p->ranks && fabs(probability - 0.5) < 0.01)
+                slack += column_size[c] * (2 * here + (i == p->vocab ? fabs(1 - probability - rest) + rest_slack : 0));
             if (other) { /* dz is this times p / P */
                 const double share = isinf(z) ? 0 : exp(above - tail);
                 const double lost_here = 2 * u * (4 + fabs(above - tail)) + lost + tail_lost;
@@ -717,7 +880,7 @@ static void settle(const problem *p, bool keep, const char *what)
 
 /* ---- Counts of what ran ---------------------------------------------------------------------------------------------- */
 
-enum { SHORT_ROWS = SWITCHES, SEVERAL_PER_LANE, ONE_ID, IGNORED_ROWS, EIGHT, KINDS };
+enum { SHORT_ROWS = SWITCHES, SEVERAL_PER_LANE, ONE_ID, IGNORED_ROWS, EIGHT, ONE_RANK, RANKS, EMPTY_SLICES, KINDS };
 static const char *did_name[KINDS];
 static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster",
                                             "both auto", "warp", "block", "cluster"};
@@ -733,9 +896,11 @@ static bool possible(int at, int did)
 
 static void count(const problem *p)
 {
-    static const char *const kinds[] = {"short rows", "several ids per lane", "one id", "ignored rows", "e5m2"};
+    static const char *const kinds[] = {"short rows", "several ids per lane", "one id", "ignored rows", "one rank", "ranks",
+                                        "empty slices"};
     const int at = p->direction * PATHS + p->path, bytes = test_type_bytes[p->type];
-    bool plain_row = p->rows > 0 && p->vocab * bytes <= 8192 && p->vocab * bytes % 16 == 0 && laid[DLOGITS].end == p->vocab;
+    bool plain_row = !p->ranks && p->rows > 0 && p->vocab * bytes <= 8192 && p->vocab * bytes % 16 == 0;
+    plain_row = plain_row && laid[DLOGITS].end == p->vocab;
     static const int more[] = {SOFTCAP, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, NARROW};
     for (const int s : more) plain_row = plain_row && !p->on[s];
     for (int t = LOGITS; t <= DLOGITS; t += DLOGITS - LOGITS)
@@ -746,6 +911,10 @@ static void count(const problem *p)
     counts.of[at][SHORT_ROWS] += plain_row, counts.of[at][SEVERAL_PER_LANE] += p->ids > 32, counts.of[at][ONE_ID] += p->ids == 1;
     counts.of[at][IGNORED_ROWS] += valid_rows > 0 && valid_rows < p->rows;
     counts.of[at][EIGHT] += p->rows > 0 && laid[DLOGITS].bytes == 1;
+    counts.of[at][ONE_RANK] += p->ranks == 1, counts.of[at][RANKS] += p->ranks > 1;
+    bool empty = false;
+    for (int i = 0; i < p->ranks; i++) empty = empty || cut[i] == cut[i + 1];
+    counts.of[at][EMPTY_SLICES] += empty;
 }
 
 static void prepare(const problem *p) { setup(p, 0); }
@@ -859,6 +1028,30 @@ static void graphs(int type, int direction, int path)
 #endif
 }
 
+/* The results of cross_entropy_parallel.cuh for a target are those of one id. */
+static void compare_one(const problem *p, lk_cross_entropy_args one)
+{
+    static const int outputs[] = {LSE, LSE_LOW, ENTROPY, LOSS, Z_LOSS, ARGMAX, VALID, WEIGHT_SUM};
+    static void *room;
+    lk_status status = LK_OK;
+    if (!room) TEST_CUDA(cudaMalloc(&room, 1 << 20));
+    block_bytes = 0, one.workspace = room, one.workspace_bytes = 1 << 20;
+    for (int round = 0; round < 2; round++)
+        for (gathering = 0; gathering < p->ranks && !status && gives_loss(p->direction); gathering++) {
+            const lk_cross_entropy_args part = slice_of(p, gathering).common;
+            one.logits = part.logits, one.vocab = part.vocab, one.logits_stride = part.logits_stride;
+            one.dlogits = part.dlogits, one.dlogits_stride = part.dlogits_stride;
+            one.parallel = part.parallel, one.parallel.all_gather = gather;
+            status = split_one_of[p->direction][p->type](&one, test.stream);
+        }
+    if (!test_launched(status, describe(p))) return;
+    collect(p);
+    for (const int t : outputs)
+        if (is_output(p, t))
+            test_settle(&buffers[t], &kept[t], &kept_bytes[t], false, laid[t].rows, laid[t].end, laid[t].stride, laid[t].bytes,
+                        tensor_name[t], "one target of ranks", describe(p));
+}
+
 /* One id of weight 1 gives the bits of one target. Gradients do so where nothing is divided by for a mean, row weights are not 0
  * (whose sign may differ), and backward has no z-loss: what is in another order there is rounded otherwise. */
 static void one_target(int type, int direction, int path)
@@ -879,6 +1072,10 @@ static void one_target(int type, int direction, int path)
         if (!setup(&p, 0)) continue;
         lk_cross_entropy_args one = args.common;
         one.target = args.target_ids;
+        if (p.ranks) {
+            compare_one(&p, one);
+            continue;
+        }
         one_query_of[direction][type](&one, &one.workspace_bytes);
         if (!test_that(one.workspace_bytes <= args.common.workspace_bytes)) test_detail("more than with ids; %s", describe(&p));
         if (!test_launched(one_of[direction][type](&one, test.stream), describe(&p))) continue;
@@ -890,9 +1087,42 @@ static void one_target(int type, int direction, int path)
     }
 }
 
+/* Where the ids lie: all on one rank, and on the columns at slices' ends. */
+static void places(int type, int direction, int path)
+{
+    for (int i = 0; i < 8; i++) {
+        problem p = plain(type, direction, path, 4, i % 2 ? 40 : 133, i % 4 < 2 ? 5 : 33);
+        p.place = 1 + i % 3, p.on[WEIGHTS] = i % 2, p.on[HAS_DLOGP] = i % 3 == 1, p.on[Z] = i % 4 == 2;
+        p.special = i > 4 ? CONFIDENT : i == 4 ? TIES : NOTHING, p.on[SOFTCAP] = i == 3;
+        check(p);
+    }
+    problem half = plain(type, direction, path, 4, 9, 7); /* two ids have nearly half of p each */
+    for (int i = 0; i < 3; i++) half.special = HALVES, half.seed = test_hash(half.seed), check(half);
+}
+
+/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
+static void split(int type, int direction, int path)
+{
+    const bool small = test.small;
+    test.small = true;
+    static const int ranks[] = {1, 2, 3, 8};
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (small && (i + type + direction + path) % 2) continue;
+        split_over = ranks[i];
+        places(type, direction, path);
+        if (i != 1) lengths(type, direction, path);
+        if (i) options(type, direction, path);
+        if (i % 2) specials(type, direction, path);
+        if (i != 3) one_target(type, direction, path);
+        if (i == 1 && path <= LK_CROSS_ENTROPY_WARP) graphs(type, direction, path);
+    }
+    split_over = 0, test.small = small;
+}
+
 static const test_theme themes[] = {
     {"lengths", lengths},       {"options", options}, {"specials", specials}, {"tails", tails},
     {"one target", one_target}, {"graph", graphs, [](int, int path) { return path <= LK_CROSS_ENTROPY_WARP; }},
+    {"split over ranks", split},
 };
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -937,7 +1167,7 @@ static void errors(int type, int direction)
     BAD_CALL(LK_ERR_VALUE, "target_prob is given", a.target_prob = a.logits);
     BAD_CALL(LK_ERR_VALUE, "class_weight is given", a.class_weight = &anything);
     BAD_CALL(LK_ERR_VALUE, "label_smoothing is given", a.label_smoothing = 0.1f);
-    BAD_CALL(LK_ERR_VALUE, "parallel.vocab_total is given", a.parallel.vocab_total = 8);
+    BAD_CALL(LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_ids_parallel_", a.parallel.vocab_total = 8);
     BAD_CALL(LK_ERR_VALUE, "statistics is given", a.statistics = 1);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is 0; it must be 1 to 128", args.ids_per_row = 0);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is 129", args.ids_per_row = 129);
@@ -987,6 +1217,94 @@ static void errors(int type, int direction)
         test_detail("args NULL: %s", lk_last_error());
 }
 
+/* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
+static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
+
+static void rank_errors(int type)
+{
+    enum { FINISH = DIRECTIONS };
+    static void *room;
+    static const struct {
+        int direction;
+        lk_status want;
+        const char *says;
+        void (*change)(lk_cross_entropy_ids_args *x);
+    } cases[] = {
+        {FORWARD, LK_OK, "", [](lk_cross_entropy_ids_args *) {}},
+        {FINISH, LK_OK, "", [](lk_cross_entropy_ids_args *) {}},
+        {BACKWARD, LK_OK, "", [](lk_cross_entropy_ids_args *) {}},
+        {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is -1",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel.vocab_total = -1; }},
+        {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
+        {FINISH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
+        {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
+        {BOTH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
+        {FORWARD, LK_ERR_SHAPE, "parallel.vocab_start is",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel.vocab_start = 8; }},
+        {FORWARD, LK_ERR_SHAPE, "parallel.ranks is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel.ranks = 0; }},
+        {FINISH, LK_ERR_SHAPE, "parallel.ranks is 65537",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel.ranks = 65537; }},
+        {BACKWARD, LK_ERR_SHAPE, "parallel.rank is 2", [](lk_cross_entropy_ids_args *x) { x->common.parallel.rank = 2; }},
+        {FORWARD, LK_ERR_SHAPE, "vocab is 9", [](lk_cross_entropy_ids_args *x) { x->common.vocab = 9; }},
+        {FORWARD, LK_ERR_SHAPE, "ids_per_row is 0", [](lk_cross_entropy_ids_args *x) { x->ids_per_row = 0; }},
+        {FINISH, LK_ERR_SHAPE, "ids_per_row is 129", [](lk_cross_entropy_ids_args *x) { x->ids_per_row = 129; }},
+        {FORWARD, LK_ERR_NULL, "states is NULL", [](lk_cross_entropy_ids_args *x) { x->common.states = NULL; }},
+        {FORWARD, LK_ERR_ALIGNMENT, "states", [](lk_cross_entropy_ids_args *x) { MOVED(x->common.states, 8); }},
+        {FINISH, LK_ERR_NULL, "all_states is NULL", [](lk_cross_entropy_ids_args *x) { x->common.all_states = NULL; }},
+        {FINISH, LK_ERR_NULL, "target_ids is NULL", [](lk_cross_entropy_ids_args *x) { x->target_ids = NULL; }},
+        {FINISH, LK_ERR_SHAPE, "logp and all_states overlap",
+         [](lk_cross_entropy_ids_args *x) { x->logp = (float *)(uintptr_t)x->common.all_states; }},
+        {FINISH, LK_ERR_SHAPE, "logp and all_states overlap", /* in the last rank's logits */
+         [](lk_cross_entropy_ids_args *x) { x->logp = (float *)((uintptr_t)x->common.all_states + 2 * block_bytes - 4); }},
+        {FINISH, LK_ERR_WORKSPACE, "workspace is NULL", [](lk_cross_entropy_ids_args *x) { x->common.workspace = NULL; }},
+        {BACKWARD, LK_ERR_NULL, "others is NULL", [](lk_cross_entropy_ids_args *x) { x->common.others = NULL; }},
+        {BACKWARD, LK_ERR_NULL, "lse is NULL", [](lk_cross_entropy_ids_args *x) { x->common.lse = NULL; }},
+        {BOTH, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = NULL; }},
+        {BOTH, (lk_status)77, "parallel.all_gather returned 77",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = broken_gather; }},
+        {FORWARD, (lk_status)77, "all_gather returned 77",
+         [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = broken_gather; }},
+        {FORWARD, LK_ERR_VALUE, "tail is given; there is no tail where columns are split over ranks",
+         [](lk_cross_entropy_ids_args *x) { x->tail = x->logp; }},
+        {FINISH, LK_ERR_VALUE, "tail_weight is given; there is no tail",
+         [](lk_cross_entropy_ids_args *x) { x->tail_weight = x->logp; }},
+        {BACKWARD, LK_ERR_VALUE, "dtail is given; there is no tail",
+         [](lk_cross_entropy_ids_args *x) { x->dtail = x->common.others; }},
+        {BOTH, LK_ERR_VALUE, "statistics is given", [](lk_cross_entropy_ids_args *x) { x->common.statistics = 1; }},
+        {FINISH, LK_ERR_VALUE, "class_weight is given", [](lk_cross_entropy_ids_args *x) { x->common.class_weight = x->logp; }},
+    };
+    if (!room) TEST_CUDA(cudaMalloc(&room, 1 << 20));
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const int direction = cases[i].direction == FINISH ? FORWARD : cases[i].direction;
+        problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8, 3);
+        p.ranks = 2, p.seed = 2; /* of forward three calls */
+        settle_tensors(&p);
+        if (!setup(&p, 0)) continue;
+        block_bytes = block_of(&p), gathering = 0;
+        lk_cross_entropy_ids_args x = slice_of(&p, 0);
+        x.common.all_states = table, x.common.workspace = room, x.common.workspace_bytes = 1 << 20;
+        cases[i].change(&x);
+        const call_function call = cases[i].direction == FINISH ? finish_of[type] : split_call_of[direction][type];
+        const query_function ask = cases[i].direction == FINISH ? finish_query_of[type] : split_query_of[direction][type];
+        const lk_status status = call(&x, test.stream);
+        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
+            test_detail("case %d, %s: status %d: %s", i, cases[i].says, status, lk_last_error());
+        const bool sizes = cases[i].want == LK_ERR_VALUE ||
+                           (cases[i].want == LK_ERR_SHAPE && !strstr(cases[i].says, "overlap")) ||
+                           (cases[i].want == LK_ERR_NULL && strstr(cases[i].says, "all_gather"));
+        size_t asked = TEST_NOT_ASKED;
+        const lk_status answer = ask(&x, &asked);
+        if (!test_that(answer == (sizes ? cases[i].want : LK_OK) && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
+            test_detail("case %d, %s: the query says %d, %s", i, cases[i].says, answer, lk_last_error());
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+    }
+    size_t asked = TEST_NOT_ASKED;
+    if (!test_that(finish_of[type](NULL, test.stream) == LK_ERR_NULL && finish_query_of[type](NULL, &asked) == LK_ERR_NULL))
+        test_detail("args NULL: %s", lk_last_error());
+}
+
 static void fuzz(void)
 {
     const long n = test_fuzz_begin(&counts, 200, 0);
@@ -999,6 +1317,7 @@ static void fuzz(void)
         draw(&p, (int)i);
         if (test_chance(&r, 2)) p.special = (int)test_below(&r, SPECIALS);
         if (test_chance(&r, 8)) p.offset = 1e4;
+        if (test_chance(&r, 3)) p.ranks = 1 + (int)test_below(&r, 9), p.place = (int)test_below(&r, 4);
         check(p);
     }
     test_fuzz_end(&counts, possible, n);
@@ -1120,6 +1439,8 @@ int main(int argc, char **argv)
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("%s %s: errors", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("errors of ranks, %s", test_type_name[type])) rank_errors(type), test_finish();
     for (int at = 0; at < COUNTED; at++)
         if (path_here(at % PATHS))
             test_themes(themes, LENGTH_OF(themes), at / PATHS, at % PATHS, direction_name[at / PATHS], path_name[at % PATHS]);

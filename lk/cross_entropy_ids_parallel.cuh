@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: MIT
+/* cross_entropy_ids_parallel.cuh - cross_entropy_ids.cuh for columns that are split over ranks (GPUs, or processes), as those of a
+ * vocabulary-parallel head are: each rank has some columns of every row, and gets the results of all columns.
+ *
+ *   a rank's state of a row   as in cross_entropy_parallel.cuh, with that one of the row's ids for the target which has the
+ *                             largest logit of those in the rank's columns. Behind the states of all rows lie the logits of all
+ *                             ids, -inf where another rank has the column
+ *   the collective            every rank gets the states and logits of all ranks, in their order
+ *   finish                    merges the states. Of the ranks' targets the one with the largest logit is the row's target; the
+ *                             others are columns like all others. Then loss and logp of all ids are computed as on one GPU
+ *   backward                  each rank computes dlogits of its own columns, from lse and from others[r], the sum of p[r,j] over
+ *                             all columns but the target
+ *
+ * Use        In one .cu file:                                       Anywhere, C included:
+ *                #include "lk/cross_entropy_ids_parallel.cuh"           #include "lk/cross_entropy_ids_parallel.cuh"
+ *                LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(bf16)             LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(bf16)
+ *            The struct is lk_cross_entropy_ids_args; common.parallel says which columns are this call's. logits, dlogits and
+ *            vocab are of these columns; target_ids has columns of the whole vocabulary. All ranks get the same ids, weights and
+ *            options, and all get the same results, bit for bit.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
+ *                lk_cross_entropy_ids_args args = {};
+ *                args.common.logits = logits, args.common.rows = rows, args.common.vocab = vocab;    // of this rank
+ *                args.common.parallel.vocab_start = first, args.common.parallel.vocab_total = all;
+ *                args.common.parallel.rank = rank, args.common.parallel.ranks = ranks;
+ *                args.common.parallel.all_gather = all_gather;
+ *                args.target_ids = ids, args.target_weight = weights, args.ids_per_row = ids_per_row;
+ *                args.common.loss = loss, args.logp = logp, args.common.dlogits = dlogits;
+ *                size_t *bytes = &args.common.workspace_bytes;
+ *                lk_status status = lk_cross_entropy_ids_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
+ *                args.common.workspace = ...;           // that many bytes, aligned to 128; what is gathered lies there
+ *                status = lk_cross_entropy_ids_parallel_forward_backward_bf16(&args, stream);
+ *            Without it there are three calls. forward writes common.states alone, aligned to 16: 16 bytes per row, 32 with
+ *            entropy or argmax; then for each row the logits of its ids, in T, and as many more as make that a multiple of 16
+ *            bytes. The caller gathers those of all ranks, [ranks][those bytes]. finish computes the results from them. backward
+ *            reads lse and others; lse_low if given; entropy with dentropy; and valid_rows for a mean:
+ *                args.common.parallel.all_gather = NULL, args.common.states = states;
+ *                status = lk_cross_entropy_ids_parallel_forward_bf16(&args, stream);
+ *                args.common.all_states = ...;          // gathered from the states of all ranks
+ *                args.common.lse = lse, args.common.others = others;
+ *                status = lk_cross_entropy_ids_finish_bf16(&args, stream);
+ *                status = lk_cross_entropy_ids_parallel_backward_bf16(&args, stream);
+ *            Each of them needs a workspace, and has a function that says how much. entropy and argmax are set in forward too,
+ *            though finish writes them: they decide how large states are. To call backward after a forward with all_gather, give
+ *            forward `lse` and `others`.
+ * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh and what these need.
+ * Options    Those of cross_entropy_ids.cuh, without the tail. Every rank counts all rows with a bad id; without all_gather,
+ *            finish and backward count them, and forward does not.
+ * Errors     As in cross_entropy_ids.cuh and cross_entropy_parallel.cuh. LK_ERR_VALUE: tail_weight, tail or dtail is given.
+ * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
+ *
+ * The rows' kernel is that of cross_entropy_parallel.cuh, in forward and in backward. Around it are kernels with a warp per row:
+ *   lk_cross_entropy_ids_slice_kernel   before it in forward: looks at the ids, writes their logits, chooses the rank's target
+ *   lk_cross_entropy_ids_finish_kernel  finish
+ *   lk_cross_entropy_ids_weigh_kernel   before it in backward: keeps the logits of the rank's ids, and sums the factors of all ids
+ *   lk_cross_entropy_ids_put_kernel     behind it: computes dlogits of the rank's ids again and writes each once
+ * No rank needs to know in backward which id is the row's target: only an id with more than half of p needs `others`, since 1 - p
+ * is exact of all others, and an id with more than half of p is the target.
+ */
+#ifndef LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
+#define LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
+
+#include "cross_entropy_ids.cuh"
+#include "cross_entropy_parallel.cuh"
+
+#define LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                               \
+    LK_PROTOTYPES(cross_entropy_ids, parallel_forward, T)                                                                      \
+    LK_PROTOTYPES(cross_entropy_ids, parallel_backward, T)                                                                     \
+    LK_PROTOTYPES(cross_entropy_ids, parallel_forward_backward, T)                                                             \
+    LK_PROTOTYPES(cross_entropy_ids, finish, T)
+#define LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- The kernels --------------------------------------------------------------------------------------------------------- */
+
+/* What they get. ids.all.a.vocab is the number of all ranks' columns; logits and dlogits point to where column 0 of all ranks would
+ * be, so that an id is an index. */
+typedef struct {
+    lk_ce_ids_call ids;
+    int64_t vocab;     /* this rank's columns, from parallel.vocab_start on */
+    int64_t block;     /* bytes of a rank's states and logits */
+    int state_bytes;   /* of a row, without logits */
+    int logits_of_row; /* with those that fill up 16 bytes */
+} lk_ce_ids_slice;
+
+/* The target of a row for the rows' kernel of backward that no rank has. */
+#define LK_CE_IDS_ELSEWHERE (INT32_MAX - 1)
+
+/* The logits of a row's ids in a rank's block. */
+template <class T> LK_DEVICE T *lk_ce_ids_logits(const lk_ce_ids_slice &call, const void *block, int64_t row)
+{
+    return (T *)((char *)block + call.ids.all.a.rows * call.state_bytes) + row * call.logits_of_row;
+}
+
+/* The same ids without those whose columns other ranks have. */
+LK_DEVICE lk_ce_ids lk_ce_ids_here(const lk_ce_ids_slice &call, lk_ce_ids s)
+{
+    const unsigned first = (unsigned)call.ids.all.a.parallel.vocab_start;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
+        if ((unsigned)s.id[i] - first >= (unsigned)call.vocab) s.id[i] = -1;
+    return s;
+}
+
+/* lk_ce_row_top of a warp's lanes, and its column. */
+LK_DEVICE int64_t lk_ce_ids_top(int64_t top)
+{
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
+        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
+        top = other > top ? other : top;
+    }
+    return top;
+}
+LK_DEVICE int lk_ce_ids_column(int64_t top) { return 0x7fffffff - (int)(uint32_t)top; }
+
+/* Forward, before the rows: the logits of the rank's ids, and the rank's target. Where it has none of a good row's ids, an id
+ * that another rank has. A warp owns a row. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
+    lk_cross_entropy_ids_slice_kernel(const __grid_constant__ lk_ce_ids_slice call)
+{
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
+    lk_griddepcontrol_wait(); /* the rows do not start early: they want more shared memory than this kernel leaves */
+    const bool there = row < a.rows;
+    const lk_ce_ids s = lk_ce_ids_load(call.ids, row, there), here = lk_ce_ids_here(call, s);
+    T *const out = lk_ce_ids_logits<T>(call, a.states, row);
+    int64_t top = INT64_MIN;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        float logit = -INFINITY;
+        if (here.id[i] >= 0) {
+            logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
+            top = lk_ce_row_top(lk_ce_row{0, 0, 0, 0, 0, 0, top}, logit, s.id[i]).top;
+        } else if (s.id[i] >= 0) { /* below all logits */
+            const int64_t elsewhere = INT64_MIN + (0x7fffffff - s.id[i]);
+            top = elsewhere > top ? elsewhere : top;
+        }
+        if (there && lane + 32 * i < call.logits_of_row) lk_put(out + lane + 32 * i, logit);
+    }
+    const int y = lk_ce_ids_column(lk_ce_ids_top(top));
+    if (there && lane == 0) call.ids.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? y : LK_CE_IDS_IGNORED;
+}
+
+/* The state of one column whose value is v. */
+LK_DEVICE lk_ce_row lk_ce_ids_alone(float v, float scale)
+{
+    const float values[1] = {v}, weights[1] = {1.0f};
+    return lk_ce_row_add(lk_ce_row_empty(), values, weights, scale);
+}
+
+/* A row's state of all columns, and in *others, where it has a target, the sum of p of the columns but that one: the one with the
+ * largest value of the ranks' targets. Every lane computes it. */
+LK_DEVICE lk_ce_row lk_ce_ids_merge(const lk_ce_ids_slice &call, int64_t row, bool good, float *others)
+{
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_ce_row all = lk_ce_row_empty();
+    float target = -INFINITY;
+    int owner = -1;
+    for (int rank = 0; rank < a.parallel.ranks; rank++) {
+        const lk_ce_row part = lk_ce_unpack_state((const char *)a.all_states + rank * call.block, call.state_bytes, row);
+        if (owner < 0 || lk_ce_order(part.target) > lk_ce_order(target)) target = part.target, owner = rank;
+        all = lk_ce_row_merge<true>(all, part, scale);
+    }
+    *others = 0.0f;
+    if (!good) return all;
+    for (int rank = 0; rank < a.parallel.ranks; rank++) {
+        const char *const states = (const char *)a.all_states + rank * call.block;
+        const float v = lk_ce_unpack_state(states, call.state_bytes, row).target;
+        if (rank != owner && v != -INFINITY) all = lk_ce_row_merge<true>(all, lk_ce_ids_alone(v, scale), scale);
+    }
+    const float values[1] = {target}, weights[1] = {1.0f};
+    const lk_ce_row rest = lk_ce_row_raise_halfway<true>(all, target, scale);
+    all = lk_ce_row_add(rest, values, weights, scale);
+    *others = __fdiv_rn(lk_ce_row_raise<true>(rest, all.max, scale).sum, all.sum);
+    all.target = target;
+    return all;
+}
+
+/* A warp owns a row. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
+    lk_cross_entropy_ids_finish_kernel(const __grid_constant__ lk_ce_ids_slice call)
+{
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    if (row >= a.rows) return;
+    const lk_ce_ids s = lk_ce_ids_load(call.ids, row, true);
+    const bool counted = s.any || s.bad, good = s.any && !s.bad;
+    float z[LK_CE_IDS_EACH], first_z = -INFINITY, others = 0.0f, slope, part = 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) z[i] = -INFINITY;
+    for (int rank = 0; good && rank < a.parallel.ranks; rank++) { /* each id's logit is -inf on all ranks but one */
+        const T *const logits = lk_ce_ids_logits<T>(call, (const char *)a.all_states + rank * call.block, row);
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+            const float logit = s.id[i] >= 0 ? lk_to_float(logits[lane + 32 * i]) : -INFINITY;
+            if (logit != -INFINITY) z[i] = logit;
+        }
+    }
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        if (s.id[i] >= 0 && a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope);
+        first_z = fmaxf(first_z, z[i]);
+    }
+    first_z = lk_max_warp(first_z); /* the target's */
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    if (counted)
+        r = lk_ce_row_finish(lk_ce_ids_merge(call, row, good, &others), {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
+    if (s.bad) r.class_loss = NAN;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const float minus_logp = lk_ce_ids_minus_logp(s, i, z[i], first_z, r.class_loss, scale);
+        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp, part);
+        if (call.ids.x.logp && lane + 32 * i < (int)call.ids.x.ids_per_row)
+            call.ids.x.logp[row * call.ids.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp; /* 0, not -0 */
+    }
+    part = lk_sum_warp(part);
+    if (lane != 0) return;
+    if (r.class_loss == r.class_loss) r.class_loss = part;
+    if (a.others) a.others[row] = others;
+    if (s.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    call.ids.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0 : LK_CE_IDS_IGNORED; /* for the counts of all rows */
+    lk_ce_put_result<true>(call.ids.all, row, {-1, counted, s.bad}, 1.0f, r);
+}
+
+/* Backward, before the rows: what all ids add to the factor of p. Where one of the rank's ids has more than half of p, it is the
+ * target of the rows' kernel. A warp owns a row. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
+    lk_cross_entropy_ids_weigh_kernel(const __grid_constant__ lk_ce_ids_slice call)
+{
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const lk_ce_ids_space &space = call.ids.space;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_griddepcontrol_wait(); /* the rows do not start early: see above */
+    const bool there = row < a.rows;
+    const lk_ce_ids s = lk_ce_ids_load(call.ids, row, there), here = lk_ce_ids_here(call, s);
+    const bool good = s.any && !s.bad;
+    int64_t top = INT64_MIN;
+    float largest = -INFINITY, slope;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        if (here.id[i] < 0) continue;
+        const float logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
+        space.logit[row * call.ids.x.ids_per_row + lane + 32 * i] = logit;
+        top = lk_ce_row_top(lk_ce_row{0, 0, 0, 0, 0, 0, top}, logit, s.id[i]).top;
+        largest = fmaxf(largest, logit);
+    }
+    top = lk_ce_ids_top(top), largest = lk_max_warp(largest);
+    lk_ce_upstream up = {};
+    if (good) up = lk_ce_ids_load_upstream(call.ids, row);
+    int y = LK_CE_IDS_ELSEWHERE;
+    if (good && top != INT64_MIN) {
+        lk_ce_gradient g = {};
+        const float p_scale = lk_ce_base_of_lse(&g, up, scale, false, 0.0f);
+        if (a.softcap > 0.0f) largest = lk_ce_cap(largest, a.logit_scale, a.softcap, &slope);
+        if (p_scale * lk_ex2(fmaf(g.rate, largest, -g.base)) > 0.5f) y = lk_ce_ids_column(top);
+    }
+    float own = 0.0f, rest = 0.0f; /* u of the target, and of the other ids of all ranks */
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const float u = good && s.id[i] >= 0 ? lk_ce_ids_factor(call.ids, row, s, i, up.f) : 0.0f;
+        if (s.id[i] == y) own += u;
+        else rest += u;
+    }
+    own = lk_sum_warp(own), rest = lk_sum_warp(rest) + up.dlse;
+    if (!there || lane != 0) return;
+    if (a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
+    space.target[row] = good ? y : s.bad ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;
+    space.upstream[row] = own, space.dlse[row] = rest;
+}
+
+/* Backward, behind the rows: dlogits of the rank's ids. A warp owns a row. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
+    lk_cross_entropy_ids_put_kernel(const __grid_constant__ lk_ce_ids_slice call)
+{
+    LK_SHARED(lk_ce_ids_term, terms, [LK_CE_IDS_WARPS * LK_CE_IDS_MOST]);
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + warp;
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    if (row >= a.rows) return;
+    const lk_ce_ids s = lk_ce_ids_load(call.ids, row, true), here = lk_ce_ids_here(call, s);
+    if (!s.any || s.bad || !lk_is_finite(call.ids.lse[row])) return; /* these rows are 0 or NaN throughout */
+    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH], unused[LK_CE_IDS_EACH] = {};
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        z[i] = -INFINITY, slope[i] = 1.0f;
+        if (here.id[i] >= 0) z[i] = call.ids.space.logit[row * call.ids.x.ids_per_row + lane + 32 * i];
+        if (a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope[i]);
+    }
+    lk_ce_ids_write_gradients<T>(call.ids, terms + warp * LK_CE_IDS_MOST, row, here, z, slope, unused, 0.0f, 0.0f);
+}
+
+/* ---- Workspace ----------------------------------------------------------------------------------------------------------- */
+
+/* The logits of a row in a rank's block. */
+template <class T> LK_HOST int lk_ce_ids_logits_of_row(int64_t ids_per_row)
+{
+    return (int)lk_ceil_div(ids_per_row, LK_VEC<T>) * LK_VEC<T>;
+}
+
+/* The bytes of a row's state; `dentropy` is forward_backward's alone. */
+LK_HOST int lk_ce_ids_state_bytes(const lk_cross_entropy_args *a, int direction)
+{
+    lk_cross_entropy_args forward = *a;
+    if (direction != LK_CE_BOTH) forward.dentropy = NULL;
+    return lk_ce_state_bytes(&forward);
+}
+
+/* What lies in the workspace. */
+typedef struct {
+    lk_ce_ids_space ids;
+    char *states, *all_states;              /* with all_gather: what is gathered */
+    float *lse_low, *others;                /* forward_backward, where the caller does not want them; lse and entropy are in ids */
+    size_t bytes;
+} lk_ce_ids_slice_space;
+
+template <class T>
+LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, int direction)
+{
+    const lk_cross_entropy_args &a = x->common;
+    const bool both = direction == LK_CE_BOTH, back = both || direction == LK_CE_BACKWARD;
+    const bool gathers = a.parallel.all_gather && (both || direction == LK_CE_FORWARD);
+    const bool reduced = (gathers || direction == LK_CE_FINISH) && lk_cross_entropy_reduced(&a);
+    const int64_t most = (int64_t)1 << 36; /* more rows than there can be */
+    const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
+    const int64_t bytes = lk_ce_ids_state_bytes(&a, direction) + lk_ce_ids_logits_of_row<T>(x->ids_per_row) * (int64_t)sizeof(T);
+    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_ce_ids_slice_space s = {};
+    lk_take(&s.ids.counts, &arena, both, 1);
+    lk_take(&s.ids.row_losses.loss, &arena, reduced, rows);
+    lk_take(&s.ids.row_losses.z, &arena, reduced && a.z_loss > 0.0f, rows);
+    lk_take(&s.ids.row_losses.weight, &arena, reduced && a.weight_sum, rows);
+    lk_take(&s.ids.target, &arena, true, rows);
+    lk_take(&s.states, &arena, gathers, rows * bytes);
+    lk_take(&s.all_states, &arena, gathers, rows * bytes * a.parallel.ranks);
+    lk_take(&s.ids.logit, &arena, back, rows * x->ids_per_row);
+    lk_take(&s.ids.upstream, &arena, back, rows);
+    lk_take(&s.ids.dlse, &arena, back, rows);
+    lk_take(&s.ids.lse, &arena, both, rows);
+    lk_take(&s.lse_low, &arena, both, rows);
+    lk_take(&s.ids.entropy, &arena, both && a.dentropy, rows);
+    lk_take(&s.others, &arena, both, rows);
+    s.bytes = arena.used;
+    return s;
+}
+template <class T> LK_HOST size_t lk_ce_ids_slice_bytes(const lk_cross_entropy_ids_args *x, int direction)
+{
+    return lk_ce_ids_slice_space_of<T>(x, direction).bytes;
+}
+
+/* What the checks need of a call, whose arguments may be wrong. */
+template <class T> LK_HOST lk_ce_ids_split lk_ce_ids_split_of(const lk_cross_entropy_ids_args *args)
+{
+    const bool good = args && args->ids_per_row > 0 && args->ids_per_row <= LK_CE_IDS_MOST;
+    return {lk_ce_ids_slice_bytes<T>, good ? lk_ce_ids_logits_of_row<T>(args->ids_per_row) * (int)sizeof(T) : 0};
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* A call's arguments after the checks, and what its parts have alike. */
+typedef struct {
+    const char *op;
+    lk_device device;
+    cudaStream_t stream;
+    lk_cross_entropy_ids_args x;
+    lk_ce_ids_slice_space space;
+} lk_ce_ids_job;
+
+/* What the kernels around the rows get. rows: what the rows' kernel gets. */
+template <class T> LK_HOST lk_ce_ids_slice lk_ce_ids_slice_of(const lk_ce_ids_job &job, int direction, lk_cross_entropy_call *rows)
+{
+    lk_ce_ids_slice call = {};
+    call.ids.x = job.x, call.ids.space = job.space.ids, call.ids.direction = direction;
+    call.ids.all = lk_cross_entropy_call_of<T>(job.x.common);
+    lk_cross_entropy_args &a = call.ids.all.a;
+    call.vocab = a.vocab, call.logits_of_row = lk_ce_ids_logits_of_row<T>(job.x.ids_per_row);
+    call.state_bytes = call.ids.all.state_bytes = lk_ce_state_bytes(&a);
+    call.block = a.rows * (call.state_bytes + call.logits_of_row * (int64_t)sizeof(T));
+    call.ids.lse = a.lse, call.ids.lse_low = a.lse_low, call.ids.entropy = a.entropy;
+    call.ids.all.over = a.denominator;
+    if (direction == LK_CE_BACKWARD) call.ids.all.valid_rows = a.valid_rows;
+    *rows = lk_ce_ids_rows(call.ids);
+    if (direction == LK_CE_FORWARD) rows->a.upstream = rows->a.dlse = NULL; /* forward_backward's */
+    a.vocab = call.ids.all.classes;
+    a.logits = (const void *)((uintptr_t)a.logits - (uintptr_t)a.parallel.vocab_start * sizeof(T));
+    a.dlogits = (void *)((uintptr_t)a.dlogits - (uintptr_t)a.parallel.vocab_start * (size_t)lk_dtype_bytes<T>(a.dlogits_dtype));
+    return call;
+}
+
+LK_HOST lk_status lk_ce_ids_launch(const lk_ce_ids_job &job, void (*kernel)(lk_ce_ids_slice), const lk_ce_ids_slice &call)
+{
+    const int64_t blocks = lk_ceil_div(job.x.common.rows, LK_CE_IDS_WARPS);
+    return lk_launch_pdl(job.op, &job.device, kernel, blocks, 1, 32 * LK_CE_IDS_WARPS, 0, job.stream, call);
+}
+
+/* The states of a rank's columns, and the logits of its ids. */
+template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &job)
+{
+    lk_cross_entropy_call rows;
+    const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_FORWARD, &rows);
+    const lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_slice_kernel<T>, call);
+    return status ? status : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(job.op, &job.device, rows, job.stream);
+}
+
+/* The results from the blocks of all ranks. */
+template <class T> LK_HOST lk_status lk_ce_ids_run_finish(const lk_ce_ids_job &job)
+{
+    lk_cross_entropy_call rows;
+    lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_FINISH, &rows);
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const bool reduced = lk_cross_entropy_reduced(&a);
+    lk_status status = LK_OK;
+    rows.a.vocab = rows.classes;
+    if (reduced) call.ids.all.row_losses = job.space.ids.row_losses;
+    if (a.rows > 0) status = lk_ce_ids_launch(job, lk_cross_entropy_ids_finish_kernel<T>, call);
+    if (!status && reduced) return lk_cross_entropy_sum(job.op, &job.device, call.ids.all, job.stream);
+    return !status && (a.valid_rows || a.weight_sum) ? lk_cross_entropy_count(job.op, &job.device, rows, job.stream) : status;
+}
+
+/* The gradients of a rank's columns. */
+template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job &job)
+{
+    lk_cross_entropy_call rows;
+    const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_BACKWARD, &rows);
+    if (job.x.common.rows == 0) return LK_OK;
+    rows.classes = INT32_MAX; /* ELSEWHERE is a column too */
+    lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_weigh_kernel<T>, call);
+    if (!status) status = lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(job.op, &job.device, rows, job.stream);
+    return status ? status : lk_ce_ids_launch(job, lk_cross_entropy_ids_put_kernel<T>, call);
+}
+
+/* All calls. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_entropy_ids_args *args, int direction,
+                                                 cudaStream_t stream)
+{
+    const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
+    lk_ce_ids_job job = {op, {}, stream, {}, {}};
+    const cudaError_t error = lk_current_device(&job.device);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : job.device.arch, &job.x, &split);
+    if (!status) status = lk_asked_device(op, error);
+    if (status) return status;
+    job.space = lk_ce_ids_slice_space_of<T>(&job.x, direction);
+    if (direction == LK_CE_BACKWARD) return lk_ce_ids_run_gradients<T>(job);
+    if (direction == LK_CE_FINISH) return lk_ce_ids_run_finish<T>(job);
+
+    lk_cross_entropy_args &a = job.x.common;
+    const lk_vocab_parallel v = a.parallel;
+    const bool both = direction == LK_CE_BOTH, some = a.rows > 0;
+    const int64_t bytes = a.rows * (lk_ce_state_bytes(&a) + split.state_bytes);
+    if (v.all_gather) a.states = job.space.states, a.all_states = job.space.all_states;
+    if (both) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
+        if (!a.lse) a.lse = job.space.ids.lse;
+        if (!a.lse_low) a.lse_low = job.space.lse_low;
+        if (!a.others) a.others = job.space.others;
+        if (a.dentropy && !a.entropy) a.entropy = job.space.ids.entropy;
+        if (a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows) a.valid_rows = &job.space.ids.counts->valid_rows;
+    }
+    if (v.all_gather) status = lk_check_all_slices(op, &v, a.vocab, a.states, (void *)a.all_states, (size_t)bytes, stream);
+    if (!status && some) status = lk_ce_ids_run_states<T>(job);
+    if (status || !v.all_gather) return status;
+    if (some) status = lk_called_back(op, "all_gather", v.all_gather(v.user, a.states, (void *)a.all_states, (size_t)bytes, stream));
+    if (!status) status = lk_ce_ids_run_finish<T>(job);
+    a.bad_targets = NULL; /* finish has counted them */
+    return !status && both ? lk_ce_ids_run_gradients<T>(job) : status;
+}
+
+/* The functions that LK_EMIT calls. */
+#define LK_CE_IDS_RANKS_ENTRY(name, direction)                                                                                 \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_cross_entropy_ids_##name(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)  \
+    {                                                                                                                          \
+        return lk_cross_entropy_run_ids_ranks<T>(op, args, direction, stream);                                                 \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n) \
+    {                                                                                                                          \
+        const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);                                                             \
+        lk_cross_entropy_ids_args x = {};                                                                                      \
+        const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x, &split);                     \
+        if (!status && n) *n = lk_ce_ids_slice_bytes<T>(&x, direction);                                                        \
+        return status;                                                                                                         \
+    }
+LK_CE_IDS_RANKS_ENTRY(parallel_forward, LK_CE_FORWARD)
+LK_CE_IDS_RANKS_ENTRY(parallel_backward, LK_CE_BACKWARD)
+LK_CE_IDS_RANKS_ENTRY(parallel_forward_backward, LK_CE_BOTH)
+LK_CE_IDS_RANKS_ENTRY(finish, LK_CE_FINISH)
+
+#define LK_CROSS_ENTROPY_IDS_PARALLEL_DEFINE(T)                                                                                \
+    LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                                   \
+    LK_EMIT(cross_entropy_ids, parallel_forward, T)                                                                            \
+    LK_EMIT(cross_entropy_ids, parallel_backward, T)                                                                           \
+    LK_EMIT(cross_entropy_ids, parallel_forward_backward, T)                                                                   \
+    LK_EMIT(cross_entropy_ids, finish, T)
+#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_PARALLEL_DEFINE, T)
+
+#else
+#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL")
+#endif /* CUDA or the simulator */
+#endif
