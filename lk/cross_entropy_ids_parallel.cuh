@@ -112,8 +112,8 @@ LK_DEVICE int64_t lk_ce_ids_top(int64_t top)
 }
 LK_DEVICE int lk_ce_ids_column(int64_t top) { return 0x7fffffff - (int)(uint32_t)top; }
 
-/* Forward, before the rows: the logits of the rank's ids, and the rank's target. Where it has none of a good row's ids, an id
- * that another rank has. A warp owns a row. */
+/* Forward, before the rows: the logits of the rank's ids, and the rank's target. Without one the sums are of all its columns, as
+ * in a row with a bad target. A warp owns a row. */
 template <class T>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_slice_kernel(const __grid_constant__ lk_ce_ids_slice call)
@@ -131,14 +131,12 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (here.id[i] >= 0) {
             logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
             top = lk_ce_row_top(lk_ce_row{0, 0, 0, 0, 0, 0, top}, logit, s.id[i]).top;
-        } else if (s.id[i] >= 0) { /* below all logits */
-            const int64_t elsewhere = INT64_MIN + (0x7fffffff - s.id[i]);
-            top = elsewhere > top ? elsewhere : top;
         }
         if (there && lane + 32 * i < call.logits_of_row) lk_put(out + lane + 32 * i, logit);
     }
-    const int y = lk_ce_ids_column(lk_ce_ids_top(top));
-    if (there && lane == 0) call.ids.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? y : LK_CE_IDS_IGNORED;
+    top = lk_ce_ids_top(top);
+    const int y = s.bad || top == INT64_MIN ? LK_CE_IDS_BAD : lk_ce_ids_column(top);
+    if (there && lane == 0) call.ids.space.target[row] = s.any || s.bad ? y : LK_CE_IDS_IGNORED;
 }
 
 /* The state of one column whose value is v. */
