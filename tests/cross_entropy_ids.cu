@@ -1096,6 +1096,9 @@ static void places(int type, int direction, int path)
         p.special = i > 4 ? CONFIDENT : i == 4 ? TIES : NOTHING, p.on[SOFTCAP] = i == 3;
         check(p);
     }
+    problem many = plain(type, direction, path, 128, 9, 3); /* no room is left over in the workspace */
+    many.on[HAS_DENTROPY] = many.on[MEAN] = many.on[WEIGHTS] = true;
+    check(many);
     problem half = plain(type, direction, path, 4, 9, 7); /* two ids have nearly half of p each */
     for (int i = 0; i < 3; i++) half.special = HALVES, half.seed = test_hash(half.seed), check(half);
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""linear_cross_entropy with its classes split over the ranks of a group, against the call of one rank.
+"""linear_cross_entropy and cross_entropy_ids with their classes split over the ranks of a group, against the call of one rank.
 
     python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
 
@@ -186,6 +186,79 @@ def learned(ranks):
             close(f"{which} of {list(scales[0].shape)}, {dtype}, {name}", a, b, 64 * HALF[dtype])
 
 
+class Ids:
+    """cross_entropy_ids of all logits, and of this rank's. `more`: options."""
+
+    def __init__(self, dtype, spread, n, sizes, **more):
+        first, vocab = sum(sizes[:dist.get_rank()]), sum(sizes)
+        self.mine, self.more, self.dtype = slice(first, first + sizes[dist.get_rank()]), more, dtype
+        self.whole = (2 * torch.randn(*spread, vocab)).to(device, dtype).requires_grad_()
+        self.part = self.whole.detach()[..., self.mine].clone().requires_grad_()
+        self.ids = torch.where(torch.rand(*spread, n) < 0.2, -100, torch.randint(vocab, (*spread, n))).to(device)
+        self.weight = torch.rand(*spread, n).to(device)
+        self.ups = [torch.randn(spread if more.get("reduction") == "none" else ()).to(device), torch.randn(*spread, n).to(device)]
+        self.split = dict(group=dist.group.WORLD) if len(set(sizes)) == 1 else dict(group=dist.group.WORLD, shards=sizes)
+        self.name = f"ids: {dtype} {spread} x {sizes}, n={n}, {sorted(more)} {more.get('reduction', 'mean')}"
+
+    def __call__(self, x, **split):
+        return tuple(LF.cross_entropy_ids(x, self.ids, self.weight, **self.more, **split))
+
+    def compare(self, kind, ours, theirs, wants=(0, 1)):
+        for name, a, b in zip(("loss", "logp"), ours, theirs):
+            identical(f"{self.name}, {kind}, {name}", a)
+            close(f"{self.name}, {kind}, {name}", a, b, 2e-6)
+        found, right = (torch.autograd.grad([out[i] for i in wants], leaf, [self.ups[i] for i in wants])[0]
+                        for out, leaf in ((ours, self.part), (theirs, self.whole)))
+        close(f"{self.name}, {kind}, gradient of {wants}", found, right[..., self.mine], 2e-6 + 2 * HALF[self.dtype])
+
+
+def several_ids(ranks):
+    rng = random.Random(3)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
+        spread = rng.choice(((6,), (3, 4), (9,)))
+        values = dict(softcap=6.0, z_loss=0.01, logit_scale=0.75, row_weight=torch.rand(spread).to(device))
+        values |= dict(denominator=3.5) if reduction == "mean" else {}
+        case = Ids(dtype, spread, rng.choice((1, 5, 40)), sizes, reduction=reduction,
+                   **{k: v for k, v in values.items() if rng.random() < 0.4})
+        for wants in (0, 1), (0,), (1,):
+            case.compare("cross_entropy_ids", case(case.part, **case.split), case(case.whole), wants)
+    case = Ids(F32, (6,), 5, shards[1])
+    case.weight, case.ids = None, case.ids.int()
+    case.compare("int32, weights of 1", case(case.part, **case.split), case(case.whole))
+    one, target = LF.cross_entropy_ids(case.part, case.ids[:, :1], **case.split), case.ids[:, 0].long()
+    close("ids: one id", one.loss, torch.nn.functional.cross_entropy(case.whole, target), 2e-6)
+    case = Ids(F32, (6,), 5, shards[1])
+    case.ids[2, 1] = sum(shards[1])
+    out = case(case.part, reduction="none", **case.split)
+    verdict("ids: a bad id", bool(out[1][2].isnan().all()) and not out[1][3].isnan().any() and bool(out[0][2].isnan()))
+    case = Ids(F32, (0,), 5, shards[1], zero_when_empty=True)
+    case.compare("no rows", case(case.part, **case.split), case(case.whole))
+    with torch.no_grad():
+        out = case(case.part, **case.split)
+    verdict("ids: no_grad", not out[0].requires_grad and not out[1].requires_grad)
+    for case, backend in (Ids(F32, (6,), 5, shards[1]), "aot_eager"), (Ids(BF16, (3, 4), 7, shards[0], reduction="sum"), "inductor"):
+        torch._dynamo.reset()
+        fast = torch.compile(lambda x, **split: case(x, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(case.part, **case.split), case(case.whole))
+    case, scale = Ids(F32, (6,), 5, shards[0]), torch.ones(6, device=device).requires_grad_()
+    for name, word, call in (
+            ("a tail", "tail", lambda: case(case.part, tail=True, **case.split)),
+            ("a tail's weight", "tail", lambda: case(case.part, tail_weight=torch.ones(6, device=device), **case.split)),
+            ("a learned scale", "logit_scale", lambda: case(case.part, temperature=scale, **case.split)),
+            ("too few shards", "shards", lambda: case(case.part, group=dist.group.WORLD, shards=[24])),
+            ("another rank's shard", "classes", lambda: case(case.part, group=dist.group.WORLD, shards=[25] * ranks)),
+            ("one rank has fewer classes", "classes", lambda: case(case.part[:, dist.get_rank():], group=dist.group.WORLD,
+                                                                   shards=[24] * (ranks - 1) + [24 + ranks])),
+            ("shards without group", "shards", lambda: case(case.part, shards=[24] * ranks))):
+        try:
+            call()
+            verdict(f"ids: {name}", False, "no exception")
+        except ValueError as error:
+            dist.barrier()  # which all ranks come to
+            verdict(f"ids: {name}", word in str(error), str(error))
+
+
 def dtensors(ranks):
     """Rows that lie on several ranks: the results and gradients of all rows."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -305,7 +378,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, module, learned, dtensors, compiled, mistakes):
+    for group in (against_one_rank, several_ids, module, learned, dtensors, compiled, mistakes):
         torch.manual_seed(1)
         group(ranks)
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cross_entropy_ids: lk/cross_entropy_ids.cuh.
+// cross_entropy_ids, on one device or with the classes split over the ranks of a group: lk/cross_entropy_ids.cuh and
+// lk/cross_entropy_ids_parallel.cuh.
 #include "lk_torch.h"
 
-#include "lk/cross_entropy_ids.cuh"
+#include "lk/cross_entropy_ids_parallel.cuh"
 LK_DECLARE_ALL(CROSS_ENTROPY_IDS)
+LK_DECLARE_ALL(CROSS_ENTROPY_IDS_PARALLEL)
 
 namespace lk_torch {
 
@@ -26,9 +28,15 @@ struct IdsCall {
         a.common.logits = logits.data(), a.common.logits_stride = logits.stride;
         a.common.rows = logits.rows, a.common.vocab = logits.cols;
     }
+    void split(at::IntArrayRef shards, int64_t rank)
+    {
+        TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == logits.cols, "lk: input has ", logits.cols,
+                          " classes on rank ", rank, ", but shards is ", shards);
+        fill_slice(a.common, shards, rank);
+    }
 };
 
-// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), then lse and lse_low.
+// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), then lse and lse_low; with ranks others too.
 static int64_t state_head(int64_t reduction) { return reduction == LK_REDUCTION_MEAN ? 2 : 0; }
 static void set_state(IdsCall &c, const Tensor &state)
 {
@@ -37,6 +45,7 @@ static void set_state(IdsCall &c, const Tensor &state)
     const int64_t head = state_head(a.reduction);
     if (head) a.valid_rows = (int64_t *)f;
     a.lse = f + head, a.lse_low = f + head + a.rows;
+    if (a.parallel.vocab_total) a.others = f + head + 2 * a.rows;
 }
 
 // loss, logp, tail, and what backward needs. want_tail: tail is not undefined.
@@ -83,14 +92,70 @@ static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp,
     return d;
 }
 
+// loss and logp, the same bits on every rank, and what backward needs. One all-gather, of 16 bytes a row and of each id's logit.
+static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(const Tensor &logits, const Tensor &target_ids,
+                                                                        const Maybe &target_weight, LK_LOSS_PARAMETERS,
+                                                                        LK_RANKS_PARAMETERS)
+{
+    IdsCall c(logits, target_ids, target_weight, {}, LK_LOSS_OPTIONS);
+    lk_cross_entropy_args &a = c.a.common;
+    c.split(shards, rank);
+    Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
+    Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
+    Tensor state = make({state_head(reduction) + 3 * a.rows}, logits, at::kFloat);
+    const int64_t floats = 4 + (c.a.ids_per_row * (int64_t)logits.element_size() + 15) / 16 * 4;
+    const Tensor states = make({a.rows, floats}, logits, at::kFloat);
+    a.states = states.mutable_data_ptr();
+    {
+        LK_RUN(lk_cross_entropy_ids_parallel_forward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+        const Workspace workspace(a.workspace_bytes);
+        a.workspace = workspace.start;
+        LK_RUN(lk_cross_entropy_ids_parallel_forward, logits, &c.a, c.stream);
+    }
+    const Tensor all = a.rows ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
+                              : states;
+    wait(all);
+    set_state(c, state);
+    a.all_states = all.const_data_ptr();
+    a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
+    LK_RUN(lk_cross_entropy_ids_finish_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_cross_entropy_ids_finish, logits, &c.a, c.stream);
+    return {loss, logp, state};
+}
+
+static Tensor cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &logits,
+                                                  const Tensor &target_ids, const Maybe &target_weight, const Tensor &state,
+                                                  LK_LOSS_PARAMETERS, at::IntArrayRef shards, int64_t rank)
+{
+    IdsCall c(logits, target_ids, target_weight, {}, LK_LOSS_OPTIONS);
+    lk_cross_entropy_args &a = c.a.common;
+    const Tensor saved = state.contiguous();
+    const Maybe up = packed(dloss), dp = packed(dlogp); // lk's NULL upstream is 0 beside dp
+    Tensor d = make(logits.sizes(), logits);
+    c.split(shards, rank), set_state(c, saved);
+    if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = !reduction;
+    if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
+    a.dlogits = d.mutable_data_ptr();
+    LK_RUN(lk_cross_entropy_ids_parallel_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_cross_entropy_ids_parallel_backward, logits, &c.a, c.stream);
+    return d;
+}
+
 struct CrossEntropyIdsBackward : Node {
     SavedVariable logits, ids, weight, of_tail, tail, state, divisor, factors;
     int64_t reduction, ignore_index;
     double label_smoothing, z_loss, softcap, logit_scale;
-    bool zero_when_empty, has_tail;
+    bool zero_when_empty, has_tail = false;
+    std::vector<int64_t> shards; // empty: the classes are not split
+    int64_t rank = 0;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(cross_entropy_ids_backward);
+        LK_OP(cross_entropy_ids_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         const Maybe dtail = has_tail ? maybe(up[2]) : Maybe();
         if (!up[0].defined() && !up[1].defined() && !has(dtail)) return variable_list(1);
@@ -98,6 +163,9 @@ struct CrossEntropyIdsBackward : Node {
         const Tensor x = logits.unpack(), i = ids.unpack(), w = weight.unpack(), s = state.unpack();
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
+        if (!shards.empty())
+            return once({cross_entropy_ids_parallel_backward_op.call(maybe(up[0]), maybe(up[1]), x, i, maybe(w), s, LK_LOSS_OPTIONS,
+                                                                     shards, rank)}, "cross_entropy_ids");
         return once({cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by), maybe(t), s,
                                                         LK_LOSS_OPTIONS)}, "cross_entropy_ids");
     }
@@ -106,15 +174,29 @@ struct CrossEntropyIdsBackward : Node {
         logits.reset_data(), ids.reset_data(), weight.reset_data(), state.reset_data();
         divisor.reset_data(), factors.reset_data(), of_tail.reset_data(), tail.reset_data();
     }
+    void keep(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight, const Tensor &state, LK_LOSS_PARAMETERS)
+    {
+        this->logits = save(logits), ids = save(target_ids), weight = save(target_weight), this->state = save(state);
+        divisor = save(denominator), factors = save(row_weight);
+        this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
+        this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale;
+        this->zero_when_empty = zero_when_empty;
+    }
 };
+
+static void check_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight, const Maybe &denominator,
+                      const Maybe &row_weight)
+{
+    check_input(logits, "input"), check_constants(target_ids, {}, denominator, row_weight);
+    TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
+                      "the loss of logp, which has one");
+}
 
 tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
                                                 const Maybe &tail_weight, LK_LOSS_PARAMETERS, bool want_tail)
 {
     LK_OP(cross_entropy_ids_forward);
-    check_input(logits, "input"), check_constants(target_ids, {}, denominator, row_weight);
-    TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
-                      "the loss of logp, which has one");
+    check_ids(logits, target_ids, target_weight, denominator, row_weight);
     TORCH_CHECK_VALUE(!wants_gradient(tail_weight), "lk: tail_weight requires a gradient, and gets none; detach it, or build the "
                       "loss of tail, which has one");
     want_tail = want_tail || has(tail_weight); // backward reads it
@@ -129,17 +211,42 @@ tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tens
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node), node->tail = SavedVariable(tail, true);
     node->has_tail = want_tail, node->of_tail = save(tail_weight);
-    node->logits = save(logits), node->ids = save(target_ids), node->weight = save(target_weight), node->state = save(state);
-    node->divisor = save(denominator), node->factors = save(row_weight);
-    node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
-    node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
+    node->keep(logits, target_ids, target_weight, state, LK_LOSS_OPTIONS);
     node_is_made(node);
     return {loss, logp, tail};
 }
 
+// The classes split over ranks. Backward has no collective.
+static tuple<Tensor, Tensor> cross_entropy_ids_parallel(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
+                                                        LK_LOSS_PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    LK_OP(cross_entropy_ids_parallel_forward);
+    check_ids(logits, target_ids, target_weight, denominator, row_weight);
+    const auto node = wants_gradient(logits) ? make_node<CrossEntropyIdsBackward>(logits) : nullptr;
+    Tensor loss, logp, state;
+    {
+        const Below below;
+        std::tie(loss, logp, state) = cross_entropy_ids_parallel_forward_op.call(logits, target_ids, target_weight,
+                                                                                 LK_LOSS_OPTIONS, group, shards, rank);
+    }
+    if (!node) return {loss, logp};
+    for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    node->shards = shards.vec(), node->rank = rank;
+    node->keep(logits, target_ids, target_weight, state, LK_LOSS_OPTIONS);
+    node_is_made(node);
+    return {loss, logp};
+}
+
 #define INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, Tensor? tail_weight, "
+#define SPLIT_INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, "
 LK_OPS(m)
 {
+    user_op(m, "cross_entropy_ids_parallel", "(" SPLIT_INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ") -> (Tensor, Tensor)",
+            &cross_entropy_ids_parallel);
+    kernel(m, "cross_entropy_ids_parallel_forward", "(" SPLIT_INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ") -> (Tensor, Tensor, Tensor)",
+           &cross_entropy_ids_parallel_forward);
+    kernel(m, "cross_entropy_ids_parallel_backward", "(Tensor? dloss, Tensor? dlogp, " SPLIT_INPUTS "Tensor state, " LK_LOSS_SCHEMA
+           ", int[] shards, int rank) -> Tensor", &cross_entropy_ids_parallel_backward);
     user_op(m, "cross_entropy_ids", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)", &cross_entropy_ids);
     kernel(m, "cross_entropy_ids_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_ids_forward);

@@ -17,8 +17,6 @@ namespace lk_torch {
     const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias, const Maybe &class_weight,                 \
         LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted, bool batch_invariant
 #define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted, batch_invariant
-// A group of torch.distributed: its name, how many classes each of its ranks has, and this rank.
-#define RANKS std::string group, at::IntArrayRef shards, int64_t rank
 
 // lk puts what it saves at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
 // saved tensors make them, is as good. Where the tensor lies elsewhere, as some do on the CPU, lk gets memory beside it.
@@ -71,11 +69,7 @@ struct HeadCall {
     {
         TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows, "lk: linear_weight has ",
                           columns.rows, " rows on rank ", rank, ", but shards is ", shards);
-        a.parallel.rank = (int)rank, a.parallel.ranks = (int)shards.size();
-        for (int64_t i = 0; i < (int64_t)shards.size(); i++) {
-            if (i < rank) a.parallel.vocab_start += shards[i];
-            a.parallel.vocab_total += shards[i];
-        }
+        fill_slice(a, shards, rank);
     }
     // Exponentials, which are kept in bf16 alone, are made of rows at multiples of 16 bytes. Others are copied.
     void align()
@@ -201,20 +195,10 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
     return run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
 }
 
-// A collective of PyTorch's dispatcher: the headers of c10d are not in every build. A group is a string in some versions of
-// PyTorch, and a value of any type in others. So it is called with values that carry their type. A result is there after wait.
-template <class... Args> static Tensor collective(const char *name, const Args &...args)
-{
-    torch::jit::Stack stack{args...};
-    c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&stack);
-    return std::move(stack[0]).toTensor();
-}
-static void wait(const Tensor &t) { collective("_c10d_functional::wait_tensor", t); }
-
 // loss, lse, others, and with stats entropy, argmax and statistics, which are the same bits on every rank; if saved_bytes what
 // this rank saves in as many bytes. One all-gather, of 16, 32 or 40 bytes a token.
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-linear_cross_entropy_parallel_forward(PARAMETERS, RANKS, bool stats, bool statistics, int64_t saved_bytes)
+linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool stats, bool statistics, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), argmax;
@@ -250,7 +234,7 @@ static lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
 }
 static tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &lse,
-                                       const Tensor &others, const Maybe &entropy, const Maybe &saved, PARAMETERS, RANKS,
+                                       const Tensor &others, const Maybe &entropy, const Maybe &saved, PARAMETERS, LK_RANKS_PARAMETERS,
                                        bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
@@ -399,10 +383,10 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
 
 // The classes split over ranks. Gradients are made in backward, also those of a reduced loss: dx is then summed over the ranks
 // beside the work on dweight. The collectives of all ranks come in one order, since forward and backward have one each.
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS, bool stats, bool statistics, bool keep)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool stats, bool statistics, bool keep)
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
-             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, RANKS, bool, bool, c10::SymInt));
+             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_RANKS_PARAMETERS, bool, bool, c10::SymInt));
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
@@ -425,11 +409,11 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, RANKS,
     node_is_made(node);
     return {loss, lse, entropy, argmax, more};
 }
-static Tensor linear_cross_entropy_parallel(PARAMETERS, RANKS, bool keep)
+static Tensor linear_cross_entropy_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool keep)
 {
     return std::get<0>(parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, false, false, keep));
 }
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, RANKS, bool statistics)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool statistics)
 {
     return parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, true, statistics, false);
 }
@@ -452,13 +436,13 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_
     LK_OP(linear_cross_entropy_stats);
     return autocast(linear_cross_entropy_stats_op, x, weight, target, bias, class_weight, OPTIONS, statistics);
 }
-static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, RANKS, bool keep)
+static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS, bool keep)
 {
     LK_OP(linear_cross_entropy_parallel);
     return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank,
                     keep);
 }
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, RANKS,
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS,
                                                                                                   bool statistics)
 {
     LK_OP(linear_cross_entropy_stats_parallel);
@@ -468,7 +452,6 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
 #define SETTINGS LK_LOSS_SCHEMA ", int workspace_mib, bool fast_logits, int max_counted, bool batch_invariant"
-#define IN_RANKS ", str group, int[] shards, int rank"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 LK_OPS(m)
 {
@@ -485,18 +468,18 @@ LK_OPS(m)
     kernel(m, "linear_cross_entropy_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, Tensor? saved, " INPUTS
            SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
-    user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS IN_RANKS ", bool keep) -> Tensor",
+    user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool keep) -> Tensor",
             &linear_cross_entropy_parallel);
     user_op(m, "linear_cross_entropy_stats_parallel",
-            "(" INPUTS SETTINGS IN_RANKS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+            "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
             &linear_cross_entropy_stats_parallel);
     kernel(m, "linear_cross_entropy_parallel_forward",
-           "(" INPUTS SETTINGS IN_RANKS ", bool stats, bool statistics, SymInt saved_bytes) -> "
+           "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool stats, bool statistics, SymInt saved_bytes) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_parallel_forward);
     kernel(m, "linear_cross_entropy_parallel_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor others, Tensor? entropy, Tensor? saved, " INPUTS
-           SETTINGS IN_RANKS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_parallel_backward);
+           SETTINGS LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_parallel_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
     m.impl("linear_cross_entropy_stats", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_autocast));
     m.impl("linear_cross_entropy_parallel",

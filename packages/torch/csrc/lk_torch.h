@@ -74,6 +74,9 @@ Tensor kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64
 #define LK_LOSS_SCHEMA                                                                                                         \
     "int reduction, int ignore_index, float label_smoothing, float z_loss, float softcap, float logit_scale, "                 \
     "bool zero_when_empty, Tensor? denominator, Tensor? row_weight"
+// A group of torch.distributed: its name, how many classes each of its ranks has, and this rank.
+#define LK_RANKS_PARAMETERS std::string group, at::IntArrayRef shards, int64_t rank
+#define LK_RANKS_SCHEMA ", str group, int[] shards, int rank"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                      const Maybe &grad_scale, bool inplace);
 tuple<Tensor, Tensor> cross_entropy_with_grad(const Tensor &logits, const Tensor &target, const Maybe &class_weight,
@@ -287,6 +290,25 @@ int64_t fill_ids(Args &a, const Tensor &x, const Tensor &target_ids, const Maybe
         *weight = target_weight->to(at::kFloat).contiguous();
     }
     return target_ids.size(-1);
+}
+// A collective of PyTorch's dispatcher: the headers of c10d are not in every build. A group is a string in some versions of
+// PyTorch, and a value of any type in others. So it is called with values that carry their type. A result is there after wait.
+template <class... Args> Tensor collective(const char *name, const Args &...args)
+{
+    torch::jit::Stack stack{args...};
+    c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&stack);
+    return std::move(stack[0]).toTensor();
+}
+inline void wait(const Tensor &t) { collective("_c10d_functional::wait_tensor", t); }
+
+// This rank's classes, of so many on each rank.
+template <class Args> void fill_slice(Args &a, at::IntArrayRef shards, int64_t rank)
+{
+    a.parallel.rank = (int)rank, a.parallel.ranks = (int)shards.size();
+    for (int64_t i = 0; i < (int64_t)shards.size(); i++) {
+        if (i < rank) a.parallel.vocab_start += shards[i];
+        a.parallel.vocab_total += shards[i];
+    }
 }
 // The weights of the rows' tails, NULL without any.
 inline const float *fill_tail(const Tensor &x, const Maybe &tail_weight, Tensor *weight)

@@ -135,6 +135,18 @@ def cross_entropy_ids_backward(dloss, dlogp, dtail, logits, *rest):
     return logits.new_empty(logits.shape)
 
 
+@fake
+def cross_entropy_ids_parallel_forward(logits, target_ids, target_weight, reduction, *options):
+    rows = math.prod(logits.shape[:-1])
+    return (logits.new_empty([] if reduction else logits.shape[:-1], dtype=F32), logits.new_empty(target_ids.shape, dtype=F32),
+            logits.new_empty((2 if reduction == 1 else 0) + 3 * rows, dtype=F32))
+
+
+@fake
+def cross_entropy_ids_parallel_backward(dloss, dlogp, logits, *rest):
+    return logits.new_empty(logits.shape)
+
+
 def head(x, weight, bias, want_dx, want_dweight, want_dbias):
     return (x.new_empty(x.shape) if want_dx else None, weight.new_empty(weight.shape) if want_dweight else None,
             bias.new_empty(bias.shape) if want_dbias else None)

@@ -469,7 +469,7 @@ def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction
 
 def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *, z_loss=0.0, softcap=0.0,
                       logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
-                      tail_weight=None, tail=False):
+                      tail_weight=None, tail=False, group=None, shards=None):
     """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput. lk/cross_entropy_ids.cuh has the
     formulas.
 
@@ -487,6 +487,11 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     and is -inf where nothing is left. With `tail_weight=1 - q.sum(-1)` the loss is, but for the teacher's entropy, the KL of n
     classes and the rest.
 
+    group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input is this rank's logits. All ranks
+    pass the same ids, weights and options, and get the same results, bit for bit; the gradient is that of this rank's logits.
+    shards is how many classes each rank has; without it all have as many. logit_scale and temperature are numbers then, and there
+    is no tail. Forward has one all-gather, of 16 bytes a row and the logits of its ids; backward has none.
+
     The other arguments are those of cross_entropy."""
     _tensors(input=input, target_ids=target_ids)
     if type(input) is not Tensor and _sharded(input):
@@ -494,14 +499,28 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int:
         ignore_index = _integer("ignore_index", ignore_index)
+    if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
+        raise ValueError("lk: with group logit_scale and temperature must be numbers")
     if factor is not None and input.dtype in _TYPES and input.dim():
         input = input.float() * _per_row(factor, input.shape[:-1])
+    classes = input.shape[-1] if input.dim() else 0
+    if group is not None:
+        if tail or tail_weight is not None:
+            raise ValueError("lk: with group there is no tail")
+        shards = _agreed_shards(group, shards, classes, input.device, "input has {} classes")
+        classes = sum(shards)
+    elif shards is not None:
+        raise ValueError("lk: shards are those of a group; group is None")
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
-        _check_targets(used, ignore_index, input.shape[-1])
-    op = _ops.cross_entropy_ids.default if is_compiling() else _C.cross_entropy_ids
+        _check_targets(used, ignore_index, classes)
     if denominator is not None:
         denominator = _denominator(denominator, input)
+    if group is not None:
+        return CrossEntropyIdsOutput(*_ops.cross_entropy_ids_parallel.default(
+            input, target_ids, target_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap,
+            logit_scale, zero_when_empty, denominator, row_weight, group.group_name, shards, group.rank()))
+    op = _ops.cross_entropy_ids.default if is_compiling() else _C.cross_entropy_ids
     loss, logp, rest = op(input, target_ids, target_weight, tail_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0,
                           z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
@@ -537,7 +556,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
     ranks = ()
     if group is not None:
         name += "_parallel"
-        shards = _agreed_shards(group, shards, linear_weight)
+        shards = _agreed_shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
         ranks = (group.group_name, shards, group.rank())
     elif shards is not None:
         raise ValueError("lk: shards are those of a group; group is None")
@@ -552,21 +571,22 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
 _agreed = set()
 
 
-def _agreed_shards(group, shards, linear_weight):
+def _agreed_shards(group, shards, rows, device, what):
     """The shards. The first call with them compares all ranks' shards and rows, so that a wrong number raises on each rank, and
-    none waits for one that has raised. Later calls with the same ones are not compared, which would wait for the device."""
+    none waits for one that has raised. Later calls with the same ones are not compared, which would wait for the device. rows: how
+    many classes this rank has; what: the words for them."""
     if isinstance(group, str):
         raise ValueError(f"lk: group is {group!r}, the name of one that this process lacks; set the head's options['group']")
-    rows, ranks = operator.index(linear_weight.shape[0]), group.size()  # of a symbol, its number
+    rows, ranks = operator.index(rows), group.size()  # of a symbol, its number
     shards = [rows] * ranks if shards is None else [operator.index(_integer("shards", n)) for n in shards]
-    _agree(group.group_name, tuple(shards), rows, linear_weight.device)
+    _agree(group.group_name, tuple(shards), rows, device, what)
     return shards
 
 
 @torch.compiler.assume_constant_result
-def _agree(name, shards, rows, device):
+def _agree(name, shards, rows, device, what):
     group = torch.distributed.distributed_c10d._resolve_process_group(name)
-    key, ranks = (id(group), name, shards), group.size()
+    key, ranks = (id(group), name, shards, what), group.size()
     if key in _agreed or device.type == "meta" or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
     mine = torch.tensor([rows, *(shards if len(shards) == ranks else [-1] * ranks)], device=device)
@@ -578,7 +598,7 @@ def _agree(name, shards, rows, device):
             raise ValueError(f"lk: on rank {i} shards has not a number, of at least 0, for each of {ranks} ranks")
         for j, (has, *_) in enumerate(every):
             if theirs[j] != has:
-                raise ValueError(f"lk: linear_weight has {has} rows on rank {j}, but on rank {i} shards is {theirs}")
+                raise ValueError(f"lk: {what.format(has)} on rank {j}, but on rank {i} shards is {theirs}")
     _agreed.add(key)
 
 
