@@ -2246,6 +2246,7 @@ def opcheck():
     calls = functions() + kept() + [
         ("group", lambda x, w: LF.linear_cross_entropy(x, w, t, **alone), [x, w]),
         ("group, stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, t, **alone)), [x, w]),
+        ("group, several ids", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, t[:, None].repeat(1, 3), **alone)), [x]),
         ("options", lambda x: LF.cross_entropy(x, t, torch.ones(12, device=D), -100, "sum", 0.125, z_loss=0.01, softcap=8.0,
                                                zero_when_empty=True), [x]),
         ("f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12), F16)]),
