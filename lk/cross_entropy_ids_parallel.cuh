@@ -269,8 +269,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     space.upstream[row] = own, space.dlse[row] = rest;
 }
 
-/* Backward, behind the rows: dlogits of the rank's ids. A warp owns a row. */
-template <class T>
+/* Backward, behind the rows: dlogits of the rank's ids. A warp owns a row. eight: dlogits are e5m2. */
+template <class T, bool eight>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_put_kernel(const __grid_constant__ lk_ce_ids_slice call)
 {
@@ -289,7 +289,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (here.id[i] >= 0) z[i] = call.ids.space.logit[row * call.ids.x.ids_per_row + lane + 32 * i];
         if (a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope[i]);
     }
-    lk_ce_ids_write_gradients<T>(call.ids, terms + warp * LK_CE_IDS_MOST, row, here, z, slope, unused, 0.0f, 0.0f);
+    lk_ce_ids_write_gradients<T, eight>(call.ids, terms + warp * LK_CE_IDS_MOST, row, here, z, slope, unused, 0.0f, 0.0f);
 }
 
 /* ---- Workspace ----------------------------------------------------------------------------------------------------------- */
@@ -427,8 +427,12 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job
     if (job.x.common.rows == 0) return LK_OK;
     rows.classes = INT32_MAX; /* ELSEWHERE is a column too */
     lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_weigh_kernel<T>, call);
-    if (!status) status = lk_cross_entropy_gradient<T, LK_CE_BACKWARD>(job.op, &job.device, rows, job.stream);
-    return status ? status : lk_ce_ids_launch(job, lk_cross_entropy_ids_put_kernel<T>, call);
+    if (!status) status = lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>(job.op, &job.device, rows, job.stream);
+    if (status) return status;
+    return lk_ce_ids_launch(job,
+                            rows.a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_ids_put_kernel<T, true>
+                                                                  : lk_cross_entropy_ids_put_kernel<T, false>,
+                            call);
 }
 
 /* All calls. */
