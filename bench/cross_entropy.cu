@@ -2,13 +2,14 @@
 /* bench/cross_entropy.cu - lk_cross_entropy against its ceiling and the formula as simple kernels; how to run it: bench.h. */
 #include "bench/bench.h"
 #include "lk/cross_entropy.cuh"
-#include "lk/cross_entropy_ids.cuh"
+#include "lk/cross_entropy_ids_parallel.cuh"
 #include "lk/cross_entropy_parallel.cuh"
 #include "lk/cross_entropy_probabilities.cuh"
 
 #define FUNCTIONS(T)                                                                                                           \
     LK_DEFINE_CROSS_ENTROPY(T)                                                                                                 \
     LK_DEFINE_CROSS_ENTROPY_IDS(T)                                                                                             \
+    LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                                    \
     LK_DEFINE_CROSS_ENTROPY_PARALLEL(T)                                                                                        \
     LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T)
 FUNCTIONS(bf16)
@@ -126,6 +127,12 @@ static const shape shapes[] = {
     {"rows=49152 vocab=50304 reduction=none dlogits=e5m2", "forward_backward", "bf16", 49152, 50304, 0, 0, 0, 0},
     {"rows=49152 vocab=50304 reduction=none softcap=11.5 dlogits=e5m2", "forward_backward", "bf16", 49152, 50304, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none statistics=1", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ranks=1", "forward", "bf16", 8192, 16384, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ids=8 ranks=1", "forward", "bf16", 8192, 16384, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ids=64 ranks=1", "forward", "bf16", 8192, 16384, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ranks=1", "forward then backward", "bf16", 8192, 16384, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ids=8 ranks=1", "forward then backward", "bf16", 8192, 16384, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ids=64 ranks=1", "forward then backward", "bf16", 8192, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none ranks=1", "forward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=16384 reduction=none ranks=1", "forward", "bf16", 4096, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none ranks=1", "forward", "bf16", 4096, 65536, 0, 0, 0, 0},
@@ -182,6 +189,11 @@ static int64_t ids_of(const shape *s)
 {
     const char *const ids = strstr(s->name, " ids=");
     return ids ? atoi(ids + 5) : 0;
+}
+/* Of ids and ranks: the bytes of the states and of the ids' logits, which come before what is workspace. */
+static size_t block_of(const shape *s)
+{
+    return (size_t)s->rows * (16 + ((size_t)ids_of(s) * 2 + 15) / 16 * 16);
 }
 static float softcap_of(const shape *s)
 {
@@ -387,6 +399,8 @@ static lk_cross_entropy_ids_args ids_args_of(const bench_case *c, const bench_bu
     lk_cross_entropy_ids_args args = {};
     args.common = args_of(c, set, path), args.common.target = NULL;
     args.target_ids = t.target, args.target_weight = t.weight, args.ids_per_row = ids_of(s);
+    if (!is_split(s)) return args;
+    args.common.workspace = set->workspace + block_of(s), args.common.workspace_bytes = c->workspace_bytes - block_of(s);
     return args;
 }
 
@@ -451,6 +465,12 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
     lk_status status = LK_OK;
     if (ids_of(s)) {
         const lk_cross_entropy_ids_args with_ids = ids_args_of(c, set, path);
+        if (is_split(s)) {
+            status = OF_TYPE(s, lk_cross_entropy_ids_parallel_forward, &with_ids, stream);
+            if (!status) status = OF_TYPE(s, lk_cross_entropy_ids_finish, &with_ids, stream);
+            if (!status && gives_gradient(s)) status = OF_TYPE(s, lk_cross_entropy_ids_parallel_backward, &with_ids, stream);
+            return status;
+        }
         if (is_fused(s)) return OF_TYPE(s, lk_cross_entropy_ids_forward_backward, &with_ids, stream);
         status = OF_TYPE(s, lk_cross_entropy_ids_forward, &with_ids, stream);
         return status ? status : OF_TYPE(s, lk_cross_entropy_ids_backward, &with_ids, stream);
@@ -631,12 +651,16 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
 static size_t workspace(const bench_case *c, int path)
 {
     const shape *s = (const shape *)c->context;
-    if (is_split(s)) return (size_t)s->rows * 16; /* states */
+    if (is_split(s) && !ids_of(s)) return (size_t)s->rows * 16; /* states */
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     size_t bytes = 0, other = 0;
     if (ids_of(s)) { /* the larger of the two calls' */
         const lk_cross_entropy_ids_args with_ids = ids_args_of(c, &set, path);
+        if (is_split(s)) { /* backward's is the largest */
+            (void)OF_TYPE(s, lk_cross_entropy_ids_parallel_backward_workspace_bytes, &with_ids, &bytes);
+            return block_of(s) + bytes;
+        }
         if (is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_forward_backward_workspace_bytes, &with_ids, &bytes);
         if (!is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_forward_workspace_bytes, &with_ids, &bytes);
         if (!is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_backward_workspace_bytes, &with_ids, &other);
