@@ -44,6 +44,7 @@
  *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
  *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
  *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32.
+ *            There are no ranks: one device has all columns of both heads.
  * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, and dx, dweight and dbias once more. A dweight of 16 bits is a
  *            sum over chunks of tokens: plan.dweight_sums says whether it lies in the workspace in float, or is rounded after each
  *            chunk. With one chunk, or a dweight of f32, there is no such sum.
