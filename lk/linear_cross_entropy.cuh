@@ -300,6 +300,7 @@ typedef struct {
     bool saves;                 /* forward leaves, or backward reads, a.saved */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
     bool stores;                /* a.saved has logits, not exponentials */
+    bool no_panels;             /* the plan may not be LK_LINEAR_CROSS_ENTROPY_PANELS */
     int64_t classes;            /* the columns of all ranks */
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
     int state_bytes;            /* of a packed state */
@@ -333,7 +334,7 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
     s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.entropy = a.entropy || a.statistics;
     s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
-    s.accumulate = a.accumulate, s.tf32 = a.tf32;
+    s.accumulate = a.accumulate, s.tf32 = a.tf32, s.no_panels = call->no_panels;
     return s;
 }
 
@@ -512,11 +513,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
 /* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
 
 struct lk_lce_job;
+struct lk_lce_fused;
 
-/* What linear_cross_entropy_ids.cuh does in place of CHUNKS' kernels for rows. begin comes before all other kernels. */
+/* What linear_cross_entropy_ids.cuh does in place of the kernels for rows. begin comes before all other kernels. */
 typedef struct {
     lk_status (*begin)(const lk_lce_job *job);
-    lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call);
+    lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call); /* CHUNKS */
+    lk_status (*fused_rows)(const lk_lce_job *job, const lk_lce_fused &p); /* FUSED, as this and all below: after the states */
+    lk_status (*fused_backward)(const lk_lce_job *job);                    /* in backward, before the panels */
+    void (*fused_terms)(const lk_lce_job *job, lk_lce_work *chunk);        /* what a panel's dZ follows from */
+    lk_status (*fused_panel)(const lk_lce_job *job, const lk_lce_work &chunk); /* after a panel's dZ */
     void *user;
 } lk_lce_other_rows;
 
@@ -1257,15 +1263,16 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
 }
 
 /* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
- * planner: NULL where the steps of the call have plans of their own. */
+ * planner: NULL where the steps of the call have plans of their own. no_panels: as in lk_lce_call. */
 template <class T>
 LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
-                               lk_lce_planner *planner)
+                               lk_lce_planner *planner, bool no_panels = false)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &call->a;
     lk_lce_copy_args<T>(args, direction, call);
+    call->no_panels = no_panels;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_statistics(&checks, args, direction == LK_LCE_FORWARD);
     lk_cross_entropy_check_slice(&checks, a);
@@ -1392,7 +1399,7 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &call = job.p.call;
     lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner)
-                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner)};
+                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner, other_rows != NULL)};
     lk_check_device(&checks, error);
     if (checks.status) return checks.status;
     const lk_lce_args &a = call.a;
@@ -1579,10 +1586,10 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
     return LK_OK;
 }
 
-/* The plan within the budget; least: within that, or the smallest where that is more. */
+/* The plan within the budget; least: within that, or the smallest where that is more. no_panels: as in lk_lce_call. */
 template <class T>
 LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
-                               lk_linear_cross_entropy_plan *answer)
+                               lk_linear_cross_entropy_plan *answer, bool no_panels = false)
 {
     lk_lce_call call;
     lk_lce_planner planner;
@@ -1590,7 +1597,7 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     if (args && lk_lce_in_steps(args, direction))
         return lk_lce_query_ranks<T>(op, args, direction, budget, least, answer);
-    const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner);
+    const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner, no_panels);
     if (status) return status;
     if (budget < planner.least && !least)
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, planner.least);

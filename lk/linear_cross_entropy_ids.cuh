@@ -26,16 +26,29 @@
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
  *            ranks. Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
  *            all logp and dx are NaN, and it adds nothing to dweight and dbias. The tail of cross_entropy_ids.cuh is not here.
- *            path is CHUNKS; 0 means it. So logits are stored for some tokens at a time, in f32, or with fast_logits in T.
+ *            path is CHUNKS, FUSED or 0. 0 means FUSED where linear_cross_entropy.cuh takes it for one target, if there is one id,
+ *            or no more than vocab / 768: above that its dots of x and rows of weight cost more than it saves. Else 0 means
+ *            CHUNKS: logits are stored for some tokens at a time, in f32, or with fast_logits in T.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
- *            batch_invariant or parallel.vocab_total is given; LK_ERR_PATH: path is PANELS or FUSED; LK_ERR_SHAPE: ids_per_row is
- *            not 1 to 128. Then the tensors of this header.
+ *            batch_invariant or parallel.vocab_total is given; LK_ERR_PATH: path is PANELS; LK_ERR_SHAPE: ids_per_row is not 1 to
+ *            128. Then the tensors of this header.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
- * linear_cross_entropy's CHUNKS, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for each token:
- * a column, ignored or bad. For each slice of logits lk_lce_ids_scale_kernel divides dlogp by alpha, as dZ is; then come the
- * kernels of cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the
- * largest such sum goes into alpha too: lk_lce_ids_upstream_kernel.
+ * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for each
+ * token: a column, ignored or bad.
+ *
+ * CHUNKS: for each slice of logits lk_lce_ids_scale_kernel divides dlogp by alpha, as dZ is; then come the kernels of
+ * cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the largest such sum
+ * goes into alpha too: lk_lce_ids_upstream_kernel.
+ *
+ * FUSED, where there are several ids: lk_lce_ids_dots_kernel computes their logits first, each as x of the token times a row of
+ * weight. The id with the largest logit is the target, so that no other has more than half of p, and its p - 1 is a sum of the
+ * others. What FUSED does for one target follows, with other kernels for rows:
+ *   lk_lce_ids_rows_kernel      loss, logp and lse, the factor of the row's exponentials, and dZ of the ids. In columns whose
+ *                               exponentials are kept it writes dZ over that factor
+ *   lk_lce_ids_backward_kernel  backward: dZ of the ids by the saved lse
+ *   lk_lce_ids_panel_kernel     writes dZ of the ids into a panel, when lk_lce_fused_kernel has computed its other columns
+ * So dZ of an id is rounded to T once, as in CHUNKS; that of the target stays in float, as ever.
  */
 #ifndef LK_LINEAR_CROSS_ENTROPY_IDS_CUH
 #define LK_LINEAR_CROSS_ENTROPY_IDS_CUH
@@ -71,10 +84,21 @@ typedef struct {
 
 typedef lk_linear_cross_entropy_ids_args lk_lce_ids_args;
 
+/* lk takes FUSED for one id, or where there are so many columns for each. A dot reads 2 hidden bytes at about 3 TB/s; FUSED saves
+ * about a tenth of three matmuls at 700 TFLOP/s (bench/results/choices/linear_cross_entropy.md). */
+#define LK_LCE_IDS_COLUMNS 768
+
+/* FUSED's arrays. logit and column: [tokens, ids_per_row], where there are several ids. */
+typedef struct {
+    float *logit;     /* of each good id; in gradients its dZ later, with the sum of all its places */
+    int32_t *column;  /* gradients: the id, -1 where dZ of the place is not written */
+    float *own, *rest; /* gradients: [tokens], u of the target; of the other ids, and the gradient of lse */
+} lk_lce_ids_arrays;
+
 /* A call and its part of the workspace, which comes before linear_cross_entropy's. */
 typedef struct {
     lk_lce_ids_args x; /* with every default filled in; common: as the caller has it */
-    int32_t *target;   /* [tokens]: column 0, LK_CE_IDS_IGNORED or LK_CE_IDS_BAD */
+    int32_t *target;   /* [tokens]: FUSED's target, in CHUNKS any column; LK_CE_IDS_IGNORED or LK_CE_IDS_BAD */
     float *bound;      /* [tokens], with dlogp: at least what dlse and dlogp of a token add to a dZ */
     float *dlogp;      /* [tokens, ids_per_row], over alpha */
     float *zero;       /* [1], the upstream where there is dlogp alone */
@@ -82,6 +106,7 @@ typedef struct {
     float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q, lk_lce_ids_power */
     float *lse;        /* [tokens], where the caller wants logp and no lse: linear_cross_entropy has no output else */
     void *rows;        /* lk_ce_ids_space of a slice */
+    lk_lce_ids_arrays fused; /* instead of dlogp and rows */
     lk_cross_entropy_args ids; /* whose ids: what lk_ce_ids_load reads */
     size_t bytes;
 } lk_lce_ids;
@@ -94,6 +119,7 @@ typedef struct {
     float *scaled_dlse;  /* of these rows */
     float *factor;       /* of these rows */
     const lk_lce_counts *counts;
+    const float *logit;  /* of all ids; NULL: any of a token's ids may be its target */
     int64_t first_row;
 } lk_lce_ids_work;
 
@@ -113,16 +139,24 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
     const bool there = row < p.all.ids.rows;
     const lk_ce_ids s = lk_ce_ids_load(p.call, row, there);
     float sum = 0.0f, weights = 0.0f;
+    int64_t top = INT64_MIN; /* its id is the target: then no other has more than half of p */
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         if (s.id[i] < 0) continue;
+        const float logit = p.logit ? p.logit[row * p.all.x.ids_per_row + lane + 32 * i] : 0.0f;
+        const int64_t its = lk_ce_row_top(lk_ce_row_empty(), logit, s.id[i]).top;
+        top = its > top ? its : top;
         if (p.all.bound) sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + lane + 32 * i]);
         weights += fabsf(s.weight[i]);
     }
     sum = lk_sum_warp(sum), weights = lk_sum_warp(weights);
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
+        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
+        top = other > top ? other : top;
+    }
     if (row == 0 && lane == 0 && p.all.zero) *p.all.zero = 0.0f;
     if (!there || lane != 0) return;
     if (p.all.most && !s.bad) atomicMax((int *)p.all.most, __float_as_int(weights)); /* no sign: they compare as floats do */
-    p.all.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0 : LK_CE_IDS_IGNORED;
+    p.all.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0x7fffffff - (int)(uint32_t)top : LK_CE_IDS_IGNORED;
     if (p.all.bound) p.all.bound[row] = sum + (p.dlse ? fabsf(p.dlse[row]) : 0.0f);
 }
 
@@ -151,6 +185,272 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_scale_kernel(c
     if (p.all.most) p.factor[row] *= __int_as_float((127 - lk_lce_ids_power(p.all)) << 23);
 }
 
+/* ---- The kernels of FUSED ------------------------------------------------------------------------------------------------ */
+
+/* What all of them get. */
+typedef struct {
+    lk_lce_fused f;      /* after the states; elsewhere f.chunk alone */
+    lk_ce_ids_call call; /* the ids of all tokens */
+    lk_lce_ids_arrays ws;
+    const float *dlse;   /* the caller's */
+} lk_lce_ids_fused;
+
+/* Logits of the ids: x of a token times a row of weight. A warp owns a place, and where there are very many those behind it. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_dots_kernel(const __grid_constant__ lk_lce_ids_fused p)
+{
+    constexpr int U = 4, STEP = 32 * 8; /* U: loads of each factor in flight */
+    const lk_lce_args &a = p.f.chunk.call.a;
+    const lk_cross_entropy_args &ids = p.call.all.a;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t k = p.call.x.ids_per_row, warps = LK_LCE_THREADS / 32, step = (int64_t)gridDim.x * warps;
+    lk_griddepcontrol_wait();
+    for (int64_t at = blockIdx.x * warps + threadIdx.x / 32; at < a.tokens * k; at += step) {
+        const int64_t token = at / k, place = token * p.call.x.target_ids_stride + at % k;
+        const int64_t id = ids.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)p.call.x.target_ids)[place]
+                                                               : ((const int64_t *)p.call.x.target_ids)[place];
+        const int y = lk_ce_label_among(ids, id, ids.vocab).y;
+        if (y < 0) continue;
+        const lk_bf16 *const x = (const lk_bf16 *)a.x + token * a.x_stride;
+        const lk_bf16 *const weight = (const lk_bf16 *)a.weight + y * a.weight_stride;
+        float sums[U] = {};
+        for (int64_t col = lane * 8; col < a.hidden; col += U * STEP) {
+            lk_vec<lk_bf16> left[U], right[U];
+            LK_UNROLL for (int u = 0; u < U; u++) {
+                const int64_t rest = a.hidden - col - u * STEP;
+                const int some = rest < 0 ? 0 : rest < 8 ? (int)rest : 8;
+                left[u].raw = lk_gemm_get8(x + col + u * STEP, some, some == 8);
+                right[u].raw = lk_gemm_get8(weight + col + u * STEP, some, some == 8);
+            }
+            LK_UNROLL for (int u = 0; u < U; u++) {
+                float v[8], w[8];
+                lk_unpack(v, left[u]), lk_unpack(w, right[u]);
+                LK_UNROLL for (int j = 0; j < 8; j++) sums[u] = fmaf(v[j], w[j], sums[u]);
+            }
+        }
+        const float sum = lk_sum_warp((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        if (lane == 0) p.ws.logit[at] = sum + (a.bias ? lk_get_as(a.bias, a.bias_dtype, y) : 0.0f);
+    }
+}
+
+/* Of a lane's ids of a row. */
+typedef struct {
+    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH]; /* the value, under a softcap; -inf without a good id */
+    float u[LK_CE_IDS_EACH];                        /* the sum over all places of the id */
+    bool writes[LK_CE_IDS_EACH];                    /* dZ: the id's first place, and it is not the target */
+    float own, rest;                                /* the sums of u: of the target, of the others */
+} lk_lce_ids_values;
+
+LK_DEVICE void lk_lce_ids_get_logits(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s, lk_lce_ids_values *v)
+{
+    const lk_lce_args &a = p.f.chunk.call.a;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        v->z[i] = -INFINITY, v->slope[i] = 1.0f;
+        if (s.id[i] < 0 || !p.ws.logit) continue;
+        v->z[i] = p.ws.logit[at * p.call.x.ids_per_row + (int)threadIdx.x % 32 + 32 * i];
+        if (a.softcap > 0.0f) v->z[i] = lk_ce_cap(v->z[i], a.logit_scale, a.softcap, &v->slope[i]);
+    }
+}
+
+/* u of the ids of a good row, by its warp. terms: of the warp. */
+LK_DEVICE void lk_lce_ids_add_up(const lk_lce_ids_fused &p, lk_ce_ids_term *terms, int64_t at, int y, const lk_ce_ids &s, bool good,
+                                 lk_lce_ids_values *v)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const float f = p.f.chunk.ws.factor[at];
+    float own = 0.0f, rest = 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const bool here = good && s.id[i] >= 0;
+        const float u = here ? lk_ce_ids_factor(p.call, at, s, i, f) : 0.0f;
+        v->u[i] = 0.0f, v->writes[i] = here && s.id[i] != y;
+        if (s.id[i] == y) own += u;
+        else rest += u;
+        terms[lane + 32 * i] = {s.id[i], u};
+    }
+    v->own = lk_sum_warp(own), v->rest = lk_sum_warp(rest);
+    __syncwarp(); /* the terms are written before they are read */
+    for (int k = 0; k < (int)p.call.x.ids_per_row; k++) {
+        const lk_ce_ids_term term = terms[k];
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+            if (term.id != s.id[i]) continue;
+            v->u[i] += term.u, v->writes[i] = v->writes[i] && k >= lane + 32 * i;
+        }
+    }
+}
+
+/* The terms of a row's gradient, as lk_lce_terms_of. rest becomes what comes to p besides the target's u. */
+LK_DEVICE lk_lce_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, bool good, float own, float *rest, float lse,
+                                        float entropy)
+{
+    const lk_lce_work &chunk = p.f.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    lk_lce_terms t = {};
+    if (good && p.dlse) *rest += p.dlse[at];
+    if (good && a.z_loss > 0.0f) *rest = fmaf(2.0f * a.z_loss * lse, chunk.ws.factor[at], *rest);
+    t.F = a.logit_scale * own, t.G = a.logit_scale * *rest;
+    t.g.p_factor = lk_is_finite(lse) ? t.F + t.G : NAN;
+    if (chunk.ws.dentropy) t.g.entropy_factor = -a.logit_scale * chunk.ws.dentropy[at], t.g.shift = entropy - lse;
+    return t;
+}
+
+/* dZ of an id that is not the target, whose u it is. */
+LK_DEVICE float lk_lce_ids_dz(const lk_lce_args &a, const lk_lce_terms &t, float p, float z, float slope, float u)
+{
+    float dz[1] = {z};
+    const float e[1] = {p}, w[1] = {a.logit_scale * u}, slopes[1] = {slope};
+    lk_ce_dz<false>(dz, e, w, slopes, t.g, a);
+    return dz[0];
+}
+
+/* Keeps what the panels need of a row, by its warp. dz: of a lane's ids. */
+LK_DEVICE void lk_lce_ids_keep(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s, const lk_lce_ids_values &v, float rest,
+                               const float (&dz)[LK_CE_IDS_EACH])
+{
+    const int lane = (int)threadIdx.x % 32;
+    if (lane == 0) p.ws.own[at] = v.own, p.ws.rest[at] = rest;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        if (!p.ws.column || lane + 32 * i >= (int)p.call.x.ids_per_row) continue;
+        const int64_t place = at * p.call.x.ids_per_row + lane + 32 * i;
+        p.ws.column[place] = v.writes[i] ? s.id[i] : -1, p.ws.logit[place] = dz[i];
+    }
+}
+
+/* Writes dZ of the ids over a row's v, into its exponentials, by its warp; first it puts these against one reference. A float v
+ * may be 0, or too small to divide by, where the sum of u nearly cancels. Then the exponentials are multiplied by v / w, and w, a
+ * power of two of the largest dZ's size, takes its place. Returns what v has become. */
+LK_DEVICE float lk_lce_ids_put_kept(const lk_lce_ids_fused &p, int64_t row, int y, const lk_ce_ids &s, const lk_lce_ids_values &v,
+                                    float base, float factor, const float (&dz)[LK_CE_IDS_EACH])
+{
+    float most = 0.0f, times = 1.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) most = v.writes[i] ? fmaxf(most, fabsf(dz[i])) : most;
+    most = lk_max_warp(most);
+    if (most > 0x1p64f * fabsf(factor) && most < INFINITY) {
+        const float w = fmaxf(__int_as_float(__float_as_int(most) & 0x7f800000), 0x1p-126f);
+        times = __fdiv_rn(factor, w), factor = w;
+    }
+    lk_lce_rescale(p.f, row, y, lk_lce_scale(p.f.chunk.call.a) * LK_LOG2E, base, times);
+    __syncwarp(); /* the exponentials are rescaled before some of them are written again */
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const int tile = s.id[i] / LK_GEMM_COLS;
+        if (!v.writes[i] || tile >= p.f.kept) continue;
+        int cols_left;
+        lk_bf16 *const e = lk_lce_place(p.f, row, tile, &cols_left) + s.id[i] % LK_GEMM_COLS;
+        lk_put(e, factor != 0.0f ? __fdiv_rn(dz[i], factor) : 0.0f);
+    }
+    return factor;
+}
+
+/* The results of a row with a token that counts, or not. first_loss: that of its target. */
+LK_DEVICE void lk_lce_ids_put_row(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s,
+                                  const float (&minus_logp)[LK_CE_IDS_EACH], lk_ce_result r)
+{
+    const lk_lce_workspace &ws = p.f.chunk.ws;
+    const int lane = (int)threadIdx.x % 32;
+    float part = 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
+        if (p.call.x.logp && lane + 32 * i < (int)p.call.x.ids_per_row)
+            p.call.x.logp[at * p.call.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp[i]; /* 0, not -0 */
+    }
+    part = lk_sum_warp(part);
+    if (lane != 0) return;
+    if (r.class_loss == r.class_loss) r.class_loss = part;
+    if (ws.row_weight) r.class_loss *= ws.row_weight[at], r.z_loss *= ws.row_weight[at];
+    if (ws.loss) ws.loss[at] = r.class_loss + r.z_loss;
+    if (ws.z) ws.z[at] = r.z_loss;
+    ws.lse[at] = r.lse;
+    if (ws.entropy) ws.entropy[at] = r.entropy;
+    if (ws.argmax) ws.argmax[at] = r.argmax;
+}
+
+/* In place of lk_lce_merge_kernel and lk_lce_factor_kernel. A warp owns a row. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const __grid_constant__ lk_lce_ids_fused p)
+{
+    LK_SHARED(lk_ce_ids_term, terms, [LK_LCE_THREADS / 32 * LK_CE_IDS_MOST]);
+    const lk_lce_work &chunk = p.f.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const int warp = (int)threadIdx.x / 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + warp, at = chunk.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= chunk.rows) return;
+    const float scale = lk_lce_scale(a);
+    const int y = chunk.ws.target[at];
+    const lk_ce_ids ids = lk_ce_ids_load(p.call, at, true);
+    lk_lce_ids_values v;
+    lk_lce_ids_get_logits(p, at, ids, &v);
+    float slope, first_z = -INFINITY, minus_logp[LK_CE_IDS_EACH];
+    const lk_ce_row s = lk_lce_merge_stretches<lk_ce_row>(p.f, row, y, &slope);
+    const float one[1] = {s.target}, ones[1] = {1.0f};
+    const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
+    lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
+    if (y >= 0) r = lk_ce_row_finish(all, {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first_z = fmaxf(first_z, v.z[i]);
+    first_z = lk_max_warp(first_z); /* the target's, as its dot has it */
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) { /* no sums of large numbers: no other id has a smaller -logp */
+        minus_logp[i] = ids.id[i] == y || v.z[i] == first_z ? r.class_loss : r.class_loss + scale * (first_z - v.z[i]);
+        if (ids.id[i] < 0) minus_logp[i] = 0.0f;
+        if (ids.bad) minus_logp[i] = NAN;
+    }
+    lk_lce_ids_put_row(p, at, ids, minus_logp, r);
+    if (!chunk.call.gradient) return;
+
+    const bool good = ids.any && !ids.bad;
+    lk_lce_ids_add_up(p, terms + warp * LK_CE_IDS_MOST, at, y, ids, good, &v);
+    float rest = v.rest, factor = 0.0f, target_dz = 0.0f, dz[LK_CE_IDS_EACH];
+    const lk_lce_terms t = lk_lce_ids_terms(p, at, good, v.own, &rest, r.lse, r.entropy);
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
+        dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, lk_exp(-minus_logp[i]), v.z[i], v.slope[i], v.u[i]) : 0.0f;
+    lk_lce_ids_keep(p, at, ids, v, rest, dz);
+    if (y >= 0) { /* as in lk_lce_factor_kernel */
+        const float base = lk_lce_largest_reference(p.f, row, y), rate = scale * LK_LOG2E;
+        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
+        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
+        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
+        factor = t.g.p_factor * __fdiv_rn(p_scale, all.sum);
+        if (p.f.kept) factor = lk_lce_ids_put_kept(p, row, y, ids, v, base, factor, dz);
+    }
+    if (threadIdx.x % 32 != 0) return;
+    if (chunk.ws.target_dz) lk_lce_put_target_dz(chunk.ws, at, y, target_dz);
+    if (chunk.ws.scale) chunk.ws.scale[row] = factor;
+}
+
+/* backward, when the target's others are not known yet: what the panels need. A warp owns a row. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_backward_kernel(const __grid_constant__ lk_lce_ids_fused p)
+{
+    LK_SHARED(lk_ce_ids_term, terms, [LK_LCE_THREADS / 32 * LK_CE_IDS_MOST]);
+    const lk_lce_work &work = p.f.chunk;
+    const lk_lce_args &a = work.call.a;
+    const int warp = (int)threadIdx.x / 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + warp;
+    lk_griddepcontrol_wait();
+    if (row >= work.call.rows) return;
+    const lk_ce_ids ids = lk_ce_ids_load(p.call, row, true);
+    const bool good = ids.any && !ids.bad;
+    const float lse = work.ws.lse[row], entropy = work.ws.dentropy ? work.ws.entropy[row] : 0.0f;
+    lk_lce_ids_values v;
+    lk_lce_ids_get_logits(p, row, ids, &v);
+    lk_lce_ids_add_up(p, terms + warp * LK_CE_IDS_MOST, row, work.ws.target[row], ids, good, &v);
+    float rest = v.rest, dz[LK_CE_IDS_EACH];
+    const lk_lce_terms t = lk_lce_ids_terms(p, row, good, v.own, &rest, lse, entropy);
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const float probability = lk_exp(fmaf(lk_lce_scale(a), v.z[i], -lse));
+        dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, probability, v.z[i], v.slope[i], v.u[i]) : 0.0f;
+    }
+    lk_lce_ids_keep(p, row, ids, v, rest, dz);
+}
+
+/* Writes dZ of a panel's ids. A thread per place. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_panel_kernel(const __grid_constant__ lk_lce_ids_fused p)
+{
+    const lk_lce_work &chunk = p.f.chunk;
+    const int64_t k = p.call.x.ids_per_row, i = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, row = i / k;
+    lk_griddepcontrol_wait();
+    if (row >= chunk.rows) return;
+    const int64_t place = chunk.first_row * k + i, col = p.ws.column[place] - chunk.first_col;
+    if (col < 0 || col >= chunk.cols) return;
+    lk_put((lk_bf16 *)chunk.ws.logits + row * chunk.ws.logits_stride + col, p.ws.logit[place]);
+}
+
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
 /* The ids of `rows` tokens from first_row on. */
@@ -169,6 +469,43 @@ LK_HOST lk_ce_ids_call lk_lce_ids_call_of(const lk_lce_ids *ids, int64_t first_r
     return call;
 }
 
+/* What FUSED's kernels get. */
+LK_HOST lk_lce_ids_fused lk_lce_ids_fused_of(const lk_lce_job *job)
+{
+    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    lk_lce_ids_fused p = {};
+    p.f.chunk = job->p, p.ws = ids->fused, p.dlse = ids->x.common.dlse;
+    p.call = lk_lce_ids_call_of(ids, 0, job->p.call.a.tokens);
+    p.call.x.dlogp = ids->x.dlogp, p.call.x.dlogp_stride = ids->x.dlogp_stride; /* with dlogp alpha is 1 */
+    return p;
+}
+
+/* The hooks of lk_lce_other_rows for FUSED. */
+LK_HOST lk_status lk_lce_ids_fused_rows(const lk_lce_job *job, const lk_lce_fused &f)
+{
+    lk_lce_ids_fused p = lk_lce_ids_fused_of(job);
+    p.f = f;
+    return lk_lce_launch(job, lk_lce_ids_rows_kernel, lk_ceil_div(f.chunk.rows, LK_LCE_THREADS / 32), p);
+}
+LK_HOST lk_status lk_lce_ids_fused_backward(const lk_lce_job *job)
+{
+    const lk_lce_ids_fused p = lk_lce_ids_fused_of(job);
+    return lk_lce_launch(job, lk_lce_ids_backward_kernel, lk_ceil_div(job->p.call.rows, LK_LCE_THREADS / 32), p);
+}
+LK_HOST void lk_lce_ids_fused_terms(const lk_lce_job *job, lk_lce_work *chunk)
+{
+    const lk_lce_ids_arrays &ws = ((const lk_lce_ids *)job->other_rows->user)->fused;
+    chunk->ws.factor = ws.own, chunk->ws.dlse = ws.rest;
+    chunk->call.a.dlse = ws.rest, chunk->call.a.z_loss = 0.0f; /* rest has both */
+}
+LK_HOST lk_status lk_lce_ids_fused_panel(const lk_lce_job *job, const lk_lce_work &chunk)
+{
+    lk_lce_ids_fused p = lk_lce_ids_fused_of(job);
+    p.f.chunk = chunk;
+    if (!p.ws.column) return LK_OK;
+    return lk_lce_launch(job, lk_lce_ids_panel_kernel, lk_ceil_div(chunk.rows * p.call.x.ids_per_row, LK_LCE_THREADS), p);
+}
+
 LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
 {
     lk_lce_ids_work p = {};
@@ -177,7 +514,12 @@ LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
     const int threads = 32 * LK_CE_IDS_WARPS;
     const int64_t upstreams = p.all.x.common.upstream_per_token ? p.all.ids.rows : 1;
     lk_status status = LK_OK;
-    if (p.all.most) status = lk_launched(job->op, cudaMemsetAsync(p.all.most, 0, sizeof(float), job->stream));
+    if (job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED && p.all.fused.logit) {
+        const int64_t blocks = lk_ceil_div(p.all.ids.rows * p.all.x.ids_per_row, LK_LCE_THREADS / 32);
+        p.logit = p.all.fused.logit;
+        status = lk_lce_launch(job, lk_lce_ids_dots_kernel, lk_lce_min(blocks, 1 << 30), lk_lce_ids_fused_of(job));
+    }
+    if (!status && p.all.most) status = lk_launched(job->op, cudaMemsetAsync(p.all.most, 0, sizeof(float), job->stream));
     if (!status)
         status = lk_launch_pdl(job->op, &job->device, lk_lce_ids_begin_kernel, lk_ceil_div(p.all.ids.rows, LK_CE_IDS_WARPS), 1,
                                threads, 0, job->stream, p);
@@ -226,8 +568,8 @@ LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chun
     return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
 }
 
-/* Puts this header's arrays at the start of a workspace. sizes: T is f16. */
-LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, void *workspace)
+/* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. */
+LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool fused, void *workspace)
 {
     const lk_lce_ids_args &x = ids->x;
     const bool both = direction == LK_LCE_FORWARD_BACKWARD, dlogp = x.dlogp != NULL;
@@ -238,13 +580,19 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, void
     const int rows = direction == LK_LCE_FORWARD ? LK_CE_FORWARD : both ? LK_CE_BOTH : LK_CE_BACKWARD;
     lk_take(&ids->target, &arena, true, x.common.tokens + 1); /* even without tokens not NULL: the second half has an address */
     lk_take(&ids->bound, &arena, dlogp, x.common.tokens);
-    lk_take(&ids->dlogp, &arena, dlogp, x.common.tokens * x.ids_per_row);
     lk_take(&ids->zero, &arena, dlogp && !x.common.upstream, 1);
     lk_take(&ids->most, &arena, sizes, 1);
     lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? x.common.tokens : 1);
     lk_take(&ids->lse, &arena, x.logp && !x.common.lse, x.common.tokens);
+    const bool several = x.ids_per_row > 1, gradient = direction != LK_LCE_FORWARD;
+    lk_arena instead = arena;
+    lk_take(&ids->dlogp, &arena, dlogp, x.common.tokens * x.ids_per_row);
     ids->rows = lk_take_bytes(&arena, true, (int64_t)lk_ce_ids_space_of(&space, rows).bytes);
-    ids->bytes = arena.used;
+    lk_take(&ids->fused.logit, &instead, fused && several, x.common.tokens * x.ids_per_row);
+    lk_take(&ids->fused.column, &instead, fused && several && gradient, x.common.tokens * x.ids_per_row);
+    lk_take(&ids->fused.own, &instead, fused && gradient, x.common.tokens);
+    lk_take(&ids->fused.rest, &instead, fused && gradient, x.common.tokens);
+    ids->bytes = arena.used < instead.used ? instead.used : arena.used;
 }
 
 /* Checks what this header adds, and fills in the call that linear_cross_entropy gets. */
@@ -269,8 +617,10 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
                                                               : NULL;
     lk_checks checks = {op, LK_OK};
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);
-    if (a.path != LK_LINEAR_CROSS_ENTROPY_AUTO && a.path != LK_LINEAR_CROSS_ENTROPY_CHUNKS)
-        lk_reject(&checks, LK_ERR_PATH, "path is %d; with target_ids it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS", a.path);
+    if (a.path != LK_LINEAR_CROSS_ENTROPY_AUTO && a.path != LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+        a.path != LK_LINEAR_CROSS_ENTROPY_FUSED)
+        lk_reject(&checks, LK_ERR_PATH,
+                  "path is %d; with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED", a.path);
     lk_check_size(&checks, "ids_per_row", x->ids_per_row, 1, LK_CE_IDS_MOST);
     lk_check_size(&checks, "tokens", a.tokens, 0, INT32_MAX);
     lk_check_enum(&checks, "target_dtype", a.target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
@@ -296,9 +646,11 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (!query) lk_check_allocations(&checks, list, count);
     if (checks.status) return checks.status;
 
-    lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, a.workspace);
     *call = a;
-    call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
+    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && !few) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, a.workspace);
     call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
     call->use_ignore_index = 1, call->ignore_index = LK_CE_IDS_IGNORED;
     if (x->dlogp) {
@@ -323,7 +675,7 @@ LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, 
     lk_lce_args call;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &call);
-    if (!status) status = lk_lce_query<T>(op, &call, direction, budget > ids.bytes ? budget - ids.bytes : 0, true, plan);
+    if (!status) status = lk_lce_query<T>(op, &call, direction, budget > ids.bytes ? budget - ids.bytes : 0, true, plan, true);
     if (status) return status;
     plan->workspace_bytes += ids.bytes, plan->minimum_bytes += ids.bytes;
     if (budget < plan->minimum_bytes && !least)
@@ -340,9 +692,11 @@ LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, in
     lk_linear_cross_entropy_plan plan;
     lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &call);
     if (status) return status;
-    const lk_lce_other_rows rows = {lk_lce_ids_begin, call.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>, &ids};
+    const lk_lce_other_rows rows = {lk_lce_ids_begin, call.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>,
+                                    lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms,
+                                    lk_lce_ids_fused_panel, &ids};
     lk_checks checks = {op, LK_OK};
-    if (lk_lce_query<T>(op, &call, direction, 0, true, &plan) == LK_OK) /* else the step says what is wrong */
+    if (lk_lce_query<T>(op, &call, direction, 0, true, &plan, true) == LK_OK) /* else the step says what is wrong */
         lk_check_workspace(&checks, args->common.workspace, args->common.workspace_bytes, plan.minimum_bytes + ids.bytes);
     return checks.status ? checks.status : lk_lce_step<T>(op, &call, direction, false, stream, &rows);
 }

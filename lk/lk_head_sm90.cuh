@@ -40,7 +40,7 @@ static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEM
 /* What lk_lce_fused_kernel computes from a tile: the rows' states; exponentials too; dZ by a known lse. */
 enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
 
-typedef struct {
+struct lk_lce_fused {
     CUtensorMap x, weight;
     lk_lce_work chunk;    /* the chunk; all columns, or for dZ those of a panel */
     lk_lce_sums *sums;    /* [chunk, stretches] */
@@ -51,7 +51,7 @@ typedef struct {
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
-} lk_lce_fused;
+};
 
 /* What lk_ce_dz and lk_ce_target_dz need of a row. Here e is p, so p_factor has no other factor; it is NaN where lse is not
  * finite. rate and base are not used. */
@@ -454,38 +454,24 @@ LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &ws, int64_t row, int
     atomicAdd(&ws.owners[y].count, 1);
 }
 
-/* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
- *
- * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
+/* The largest reference of a row's tiles, by a warp; -inf: all exponentials are 0. */
+LK_DEVICE float lk_lce_largest_reference(const lk_lce_fused &p, int64_t row, int y)
 {
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
-    lk_griddepcontrol_wait();
-    if (row >= chunk.rows) return;
-    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
-    const int y = ws.target[at];
-    float slope, v = 0.0f, target_dz = 0.0f, base = -INFINITY;
-    const lk_ce_row s = lk_lce_merge_stretches<lk_ce_row>(p, row, y, &slope);
-    const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
-    for (int tile = lane; y >= 0 && tile < p.kept; tile += 32) base = fmaxf(base, ws.references[row * p.kept + tile]);
+    float base = -INFINITY;
+    for (int tile = (int)threadIdx.x % 32; y >= 0 && tile < p.kept; tile += 32)
+        base = fmaxf(base, p.chunk.ws.references[row * p.kept + tile]);
     LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) base = fmaxf(base, __shfl_xor_sync(0xffffffffu, base, offset));
-    if (y >= 0) {
-        const float one[1] = {s.target}, ones[1] = {1.0f};
-        const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
-        const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.entropy) : lk_lce_terms{};
-        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
-        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
-        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
-        v = t.g.p_factor * __fdiv_rn(p_scale, all.sum);
-        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
-    }
+    return base;
+}
+
+/* Puts the exponentials of a row with target y against base and multiplies them by `times`, by a warp. */
+LK_DEVICE void lk_lce_rescale(const lk_lce_fused &p, int64_t row, int y, float rate, float base, float times)
+{
+    const lk_lce_workspace &ws = p.chunk.ws;
+    const int lane = (int)threadIdx.x % 32;
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
         const float from = first + lane < p.kept ? ws.references[row * p.kept + first + lane] : -INFINITY;
-        const float mine = from > -INFINITY ? lk_ex2(rate * (from - base)) : 1.0f;
+        const float mine = from > -INFINITY ? times * lk_ex2(rate * (from - base)) : 1.0f;
         for (unsigned out = __ballot_sync(0xffffffffu, mine != 1.0f); out; out &= out - 1) {
             const int tile = first + __ffs((int)out) - 1;
             const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
@@ -503,6 +489,37 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
             *(uint4 *)e = eight.raw;
         }
     }
+}
+
+/* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
+ *
+ * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
+LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_lce_workspace &ws = chunk.ws;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= chunk.rows) return;
+    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
+    const int y = ws.target[at];
+    float slope, v = 0.0f, target_dz = 0.0f;
+    const lk_ce_row s = lk_lce_merge_stretches<lk_ce_row>(p, row, y, &slope);
+    const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
+    const float base = lk_lce_largest_reference(p, row, y);
+    if (y >= 0) {
+        const float one[1] = {s.target}, ones[1] = {1.0f};
+        const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
+        const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.entropy) : lk_lce_terms{};
+        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
+        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
+        v = t.g.p_factor * __fdiv_rn(p_scale, all.sum);
+        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
+    }
+    lk_lce_rescale(p, row, y, rate, base, 1.0f);
     if (lane != 0) return;
     if (ws.target_dz) lk_lce_put_target_dz(ws, at, y, target_dz);
     if (ws.scale) ws.scale[row] = v;
@@ -863,6 +880,7 @@ template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const
         rows = lk_lce_merge_kernel<lk_ce_row_squares>;
     }
     status = lk_lce_launch_tiles(job, tiles, p.items, p);
+    if (!status && job->other_rows) return job->other_rows->fused_rows(job, p);
     return status ? status : lk_lce_launch(job, rows, blocks, p);
 }
 
@@ -894,6 +912,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t i
     if (!call.gradient || status) return status;
     const lk_lce_workspace &ws = job->p.ws;
     if (call.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(call.rows, LK_LCE_THREADS), job->p);
+    if (job->other_rows && !call.gives_loss && !status) status = job->other_rows->fused_backward(job);
     if (ws.scaled_x && !status)
         status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, chunk), ws.scaled_x, NULL, NULL, chunk.rows, a.hidden,
                                               lk_lce_x_stride(job), ws.x_stride, 0, ws.scale});
@@ -907,7 +926,9 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t i
                 chunk.cols = part.cols, chunk.ws.logits = part.at, chunk.ws.logits_stride = part.cols;
         if (!kept) chunk.ws.scale = NULL, chunk.ws.scaled_x = NULL;
         chunk.first = chunk.first_col == 0, chunk.last = chunk.first_col + chunk.cols == a.vocab;
+        if (!kept && job->other_rows) job->other_rows->fused_terms(job, &chunk);
         if (!kept) status = lk_lce_fused_dz<T>(job, chunk);
+        if (!kept && job->other_rows && !status) status = job->other_rows->fused_panel(job, chunk);
         if (!status) status = lk_lce_dbias<T>(job, chunk);
         if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, chunk, sums);
         if (!status && chunk.last) status = lk_lce_reduce_dx(job, chunk);

@@ -5,7 +5,7 @@
  * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs must not
  * change. The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T; that moves a log-probability
  * by at most twice the row's largest such error. dZ follows by its formula, and is rounded to T once; dx and dweight sum it times
- * exact factors.
+ * exact factors. Where FUSED keeps exponentials, these are rounded, once more in a row with several references, and so is v x.
  */
 #include "lk/linear_cross_entropy_ids.cuh"
 
@@ -28,25 +28,29 @@ static lk_linear_cross_entropy_context context;
 
 /* Tensors. The first are inputs; LSE and ENTROPY are inputs of backward. */
 enum { X, WEIGHT, BIAS, IDS, ID_WEIGHT, ROW_WEIGHT, UPSTREAM, DLSE, DENTROPY, DLOGP, DENOMINATOR, LSE, ENTROPY, LOSS, Z_LOSS, LOGP,
-       VALID, DX, DWEIGHT, DBIAS, TENSORS };
+       VALID, ARGMAX, DX, DWEIGHT, DBIAS, TENSORS };
 static const char *const tensor_name[] = {"x", "weight", "bias", "target_ids", "target_weight", "row_weight", "upstream", "dlse",
                                           "dentropy", "dlogp", "denominator", "lse", "entropy", "loss", "z_loss_out", "logp",
-                                          "valid_rows", "dx", "dweight", "dbias"};
-enum { DEFAULT, SMALLEST, BETWEEN };
+                                          "valid_rows", "argmax", "dx", "dweight", "dbias"};
+enum { DEFAULT, SMALLEST, BETWEEN }; /* or a number of bytes, no less than the smallest */
+enum { AUTO = LK_LINEAR_CROSS_ENTROPY_AUTO, FUSED = LK_LINEAR_CROSS_ENTROPY_FUSED };
+static int path_here; /* of the cases */
+static bool fused_here; /* the device has FUSED */
 
 typedef struct {
-    int type, direction, ids, reduction, budget;
-    int64_t tokens, hidden, vocab, chunk;
+    int type, direction, ids, reduction, budget, path;
+    int64_t tokens, hidden, vocab, chunk, panel;
     int gap, at;
-    float scale, softcap, z_loss;
+    float scale, softcap, z_loss, spread; /* spread: of the logits, 0: 1 */
     bool has[TENSORS], accumulate, dweight_f32, fast, per_token, int32, ignore, bad, repeated, masked;
+    bool cancel; /* the weights add up to 0 */
     uint64_t seed;
 } problem;
 
 static problem plain(int type, int direction, int64_t tokens, int64_t hidden, int64_t vocab, int ids)
 {
     problem p = {};
-    p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.ids = ids;
+    p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.ids = ids, p.path = path_here;
     p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type + 77 * ids), p.per_token = true;
     const int with[] = {X, WEIGHT, IDS, ID_WEIGHT, UPSTREAM, LSE, LOSS, LOGP, DX, DWEIGHT};
     for (int i = 0; i < LENGTH_OF(with); i++) p.has[with[i]] = true;
@@ -57,11 +61,12 @@ static const char *describe(const problem *p)
 {
     static char text[800];
     int n = snprintf(text, sizeof text,
-                     "%s %s, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, budget %d, gap %d at %d, scale %g, softcap %g, "
-                     "z_loss %g%s%s%s%s%s%s%s%s%s, seed %llu, has",
-                     direction_name[p->direction], test_type_name[p->type], (long long)p->tokens, (long long)p->hidden,
-                     (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, p->budget, p->gap, p->at, (double)p->scale,
-                     (double)p->softcap, (double)p->z_loss, p->accumulate ? ", accumulate" : "",
+                     "%s %s path %d, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, panel %lld, budget %d, gap %d at %d, "
+                     "scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s, seed %llu, has",
+                     direction_name[p->direction], test_type_name[p->type], p->path, (long long)p->tokens, (long long)p->hidden,
+                     (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, (long long)p->panel, p->budget, p->gap, p->at,
+                     (double)p->scale, (double)p->softcap, (double)p->z_loss, (double)p->spread, p->cancel ? ", cancel" : "",
+                     p->accumulate ? ", accumulate" : "",
                      p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->per_token ? ", per token" : "",
                      p->int32 ? ", int32" : "", p->ignore ? ", ignore" : "", p->bad ? ", bad" : "", p->repeated ? ", repeated" : "",
                      p->masked ? ", masked" : "", (unsigned long long)p->seed);
@@ -90,13 +95,14 @@ static layout layout_of(const problem *p, int t)
         l.rows = t == X || t == DX ? n : p->vocab, l.cols = p->hidden, l.stride = p->hidden + p->gap, l.at = p->at;
         l.type = t == DWEIGHT && p->dweight_f32 ? TEST_F32 : p->type, l.bytes = test_type_bytes[l.type];
     }
+    if (p->path == FUSED && (t == X || t == WEIGHT)) l.stride = (l.stride + 7) / 8 * 8, l.at *= 8; /* multiples of 16 bytes */
     if (t == BIAS || t == DBIAS) l.cols = p->vocab, l.type = p->type, l.bytes = test_type_bytes[p->type], l.at = p->at;
     if (t == IDS || t == ID_WEIGHT || t == DLOGP || t == LOGP) l.rows = n, l.cols = p->ids, l.stride = p->ids + p->gap;
     if (t == IDS) l.bytes = p->int32 ? 4 : 8;
     if (t == UPSTREAM && !p->per_token) l.cols = 1;
     if (t == LOSS || t == Z_LOSS) l.cols = losses;
     if (t == DENOMINATOR || t == VALID) l.cols = 1;
-    if (t == VALID) l.bytes = 8;
+    if (t == VALID || t == ARGMAX) l.bytes = 8;
     if (l.rows == 1) l.stride = l.cols;
     return l;
 }
@@ -133,8 +139,9 @@ static bool counts(const problem *p, int64_t row, bool *bad)
 }
 
 static double *logits, *log_p, *slope; /* of a row */
-static size_t room_bytes[6];
+static size_t room_bytes[7];
 static double row_error, row_lse, row_entropy; /* row_error: of log p */
+static int64_t row_argmax;
 
 /* The head's row in double. */
 static void refer(const problem *p, int64_t row)
@@ -153,6 +160,7 @@ static void refer(const problem *p, int64_t row)
         const double t = cap > 0 ? tanh(scale * v / cap) : 0;
         logits[j] = cap > 0 ? cap * t : scale * v, slope[j] = cap > 0 ? 1 - t * t : 1;
         if (isfinite(v)) error = fmax(error, scale * (size * 0x1p-22 + stored * fabs(v)));
+        if (j == 0 || logits[j] > most) row_argmax = j;
         most = fmax(most, logits[j]);
         if (isfinite(logits[j])) least = fmin(least, logits[j]);
     }
@@ -170,13 +178,15 @@ static void fill(const problem *p)
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
         uint64_t random = test_hash(p->seed + (uint64_t)t);
-        const double spread = t == WEIGHT ? 3 / sqrt((double)l.cols) : 1;
-        if (t == IDS || t == VALID || (t >= LSE && !(p->accumulate && (t == DWEIGHT || t == DBIAS)))) continue;
+        const double wide = p->spread == 0 ? 1 : (double)p->spread, spread = t == WEIGHT ? 3 * wide / sqrt((double)l.cols) : 1;
+        if (t == IDS || t == VALID || t == ARGMAX || (t >= LSE && !(p->accumulate && (t == DWEIGHT || t == DBIAS)))) continue;
         for (int64_t r = 0; r < l.rows; r++)
             for (int64_t c = 0; c < l.cols; c++) {
                 float v = (float)(spread * test_uniform(&random));
                 if (t == BIAS && p->masked && test_hash(p->seed + (uint64_t)c) % 5 == 0 && c > 0) v = -INFINITY;
                 if (t == ID_WEIGHT && test_chance(&random, 6)) v = 0;
+                if (t == ID_WEIGHT && p->cancel) v = c / 2 == p->ids / 2 ? 0.0f : (c % 2 ? -0.5f : 0.5f) * (float)(1 + c / 2 % 2);
+                if (t == DLSE && p->cancel) v *= 1e-22f;
                 if (t == DENOMINATOR) v = 2.75f;
                 test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c, v);
             }
@@ -226,7 +236,9 @@ static void prepare_run(const problem *p, int run)
     a->entropy = (float *)at[ENTROPY], a->loss = (float *)at[LOSS], a->z_loss_out = (float *)at[Z_LOSS];
     a->valid_rows = (int64_t *)at[VALID], a->dx = at[DX], a->dweight = at[DWEIGHT], a->dbias = at[DBIAS];
     a->tokens = p->tokens, a->hidden = p->hidden, a->vocab = p->vocab, a->chunk_tokens = p->chunk;
-    if (p->gap) a->x_stride = a->weight_stride = a->dx_stride = a->dweight_stride = p->hidden + p->gap;
+    a->x_stride = layout_of(p, X).stride, a->weight_stride = layout_of(p, WEIGHT).stride;
+    if (p->gap) a->dx_stride = a->dweight_stride = p->hidden + p->gap;
+    a->argmax = (int64_t *)at[ARGMAX], a->path = p->path, a->panel_vocab = p->panel;
     a->logit_scale = p->scale, a->softcap = p->softcap, a->z_loss = p->z_loss, a->reduction = p->reduction;
     a->use_ignore_index = p->ignore, a->ignore_index = p->ignore ? 3 : 0;
     a->target_dtype = p->int32 ? LK_TARGET_INT32 : LK_TARGET_INT64;
@@ -240,6 +252,7 @@ static void prepare_run(const problem *p, int run)
     test_launched(plan_of[p->direction][p->type](&args, SIZE_MAX, &any), describe(p));
     test_launched(query_of[p->direction][p->type](&args, &bytes), describe(p));
     if (p->budget == SMALLEST) bytes = any.minimum_bytes;
+    if (p->budget > BETWEEN) bytes = (size_t)p->budget > any.minimum_bytes ? (size_t)p->budget : any.minimum_bytes;
     if (p->budget == BETWEEN) bytes = any.minimum_bytes * (2 + p->seed % 5) / 2 + 100;
     test_launched(plan_of[p->direction][p->type](&args, bytes, &plan), describe(p));
     if (!test_that(plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes)) test_detail("%s", plan.text);
@@ -282,6 +295,7 @@ static void verify_number(const problem *p, int t, int64_t row, int64_t col, dou
 }
 
 static double *dz, *dz_slack, *own;
+static bool *has_id; /* [tokens, vocab] */
 
 /* dZ of a token into dz, and its error. over: what a mean divides by. Returns the largest factor of its dZ. */
 static double differentiate(const problem *p, int64_t row, double over)
@@ -315,9 +329,11 @@ static double differentiate(const problem *p, int64_t row, double over)
 static void verify_gradients(const problem *p, double most)
 {
     const int64_t n = p->tokens, v = p->vocab;
-    const double unit = p->type == TEST_F32 ? 0 : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8;
-    for (int64_t i = 0; i < n * v; i++)
-        dz_slack[i] += (unit + 0x1p-22) * fabs(dz[i]) + (p->type == TEST_F16 ? most * 0x1p-33 : 0) + 0x1p-126;
+    const bool fused = plan.path == FUSED, keeps = fused && plan.kept_vocab;
+    const double unit = p->type == TEST_F32 ? 0 : p->type == TEST_F16 ? 0x1p-11 : keeps ? 3 * 0x1p-8 : 0x1p-8;
+    const double sums = fused ? 0x1p-16 * (double)(plan.panels + plan.chunks) : 0; /* of 24 bits */
+    const double lost = p->type == TEST_F16 ? most * 0x1p-33 : keeps ? most * 0x1p-40 : 0; /* of small ones */
+    for (int64_t i = 0; i < n * v; i++) dz_slack[i] += (unit + 0x1p-22) * fabs(dz[i]) + lost + 0x1p-126;
     for (int64_t row = 0; row < n && is_of(p, DX); row++) {
         bool bad;
         counts(p, row, &bad);
@@ -325,9 +341,10 @@ static void verify_gradients(const problem *p, double most)
             double want = 0, slack = 0, tail = 0;
             for (int64_t j = 0; j < v; j++) {
                 const double g = dz[row * v + j], w = input(p, WEIGHT, j, d);
-                want += g * w, slack += dz_slack[row * v + j] * fabs(w), tail += j >= v / 8 * 8 ? fabs(g * w) : 0;
+                want += g * w, slack += dz_slack[row * v + j] * fabs(w) + sums * fabs(g * w);
+                tail += j >= v / 8 * 8 ? fabs(g * w) : 0;
             }
-            if (p->type == TEST_BF16) slack += 0x1p-8 * tail; /* dx of tail columns is rounded before the rest is added */
+            if (p->type == TEST_BF16 && !fused) slack += 0x1p-8 * tail; /* dx of tail columns is rounded before the rest is added */
             verify_number(p, DX, row, d, bad ? NAN : want, slack);
         }
     }
@@ -337,12 +354,16 @@ static void verify_gradients(const problem *p, double most)
             const int64_t at_row = d < p->hidden ? j : 0, at = d < p->hidden ? d : j;
             if (!is_of(p, t)) continue;
             const double old = p->accumulate ? input(p, t, at_row, at) : 0;
-            double want = old, slack = 0, size = fabs(old);
+            double want = old, slack = 0, size = fabs(old), of_ids = 0;
             for (int64_t row = 0; row < n; row++) {
                 const double f = d < p->hidden ? input(p, X, row, d) : 1;
                 want += dz[row * v + j] * f, size += fabs(dz[row * v + j] * f), slack += dz_slack[row * v + j] * fabs(f);
+                if (fused && has_id[row * v + j]) of_ids += fabs(dz[row * v + j] * f);
             }
-            verify_number(p, t, at_row, at, want, slack + 0x1p-22 * size);
+            slack += (sums + 0x1p-22) * size;
+            if (of_ids > 0 && t == DWEIGHT) /* the targets' part is added to what has been rounded */
+                slack += test_half_ulp(layout_of(p, t).type, fabs(want) + of_ids + slack);
+            verify_number(p, t, at_row, at, want, slack);
         }
 }
 
@@ -351,6 +372,11 @@ static void verify(const problem *p)
     const int64_t n = p->tokens, v = p->vocab;
     double **const all[] = {&dz, &dz_slack, &own};
     for (int i = 0; i < 3; i++) *all[i] = (double *)test_room(*all[i], &room_bytes[3 + i], (size_t)((n + 2) * v) * sizeof(double));
+    has_id = (bool *)test_room(has_id, &room_bytes[6], (size_t)(n * v) * sizeof(bool));
+    memset(has_id, 0, (size_t)(n * v) * sizeof(bool));
+    for (int64_t row = 0; row < n; row++)
+        for (int k = 0; k < p->ids; k++)
+            if (status_of(p, row, k) == GOOD) has_id[row * v + id_of(p, row, k)] = true;
     int64_t valid = 0;
     bool any_bad = false, bad;
     for (int64_t row = 0; row < n; row++) valid += counts(p, row, &bad), any_bad = any_bad || bad;
@@ -373,6 +399,11 @@ static void verify(const problem *p)
         loss += z, slack += z_slack + 0x1p-22 * fabs(loss);
         verify_number(p, LSE, 0, row, counted ? row_lse : 0, row_error);
         verify_number(p, ENTROPY, 0, row, counted ? row_entropy : 0, (1 + fabs(row_entropy)) * (2 * row_error + 0x1p-20));
+        if (is_of(p, ARGMAX)) {
+            const int64_t got = ((const int64_t *)test_buffer_back(&buffer[ARGMAX]))[row];
+            const bool right = !counted ? got == -1 : got >= 0 && got < v && logits[got] >= logits[row_argmax] - row_error;
+            if (!test_that(right)) test_detail("argmax[%lld] is %lld; %s", (long long)row, (long long)got, describe(p));
+        }
         if (!reduced) verify_number(p, LOSS, 0, row, bad ? NAN : rw * loss, fabs(rw) * slack);
         if (!reduced) verify_number(p, Z_LOSS, 0, row, rw * z, fabs(rw) * z_slack + 0x1p-22 * fabs(rw * z));
         if (counted) sum += rw * loss, z_sum += rw * z, sum_slack += fabs(rw) * (slack + 0x1p-20 * fabs(loss));
@@ -446,7 +477,7 @@ static void options(int type, int direction, int)
         p.has[DLOGP] = back && i % 3 != 1, p.has[DLSE] = back && i % 4 == 2, p.has[DENTROPY] = back && i % 5 == 3;
         p.has[ENTROPY] = p.has[DENTROPY] || (direction != BACKWARD && i % 6 == 1), p.has[ID_WEIGHT] = i % 6 != 4;
         p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && i % 2, p.has[VALID] = direction != BACKWARD && i % 2;
-        p.has[Z_LOSS] = p.z_loss > 0, p.has[DBIAS] = i % 4 == 1;
+        p.has[Z_LOSS] = p.z_loss > 0, p.has[DBIAS] = i % 4 == 1, p.has[ARGMAX] = direction != BACKWARD && i % 7 == 2;
         p.has[LOSS] = i % 8 != 5, p.has[LOGP] = i % 8 != 6, p.has[LSE] = direction == BACKWARD || i % 8 != 7;
         if (i % 16 == 8) { /* logp alone */
             p.has[LOSS] = p.has[LSE] = direction == BACKWARD;
@@ -485,27 +516,65 @@ static void empty(int type, int direction, int)
     }
 }
 
+/* FUSED: exponentials of no columns, of some and of all, in dweight too; panels; several tiles and stretches. */
+static void budgets(int type, int direction, int path)
+{
+    int none = 0, some = 0, lent = 0, all = 0, panels = 0, chunked = 0;
+    for (int i = 0; path == FUSED && i < test_pick(40, 12); i++) {
+        const bool many = i % 2; /* columns: so that some of them are kept */
+        problem p = plain(type, direction, many ? 20 : 20 + i % 3 * 120, 16, (many ? 9000 : 1000) + 70 * (i % 3), 1 + i % 7);
+        const bool back = direction != FORWARD;
+        p.seed += (uint64_t)i, p.budget = 100000 + i / 2 % 8 * 50000, p.has[DBIAS] = i % 2, p.dweight_f32 = i % 4 / 2;
+        p.reduction = i % 3, p.has[DLOGP] = back && i % 4 == 1, p.has[DLSE] = back && i % 5 == 1, p.accumulate = i % 7 == 6;
+        p.spread = i % 3 == 2 ? 40.0f : 1.0f, p.cancel = i % 4 == 2, p.softcap = i % 5 == 3 ? 4.0f : 0.0f;
+        if (i % 6 == 4) p.panel = 256 << i / 6 % 2, p.budget = DEFAULT;
+        if (i % 8 == 7) p.has[DX] = false;
+        if (i % 16 == 9) p.has[DWEIGHT] = false;
+        p.ignore = i % 5 == 2, p.repeated = i % 5 == 4;
+        if (direction == BOTH && i % 6 == 2) p.chunk = 8 + p.tokens / 3, p.budget = 600000;
+        if (i % 9 == 8) p.scale = 0.5f, p.z_loss = 0.01f;
+        check(&p);
+        none += plan.kept_vocab == 0, all += plan.kept_vocab == p.vocab, panels += plan.panels > 1, lent += plan.lent_vocab > 0;
+        some += plan.kept_vocab > 0 && plan.kept_vocab < p.vocab, chunked += plan.chunks > 1;
+        if (!test_that(plan.path == FUSED)) test_detail("%s", plan.text);
+    }
+    if (!test_that(path != FUSED || (none && panels && (direction != BOTH || (some && lent && all && chunked)))))
+        test_detail("kept: none %d, some %d, in dweight %d, all %d; panels %d, chunks %d", none, some, lent, all, panels, chunked);
+}
+
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
                                         {"places", places}, {"graphs", graphs}, {"empty", empty}};
+    path_here = AUTO;
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
+    path_here = FUSED;
+    for (int direction = 0; fused_here && direction < DIRECTIONS; direction++) {
+        for (int i = 0; i <= LENGTH_OF(themes); i++) {
+            const test_theme theme = i < LENGTH_OF(themes) ? themes[i] : test_theme{"budgets", budgets};
+            if (!test_begin("%s bf16 fused: %s", direction_name[direction], theme.name)) continue;
+            theme.run(TEST_BF16, direction, FUSED);
+            test_finish();
+        }
+    }
+    path_here = AUTO;
 }
 
-/* One id of weight 1 is a target: the bits of linear_cross_entropy's CHUNKS in loss, and gradients to their rounding. */
-static void one_id(int type)
+/* One id of weight 1 is a target: the bits of linear_cross_entropy's same path in loss, and gradients to their rounding. */
+static void one_id(int type, int path)
 {
     static lk_status (*const plain_call[])(const lk_linear_cross_entropy_args *, cudaStream_t) =
         TEST_OF_TYPES(lk_linear_cross_entropy_forward_backward);
     static lk_status (*const plain_query[])(const lk_linear_cross_entropy_args *, size_t *) =
         TEST_OF_TYPES(lk_linear_cross_entropy_forward_backward_workspace_bytes);
     problem p = plain(type, BOTH, 12, 24, 90, 1);
+    p.path = path;
     p.has[ID_WEIGHT] = false, p.ignore = true, p.z_loss = 0.01f;
     check(&p); /* leaves its results in kept */
     lk_linear_cross_entropy_args a = args.common;
     size_t bytes = 0;
-    a.target = args.target_ids, a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    a.target = args.target_ids, a.path = path;
     test_launched(plain_query[type](&a, &bytes), "linear_cross_entropy");
     test_buffer_size(&workspace, bytes, 0, 0x7f), test_buffer_upload(&workspace);
     a.workspace = test_buffer_device(&workspace), a.workspace_bytes = bytes;
@@ -538,6 +607,7 @@ static void expect_error(int type, int direction, const bad_call *bad)
     problem p = plain(type, direction, 3, 8, 40, 4);
     p.has[DLOGP] = true;
     prepare(&p);
+    args.common.x_stride = args.common.weight_stride = 0;
     if (bad->spoil) bad->spoil(&args);
     const bool refused = direction == BOTH ? bad->forward || bad->backward : direction == FORWARD ? bad->forward : bad->backward;
     size_t asked = TEST_NOT_ASKED;
@@ -562,7 +632,8 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "parallel", SPOIL(a->common.parallel.vocab_total = 80), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1), true, true},
-        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true},
+        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS), true, true},
+        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = 4), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 0), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 129), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->common.tokens = -1), true, true},
@@ -582,7 +653,10 @@ static void errors(int type, int direction)
         {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->common.workspace = NULL), true, true},
         {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->common.workspace_bytes = 100), true, true},
     };
+    static const bad_call not_fused = {
+        LK_ERR_PATH, LK_ERR_PATH, "FUSED is for", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
+    if (type != TEST_BF16 || !fused_here) expect_error(type, direction, &not_fused);
     if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
     plan_t any;
     problem p = plain(type, direction, 3, 8, 40, 4);
@@ -617,6 +691,10 @@ static problem draw(uint64_t seed)
     p.ignore = p.vocab > 4 && test_chance(r, 2);
     p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && test_chance(r, 2);
     if (p.ignore) p.tokens += 4; /* so that some token counts */
+    if (p.type == TEST_BF16 && fused_here && test_chance(r, 2)) p.path = FUSED;
+    if (p.path == FUSED && test_chance(r, 3)) p.vocab += 400, p.spread = test_chance(r, 2) ? 30.0f : 1.0f;
+    if (p.path == FUSED && test_chance(r, 4)) p.panel = 256;
+    p.has[ARGMAX] = direction != BACKWARD && test_chance(r, 4);
     return p;
 }
 
@@ -635,6 +713,8 @@ int main(int argc, char **argv)
 {
     test_start(argc, argv);
     if (lk_linear_cross_entropy_init(&context)) printf("%s\n", lk_last_error());
+    lk_device device = {};
+    fused_here = lk_current_device(&device) == cudaSuccess && lk_gemm_available(&device);
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) {
@@ -643,7 +723,8 @@ int main(int argc, char **argv)
             }
     all_themes();
     for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("one id %s", test_type_name[type])) one_id(type), test_finish();
+        if (test_begin("one id %s", test_type_name[type])) one_id(type, LK_LINEAR_CROSS_ENTROPY_CHUNKS), test_finish();
+    if (fused_here && test_begin("one id bf16 fused")) one_id(TEST_BF16, FUSED), test_finish();
     fuzz();
     lk_linear_cross_entropy_destroy(&context);
     return test_end();
