@@ -34,18 +34,22 @@ typedef struct {
     int wide;             /* dweight is f32, else bf16 */
     float sigma;          /* of the weights */
     int64_t workspace_mb; /* what lk gets; 0: what the query wants */
-    double bare_ms;       /* in the study of an H200, in proportion between the sizes measured there; 0: none of such data */
+    double bare_ms;       /* of 12288 tokens in the study of an H200, in proportion between its sizes; 0: none of such data */
     int naive;
     int path; /* LK_LINEAR_CROSS_ENTROPY_* */
     int ids;  /* per token; 0: a target */
 } shape;
 
-#define TOKENS 12288
+#ifndef TOKENS
+#define TOKENS 12288 /* -DTOKENS=8192 measures another number of them */
+#endif
 #define HIDDEN 4096
+#define TEXT(x) #x
+#define TEXT_OF(macro) TEXT(macro)
 
 #define CHUNKS LK_LINEAR_CROSS_ENTROPY_CHUNKS
 #define FUSED LK_LINEAR_CROSS_ENTROPY_FUSED
-#define CASE(vocab, dweight) "tokens=12288 hidden=4096 vocab=" #vocab " dweight=" #dweight
+#define CASE(vocab, dweight) "tokens=" TEXT_OF(TOKENS) " hidden=4096 vocab=" #vocab " dweight=" #dweight
 
 static const shape shapes[] = {
     {CASE(1024, f32), "forward_backward", 1024, 1, 0.02f, 163, 0.43, 1, 0, 0},
@@ -81,8 +85,8 @@ static const shape shapes[] = {
     {CASE(32768, bf16 weights=1), "forward_backward", 32768, 0, 1.0f, 911, 0, 1, 0, 0},
     {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0, 0},
     {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0, 0},
-    {"tokens=12288 hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0, 0},
-    {"tokens=12288 hidden=4096 vocab=131072 statistics=1", "forward", 131072, 0, 0.02f, 64, 18.74, 0, 0, 0},
+    {"tokens=" TEXT_OF(TOKENS) " hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0, 0},
+    {"tokens=" TEXT_OF(TOKENS) " hidden=4096 vocab=131072 statistics=1", "forward", 131072, 0, 0.02f, 64, 18.74, 0, 0, 0},
     {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS, 0},
     {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED, 0},
     {CASE(32768, f32 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS, 0},
@@ -91,6 +95,12 @@ static const shape shapes[] = {
     {CASE(131072, f32 ids=1), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, 0, 1},
     {CASE(131072, f32 ids=8), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, 0, 8},
     {CASE(131072, f32 ids=64), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, 0, 64},
+    {CASE(131072, f32 ids=1 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS, 1},
+    {CASE(131072, f32 ids=8 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS, 8},
+    {CASE(131072, f32 ids=64 path=chunks), "forward_backward", 131072, 1, 0.02f, 1130, 55.5, 0, CHUNKS, 64},
+    {CASE(32768, f32 ids=8), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, 0, 8},
+    {CASE(32768, f32 ids=64 path=fused), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, FUSED, 64},
+    {CASE(32768, f32 ids=64 path=chunks), "forward_backward", 32768, 1, 0.02f, 399, 13.86, 0, CHUNKS, 64},
     {CASE(131072, f32 workspace=queried), "forward_backward", 131072, 1, 0.02f, 0, 55.5, 0, 0, 0},
     {CASE(131072, bf16 workspace=queried), "forward_backward", 131072, 0, 0.02f, 0, 55.5, 0, 0, 0},
 };
@@ -656,7 +666,7 @@ static void describe(bench_case *c, const shape *s)
     const size_t ids = (size_t)TOKENS * (size_t)s->ids;
     c->in_bytes = TOKENS * sizeof(int64_t) + ids * (sizeof(int64_t) + sizeof(float));
     c->out_bytes = (TOKENS + 1 + ids + (has_statistics(s) ? 4 * TOKENS : 0)) * sizeof(float);
-    c->flops = FLOPS(s), c->known_ms = s->bare_ms;
+    c->flops = FLOPS(s), c->known_ms = s->bare_ms * TOKENS / 12288;
     c->naive_bytes = (size_t)TOKENS * (size_t)s->vocab * (gradient ? 6 : 4) + CUBLAS_BYTES;
     c->fill = fill, c->launch = launch_lk, c->bare = launch_bare, c->check = check, c->workspace = workspace;
     if (s->naive) c->naive = launch_naive;

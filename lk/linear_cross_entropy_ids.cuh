@@ -34,8 +34,8 @@
  *            128. Then the tensors of this header.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
- * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for each
- * token: a column, ignored or bad.
+ * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for
+ * each token: a column, ignored or bad.
  *
  * CHUNKS: for each slice of logits lk_lce_ids_scale_kernel divides dlogp by alpha, as dZ is; then come the kernels of
  * cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the largest such sum

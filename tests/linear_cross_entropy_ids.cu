@@ -44,6 +44,7 @@ typedef struct {
     float scale, softcap, z_loss, spread; /* spread: of the logits, 0: 1 */
     bool has[TENSORS], accumulate, dweight_f32, fast, per_token, int32, ignore, bad, repeated, masked;
     bool cancel; /* the weights add up to 0 */
+    bool peaked; /* the second id has all but 10^-6 of p, and all of the weight */
     uint64_t seed;
 } problem;
 
@@ -62,11 +63,11 @@ static const char *describe(const problem *p)
     static char text[800];
     int n = snprintf(text, sizeof text,
                      "%s %s path %d, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, panel %lld, budget %d, gap %d at %d, "
-                     "scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s, seed %llu, has",
+                     "scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s%s, seed %llu, has",
                      direction_name[p->direction], test_type_name[p->type], p->path, (long long)p->tokens, (long long)p->hidden,
                      (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, (long long)p->panel, p->budget, p->gap, p->at,
                      (double)p->scale, (double)p->softcap, (double)p->z_loss, (double)p->spread, p->cancel ? ", cancel" : "",
-                     p->accumulate ? ", accumulate" : "",
+                     p->peaked ? ", peaked" : "", p->accumulate ? ", accumulate" : "",
                      p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->per_token ? ", per token" : "",
                      p->int32 ? ", int32" : "", p->ignore ? ", ignore" : "", p->bad ? ", bad" : "", p->repeated ? ", repeated" : "",
                      p->masked ? ", masked" : "", (unsigned long long)p->seed);
@@ -187,6 +188,9 @@ static void fill(const problem *p)
                 if (t == ID_WEIGHT && test_chance(&random, 6)) v = 0;
                 if (t == ID_WEIGHT && p->cancel) v = c / 2 == p->ids / 2 ? 0.0f : (c % 2 ? -0.5f : 0.5f) * (float)(1 + c / 2 % 2);
                 if (t == DLSE && p->cancel) v *= 1e-22f;
+                if (p->peaked && t == X) v = c == 0;
+                if (p->peaked && t == WEIGHT) v = c == 0 && r == p->vocab / 2 ? 20.0f : 0.0f;
+                if (p->peaked && t == ID_WEIGHT) v = c == 1;
                 if (t == DENOMINATOR) v = 2.75f;
                 test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c, v);
             }
@@ -198,6 +202,7 @@ static void fill(const problem *p)
         for (int k = 0; k < p->ids; k++) {
             int64_t id = k == 0 ? (r % 2 ? 0 : p->vocab - 1) : test_below(&random, p->vocab);
             if (p->repeated && k) id = id_of(p, r, k / 2);
+            if (p->peaked && k == 1) id = p->vocab / 2;
             if (nothing || (p->ignore && test_chance(&random, 4))) id = 3;
             if (bad && k == p->ids / 2) {
                 id = r % 2 ? -1 : p->vocab;
@@ -320,6 +325,7 @@ static double differentiate(const problem *p, int64_t row, double over)
         off += 16 * e23 * (own[p->vocab + j] + size * P);
         off += fabs(dentropy) * P * ((fabs(P == 0 ? 0 : lp) + fabs(row_entropy) + 1) * (2 * e + 16 * e23));
         if (p->direction == BACKWARD) off += own[p->vocab + j] * e; /* its lse is not exactly that of its logits */
+        if (p->peaked && j == p->vocab / 2) off = 1e-5 * fabs(want); /* no p - 1 */
         dz[row * p->vocab + j] = scale * slope[j] * want;
         dz_slack[row * p->vocab + j] = scale * (slope[j] * off + bend * fabs(want));
     }
@@ -391,7 +397,8 @@ static void verify(const problem *p)
         for (int k = 0; k < p->ids; k++) {
             const bool good = status_of(p, row, k) == GOOD;
             const double lp = good ? log_p[id_of(p, row, k)] : 0, w = weight_of(p, row, k);
-            verify_number(p, LOGP, row, k, bad ? NAN : lp, row_error);
+            const bool exact = p->peaked && id_of(p, row, k) == v / 2; /* its logit is */
+            verify_number(p, LOGP, row, k, bad ? NAN : lp, exact ? 0x1p-23 : row_error);
             if (good && w != 0) loss -= w * lp, slack += fabs(w) * (row_error + 0x1p-22 * fabs(lp));
         }
         const double z = counted ? (double)p->z_loss * row_lse * row_lse : 0;
@@ -474,7 +481,7 @@ static void options(int type, int direction, int)
         if (i & 2) p.softcap = 4;
         if (i & 4) p.z_loss = 0.01f;
         p.has[ROW_WEIGHT] = i & 8, p.ignore = i & 16, p.bad = i % 7 == 3, p.repeated = i % 3 == 2, p.int32 = i % 2;
-        p.has[DLOGP] = back && i % 3 != 1, p.has[DLSE] = back && i % 4 == 2, p.has[DENTROPY] = back && i % 5 == 3;
+        p.has[DLOGP] = back && i % 3 != 1, p.has[DLSE] = back && (i % 4 == 2 || i % 7 == 3), p.has[DENTROPY] = back && i % 5 == 3;
         p.has[ENTROPY] = p.has[DENTROPY] || (direction != BACKWARD && i % 6 == 1), p.has[ID_WEIGHT] = i % 6 != 4;
         p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && i % 2, p.has[VALID] = direction != BACKWARD && i % 2;
         p.has[Z_LOSS] = p.z_loss > 0, p.has[DBIAS] = i % 4 == 1, p.has[ARGMAX] = direction != BACKWARD && i % 7 == 2;
@@ -516,6 +523,16 @@ static void empty(int type, int direction, int)
     }
 }
 
+/* No digits cancel where an id has nearly all of p. */
+static void peaks(int type, int direction, int)
+{
+    for (int i = 0; i < 3; i++) {
+        problem p = plain(type, direction, 5, 8, 300, 3 + i);
+        p.peaked = true, p.has[DWEIGHT] = i > 0, p.budget = i == 2 ? 1000000 : DEFAULT;
+        if (type != TEST_BF16 || direction != BACKWARD || p.path == FUSED) check(&p);
+    }
+}
+
 /* FUSED: exponentials of no columns, of some and of all, in dweight too; panels; several tiles and stretches. */
 static void budgets(int type, int direction, int path)
 {
@@ -545,7 +562,7 @@ static void budgets(int type, int direction, int path)
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
-                                        {"places", places}, {"graphs", graphs}, {"empty", empty}};
+                                        {"places", places}, {"peaks", peaks},   {"graphs", graphs}, {"empty", empty}};
     path_here = AUTO;
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
@@ -590,6 +607,34 @@ static void one_id(int type, int path)
             if (!test_within(fabs(x - y), 2 * test_half_ulp(type, y) + 1e-6))
                 test_detail("dx[%lld] is %g, not %g", (long long)row, x, y);
         }
+    }
+}
+
+/* What path 0 takes: FUSED where linear_cross_entropy does, unless the dots of many ids cost more; never PANELS. */
+static void choices(void)
+{
+    static const struct {
+        int type, direction, ids;
+        int64_t vocab;
+        size_t budget;
+        bool fused;
+    } list[] = {{TEST_BF16, BOTH, 1, 17000, SIZE_MAX, true},       {TEST_BF16, BOTH, 8, 131072, (size_t)1 << 30, true},
+                {TEST_BF16, FORWARD, 8, 131072, SIZE_MAX, true},   {TEST_BF16, BACKWARD, 8, 131072, SIZE_MAX, true},
+                {TEST_BF16, BOTH, 22, 17000, SIZE_MAX, true},      {TEST_BF16, BOTH, 23, 17000, SIZE_MAX, false},
+                {TEST_BF16, FORWARD, 128, 65536, SIZE_MAX, false}, {TEST_BF16, BOTH, 1, 4096, SIZE_MAX, false},
+                {TEST_F16, BOTH, 1, 131072, SIZE_MAX, false},      {TEST_F32, BOTH, 8, 131072, 0, false},
+                {TEST_BF16, BOTH, 1, 4096, 0, true},               {TEST_BF16, BOTH, 8, 4096, 0, false}};
+    for (int i = 0; i < LENGTH_OF(list); i++) {
+        args_t a = {};
+        plan_t of = {};
+        char dummy;
+        a.common.tokens = 4096, a.common.hidden = 1024, a.common.vocab = list[i].vocab, a.ids_per_row = list[i].ids;
+        a.common.loss = (float *)&dummy, a.common.dx = a.common.dweight = &dummy;
+        lk_status (*const ask)(const args_t *, size_t, plan_t *) = plan_of[list[i].direction][list[i].type];
+        (void)ask(&a, SIZE_MAX, &of);
+        const lk_status status = ask(&a, list[i].budget > of.minimum_bytes ? list[i].budget : of.minimum_bytes, &of);
+        const int want = list[i].fused && fused_here ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        if (!test_that(status == LK_OK && of.path == want)) test_detail("%d: %s", i, of.text);
     }
 }
 
@@ -724,6 +769,7 @@ int main(int argc, char **argv)
     all_themes();
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("one id %s", test_type_name[type])) one_id(type, LK_LINEAR_CROSS_ENTROPY_CHUNKS), test_finish();
+    if (test_begin("choices")) choices(), test_finish();
     if (fused_here && test_begin("one id bf16 fused")) one_id(TEST_BF16, FUSED), test_finish();
     fuzz();
     lk_linear_cross_entropy_destroy(&context);
