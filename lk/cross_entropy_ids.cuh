@@ -214,6 +214,15 @@ LK_DEVICE void lk_ce_ids_put_tail(const lk_ce_ids_call &call, int64_t row, const
     space.others_dentropy[row] = a.dentropy[row] * P;
 }
 
+/* The same of a row with a bad id whose gradients are 0. */
+LK_DEVICE void lk_ce_ids_put_no_tail(const lk_ce_ids_call &call, int64_t row)
+{
+    const lk_ce_ids_space &space = call.space;
+    space.upstream[row] = space.dlse[row] = space.others_upstream[row] = space.others_lse_low[row] = 0.0f;
+    space.others_lse[row] = call.lse[row];
+    if (call.all.a.dentropy) space.others_entropy[row] = space.others_dentropy[row] = 0.0f;
+}
+
 /* A warp owns a row. */
 template <class T>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
@@ -257,6 +266,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (call.direction == LK_CE_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     if (call.tail) {
         if (good) lk_ce_ids_put_tail(call, row, up, own, rest);
+        else if (s.bad && call.bad_is_zero) lk_ce_ids_put_no_tail(call, row);
         return;
     }
     const bool keeps_z = lk_ce_ids_keeps_z(call);

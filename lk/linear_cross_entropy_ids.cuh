@@ -3,7 +3,7 @@
  * log-probability of each: distillation from a teacher's top K, shifted targets of several tokens, choices among a few answers.
  *
  *   logits, dx, dweight, dbias    as at the top of linear_cross_entropy.cuh
- *   loss, logp, dZ                those of cross_entropy_ids.cuh for these logits: dZ is its dz
+ *   loss, logp, tail, dZ          those of cross_entropy_ids.cuh for these logits: dZ is its dz
  *
  * Use        In one .cu file, linked with -lcublasLt:       Anywhere, C included:
  *                #include "lk/linear_cross_entropy_ids.cuh"     #include "lk/linear_cross_entropy_ids.cuh"
@@ -25,13 +25,14 @@
  * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
  *            ranks. Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
- *            all logp and dx are NaN, and it adds nothing to dweight and dbias. The tail of cross_entropy_ids.cuh is not here.
+ *            all logp, its tail and dx are NaN, and it adds nothing to dweight and dbias. The tail is that of cross_entropy_ids.cuh
+ *            too; a call with a tail has path CHUNKS.
  *            path is CHUNKS, FUSED or 0. 0 means FUSED where linear_cross_entropy.cuh takes it for one target, if there is one id,
  *            or no more than vocab / 768: above that its dots of x and rows of weight cost more than it saves. Else 0 means
  *            CHUNKS: logits are stored for some tokens at a time, in f32, or with fast_logits in T.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
  *            batch_invariant or parallel.vocab_total is given; LK_ERR_PATH: path is PANELS; LK_ERR_SHAPE: ids_per_row is not 1 to
- *            128. Then the tensors of this header.
+ *            128. Then LK_ERR_PATH: path is FUSED, and there is a tail. Then the tensors of this header.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
  * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for
@@ -39,7 +40,8 @@
  *
  * CHUNKS: for each slice of logits lk_lce_ids_scale_kernel divides dlogp by alpha, as dZ is; then come the kernels of
  * cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the largest such sum
- * goes into alpha too: lk_lce_ids_upstream_kernel.
+ * goes into alpha too: lk_lce_ids_upstream_kernel. With a tail forward_backward has the rows twice, but their matmul once: first
+ * for the losses and the tail, then for dZ.
  *
  * FUSED, where there are several ids: lk_lce_ids_dots_kernel computes their logits first, each as x of the token times a row of
  * weight. The id with the largest logit is the target, so that no other has more than half of p, and its p - 1 is a sum of the
@@ -66,6 +68,9 @@ typedef struct {
     float *logp;                /* F FB out    f32 [tokens, ids_per_row] */
     int64_t ids_per_row;        /* 1 to 128 */
     int64_t target_ids_stride, target_weight_stride, dlogp_stride, logp_stride;
+    const float *tail_weight;   /* F B FB in   f32 [tokens], finite; NULL: the tail is not in the loss */
+    const float *dtail;         /* B FB in     f32 [tokens], the gradient of tail; NULL: none */
+    float *tail;                /* F FB out, B in: forward's. f32 [tokens]; B requires it with tail_weight or dtail */
 } lk_linear_cross_entropy_ids_args;
 
 #define LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(direction, T)                                                            \
@@ -99,10 +104,13 @@ typedef struct {
 typedef struct {
     lk_lce_ids_args x; /* with every default filled in; common: as the caller has it */
     int32_t *target;   /* [tokens]: FUSED's target, in CHUNKS any column; LK_CE_IDS_IGNORED or LK_CE_IDS_BAD */
-    float *bound;      /* [tokens], with dlogp: at least what dlse and dlogp of a token add to a dZ */
+    float *bound;      /* [tokens], with dlogp or dtail: at least what dlse and these of a token add to a dZ */
     float *dlogp;      /* [tokens, ids_per_row], over alpha */
-    float *zero;       /* [1], the upstream where there is dlogp alone */
-    float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token */
+    float *dtail;      /* [tokens], likewise */
+    float *tail;       /* [tokens], the caller's where it has one; NULL: the call has no tail */
+    float *lse_low;    /* [tokens], forward_backward with a tail */
+    float *zero;       /* [1], the upstream where there are dlogp and dtail alone */
+    float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token, its tail's too */
     float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q, lk_lce_ids_power */
     float *lse;        /* [tokens], where the caller wants logp and no lse: linear_cross_entropy has no output else */
     void *rows;        /* lk_ce_ids_space of a slice */
@@ -145,8 +153,12 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
         const float logit = p.logit ? p.logit[row * p.all.x.ids_per_row + lane + 32 * i] : 0.0f;
         const int64_t its = lk_ce_row_top(lk_ce_row_empty(), logit, s.id[i]).top;
         top = its > top ? its : top;
-        if (p.all.bound) sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + lane + 32 * i]);
+        if (p.all.dlogp) sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + lane + 32 * i]);
         weights += fabsf(s.weight[i]);
+    }
+    if (lane == 0 && s.any) {
+        if (p.all.dtail) sum += fabsf(p.all.x.dtail[row]);
+        if (p.all.x.tail_weight) weights += fabsf(p.all.x.tail_weight[row]);
     }
     sum = lk_sum_warp(sum), weights = lk_sum_warp(weights);
     LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
@@ -181,7 +193,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_scale_kernel(c
     const float shift = __fdiv_rn(1.0f, p.counts->alpha);
     if (p.all.dlogp) p.all.dlogp[token * k + i % k] = shift * p.all.x.dlogp[token * p.all.x.dlogp_stride + i % k];
     if (i % k != 0) return;
-    if (p.all.dlogp) p.scaled_dlse[row] = p.dlse ? shift * p.dlse[token] : 0.0f;
+    if (p.all.dtail) p.all.dtail[token] = shift * p.all.x.dtail[token];
+    if (p.all.bound) p.scaled_dlse[row] = p.dlse ? shift * p.dlse[token] : 0.0f;
     if (p.all.most) p.factor[row] *= __int_as_float((127 - lk_lce_ids_power(p.all)) << 23);
 }
 
@@ -463,6 +476,9 @@ LK_HOST lk_ce_ids_call lk_lce_ids_call_of(const lk_lce_ids *ids, int64_t first_r
     if (x.target_weight) call.x.target_weight = x.target_weight + first_row * x.target_weight_stride;
     if (x.dlogp) call.x.dlogp = ids->dlogp + first_row * x.ids_per_row;
     if (x.logp) call.x.logp = x.logp + first_row * x.logp_stride;
+    if (x.tail_weight) call.x.tail_weight = x.tail_weight + first_row;
+    if (x.dtail) call.x.dtail = ids->dtail + first_row;
+    if (ids->tail) call.tail = call.x.tail = ids->tail + first_row;
     call.x.ids_per_row = x.ids_per_row, call.x.target_ids_stride = x.target_ids_stride;
     call.x.target_weight_stride = x.target_weight_stride, call.x.dlogp_stride = x.ids_per_row, call.x.logp_stride = x.logp_stride;
     call.all.a = ids->ids, call.all.a.rows = rows;
@@ -528,66 +544,103 @@ LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
                          job->stream, p);
 }
 
-/* The rows of a slice. f: what they would be with one target each; L: the type of the logits. */
+/* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; L: the type of the logits. */
+template <class L>
+LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f, int direction)
+{
+    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const int threads = 32 * LK_CE_IDS_WARPS;
+    const int64_t rows = chunk.rows, blocks = lk_ceil_div(rows, LK_CE_IDS_WARPS);
+    lk_ce_ids_call call = lk_lce_ids_call_of(ids, chunk.first_row, rows);
+    call.direction = direction, call.bad_is_zero = true;
+    if (!lk_ce_ids_has_tail(&call.x, direction)) call.tail = NULL; /* backward, where the tail is an output alone */
+    call.all = f;
+    lk_cross_entropy_args &a = call.all.a;
+    a.target_dtype = ids->ids.target_dtype, a.ignore_index = ids->ids.ignore_index;
+    a.use_ignore_index = ids->ids.use_ignore_index;
+    if (ids->lse_low) a.lse_low = ids->lse_low + chunk.first_row;
+    if (direction == LK_CE_FORWARD) a.dlogits = NULL, a.upstream = a.dlse = a.dentropy = NULL;
+    if (direction == LK_CE_BACKWARD) a.argmax = NULL, a.entropy = a.dentropy ? a.entropy : NULL;
+    lk_cross_entropy_ids_args space = call.x;
+    space.common = a, space.common.workspace = ids->rows;
+    call.space = lk_ce_ids_space_of(&space, direction);
+    lk_cross_entropy_call one = lk_ce_ids_rows(call);
+    call.lse = one.a.lse, call.entropy = one.a.entropy;
+    if (direction == LK_CE_BACKWARD) call.lse = a.lse, call.lse_low = a.lse_low, call.entropy = a.entropy;
+    a.lse = a.lse_low = NULL, a.entropy = NULL, a.argmax = NULL;
+    const lk_device *const device = &job->device;
+    lk_status status = lk_launch_pdl(job->op, device, lk_cross_entropy_ids_read_kernel<L>, blocks, 1, threads, 0, job->stream,
+                                     call);
+    if (!status && direction == LK_CE_FORWARD)
+        status = lk_cross_entropy_is_plain(&one.a) ? lk_cross_entropy_plain<L>(job->op, device, one, job->stream)
+                                                   : lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, device, one, job->stream);
+    else if (!status)
+        status = direction == LK_CE_BOTH ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, device, one, job->stream)
+                                         : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, device, one, job->stream);
+    if (!status && call.tail && direction == LK_CE_FORWARD)
+        status = lk_launch_pdl(job->op, device, lk_cross_entropy_ids_tail_kernel<L>, rows < 1 << 30 ? rows : 1 << 30, 1,
+                               lk_ce_tail_threads<L>(a.vocab), 0, job->stream, call);
+    if (status) return status;
+    return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
+}
+
+/* The rows of a slice. With a tail, which the gradients need before the rows are read for them, in two passes. */
 template <class L>
 LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
     const bool gives_loss = chunk.call.gives_loss, gradient = chunk.call.gradient;
     const int threads = 32 * LK_CE_IDS_WARPS;
-    const int64_t rows = chunk.rows, blocks = lk_ceil_div(rows, LK_CE_IDS_WARPS);
-    lk_ce_ids_call call = lk_lce_ids_call_of(ids, chunk.first_row, rows);
-    call.direction = !gradient ? LK_CE_FORWARD : gives_loss ? LK_CE_BOTH : LK_CE_BACKWARD, call.bad_is_zero = true;
-    call.all = f;
-    call.all.a.target_dtype = ids->ids.target_dtype, call.all.a.ignore_index = ids->ids.ignore_index;
-    call.all.a.use_ignore_index = ids->ids.use_ignore_index;
     lk_status status = LK_OK;
-    if ((ids->x.dlogp || ids->most) && gradient) {
+    if ((ids->bound || ids->most) && gradient) {
         lk_lce_ids_work p = {};
-        p.all = *ids, p.all.ids.rows = rows, p.dlse = ids->x.common.dlse, p.first_row = chunk.first_row;
+        p.all = *ids, p.all.ids.rows = chunk.rows, p.dlse = ids->x.common.dlse, p.first_row = chunk.first_row;
         p.scaled_dlse = chunk.ws.dlse + chunk.first_row, p.factor = chunk.ws.factor + chunk.first_row, p.counts = chunk.ws.counts;
-        status = lk_launch_pdl(job->op, &job->device, lk_lce_ids_scale_kernel, lk_ceil_div(rows * ids->x.ids_per_row, threads), 1,
-                               threads, 0, job->stream, p);
+        status = lk_launch_pdl(job->op, &job->device, lk_lce_ids_scale_kernel,
+                               lk_ceil_div(chunk.rows * ids->x.ids_per_row, threads), 1, threads, 0, job->stream, p);
     }
-    lk_cross_entropy_ids_args space = call.x;
-    space.common = call.all.a, space.common.workspace = ids->rows;
-    call.space = lk_ce_ids_space_of(&space, call.direction);
-    lk_cross_entropy_call one = lk_ce_ids_rows(call);
-    call.lse = one.a.lse, call.entropy = one.a.entropy;
-    call.all.a.lse = NULL, call.all.a.entropy = NULL, call.all.a.argmax = NULL;
-    const lk_device *const device = &job->device;
-    if (!status)
-        status = lk_launch_pdl(job->op, device, lk_cross_entropy_ids_read_kernel<L>, blocks, 1, threads, 0, job->stream, call);
-    if (!status && call.direction == LK_CE_FORWARD)
-        status = lk_cross_entropy_is_plain(&one.a) ? lk_cross_entropy_plain<L>(job->op, device, one, job->stream)
-                                                   : lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, device, one, job->stream);
-    else if (!status)
-        status = gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, device, one, job->stream)
-                            : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, device, one, job->stream);
     if (status) return status;
-    return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
+    if (!gradient) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_FORWARD);
+    if (!gives_loss) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BACKWARD);
+    if (!ids->tail) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BOTH);
+    status = lk_lce_ids_pass<L>(job, chunk, f, LK_CE_FORWARD);
+    return status ? status : lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BACKWARD);
+}
+
+/* Whether a call has a tail. direction: LK_LCE_*. */
+LK_HOST bool lk_lce_ids_has_tail(const lk_lce_ids_args *x, int direction)
+{
+    return x->tail_weight || (direction != LK_LCE_BACKWARD && x->tail) || (direction != LK_LCE_FORWARD && x->dtail);
 }
 
 /* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. */
 LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool fused, void *workspace)
 {
     const lk_lce_ids_args &x = ids->x;
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD, dlogp = x.dlogp != NULL;
+    const bool both = direction == LK_LCE_FORWARD_BACKWARD, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
     sizes = sizes && direction != LK_LCE_FORWARD;
     lk_arena arena = {(uintptr_t)workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_cross_entropy_ids_args space = {};
     space.common.rows = x.common.tokens, space.common.z_loss = x.common.z_loss, space.ids_per_row = x.ids_per_row;
-    const int rows = direction == LK_LCE_FORWARD ? LK_CE_FORWARD : both ? LK_CE_BOTH : LK_CE_BACKWARD;
+    space.common.dentropy = x.common.dentropy, space.tail_weight = x.tail_weight, space.dtail = x.dtail;
     lk_take(&ids->target, &arena, true, x.common.tokens + 1); /* even without tokens not NULL: the second half has an address */
-    lk_take(&ids->bound, &arena, dlogp, x.common.tokens);
-    lk_take(&ids->zero, &arena, dlogp && !x.common.upstream, 1);
+    lk_take(&ids->bound, &arena, given, x.common.tokens);
+    lk_take(&ids->dtail, &arena, x.dtail, x.common.tokens);
+    lk_take(&ids->tail, &arena, tail && !x.tail, x.common.tokens);
+    lk_take(&ids->lse_low, &arena, tail && both, x.common.tokens);
+    if (x.tail) ids->tail = x.tail;
+    space.tail = ids->tail;
+    lk_take(&ids->zero, &arena, given && !x.common.upstream, 1);
     lk_take(&ids->most, &arena, sizes, 1);
     lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? x.common.tokens : 1);
     lk_take(&ids->lse, &arena, x.logp && !x.common.lse, x.common.tokens);
     const bool several = x.ids_per_row > 1, gradient = direction != LK_LCE_FORWARD;
     lk_arena instead = arena;
-    lk_take(&ids->dlogp, &arena, dlogp, x.common.tokens * x.ids_per_row);
-    ids->rows = lk_take_bytes(&arena, true, (int64_t)lk_ce_ids_space_of(&space, rows).bytes);
+    lk_take(&ids->dlogp, &arena, x.dlogp, x.common.tokens * x.ids_per_row);
+    const size_t forward = lk_ce_ids_space_of(&space, LK_CE_FORWARD).bytes, back = lk_ce_ids_space_of(&space, LK_CE_BACKWARD).bytes;
+    const size_t passes = forward > back ? forward : back, one = lk_ce_ids_space_of(&space, LK_CE_BOTH).bytes;
+    const size_t bytes = direction == LK_LCE_FORWARD ? forward : !both ? back : tail ? passes : one;
+    ids->rows = lk_take_bytes(&arena, true, (int64_t)bytes);
     lk_take(&ids->fused.logit, &instead, fused && several, x.common.tokens * x.ids_per_row);
     lk_take(&ids->fused.column, &instead, fused && several && gradient, x.common.tokens * x.ids_per_row);
     lk_take(&ids->fused.own, &instead, fused && gradient, x.common.tokens);
@@ -628,8 +681,12 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
         lk_reject(&checks, LK_ERR_VALUE, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
                   (long long)a.ignore_index);
     if (checks.status) return checks.status; /* before sizes are computed of it */
-    if (forward) x->dlogp = NULL, x->common.dlse = NULL;
+    if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
     if (back) x->logp = NULL;
+    const bool tail = lk_lce_ids_has_tail(x, direction);
+    if (!tail) x->tail = NULL;
+    if (tail && a.path == LK_LINEAR_CROSS_ENTROPY_FUSED)
+        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail");
     lk_tensor list[] = {
         {"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
          {{a.tokens, &x->target_ids_stride, "target_ids_stride"}}},
@@ -638,9 +695,13 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
         {"dlse", x->common.dlse, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
         {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.tokens, &x->dlogp_stride, "dlogp_stride"}}},
         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.tokens, &x->logp_stride, "logp_stride"}}},
+        {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
+        {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
+        {"tail", x->tail, 4, !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens},
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query && a.tokens && !x->target_ids) lk_reject(&checks, LK_ERR_NULL, "target_ids is NULL");
+    if (!query && a.tokens && back && tail && !x->tail) lk_reject(&checks, LK_ERR_NULL, "tail is NULL");
     lk_check_shapes(&checks, list, count, query);
     if (!query) lk_check_alignment(&checks, list, count);
     if (!query) lk_check_allocations(&checks, list, count);
@@ -648,12 +709,12 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
 
     *call = a;
     const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
-    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && !few) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, a.workspace);
     call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
     call->use_ignore_index = 1, call->ignore_index = LK_CE_IDS_IGNORED;
-    if (x->dlogp) {
+    if (ids->bound) {
         call->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
         if (!a.upstream) call->upstream = ids->zero, call->upstream_per_token = 0;
     }

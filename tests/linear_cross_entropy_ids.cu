@@ -26,11 +26,12 @@ static lk_status (*const query_of[][TEST_TYPES])(const args_t *, size_t *) = ALL
 static lk_status (*const plan_of[][TEST_TYPES])(const args_t *, size_t, plan_t *) = ALL(_plan);
 static lk_linear_cross_entropy_context context;
 
-/* Tensors. The first are inputs; LSE and ENTROPY are inputs of backward. */
-enum { X, WEIGHT, BIAS, IDS, ID_WEIGHT, ROW_WEIGHT, UPSTREAM, DLSE, DENTROPY, DLOGP, DENOMINATOR, LSE, ENTROPY, LOSS, Z_LOSS, LOGP,
-       VALID, ARGMAX, DX, DWEIGHT, DBIAS, TENSORS };
+/* Tensors. The first are inputs; LSE, ENTROPY and TAIL are inputs of backward. */
+enum { X, WEIGHT, BIAS, IDS, ID_WEIGHT, ROW_WEIGHT, UPSTREAM, DLSE, DENTROPY, DLOGP, TAIL_WEIGHT, DTAIL, DENOMINATOR, LSE, ENTROPY,
+       TAIL, LOSS, Z_LOSS, LOGP, VALID, ARGMAX, DX, DWEIGHT, DBIAS, TENSORS };
 static const char *const tensor_name[] = {"x", "weight", "bias", "target_ids", "target_weight", "row_weight", "upstream", "dlse",
-                                          "dentropy", "dlogp", "denominator", "lse", "entropy", "loss", "z_loss_out", "logp",
+                                          "dentropy", "dlogp", "tail_weight", "dtail", "denominator", "lse", "entropy", "tail",
+                                          "loss", "z_loss_out", "logp",
                                           "valid_rows", "argmax", "dx", "dweight", "dbias"};
 enum { DEFAULT, SMALLEST, BETWEEN }; /* or a number of bytes, no less than the smallest */
 enum { AUTO = LK_LINEAR_CROSS_ENTROPY_AUTO, FUSED = LK_LINEAR_CROSS_ENTROPY_FUSED };
@@ -109,6 +110,7 @@ static layout layout_of(const problem *p, int t)
 }
 static bool is_of(const problem *p, int t) /* whether the call writes it */
 {
+    if (t == TAIL && p->direction == BACKWARD) return false;
     return p->has[t] && (t >= DX ? p->direction != FORWARD : t >= LSE && p->direction != BACKWARD);
 }
 
@@ -121,6 +123,10 @@ static int64_t id_of(const problem *p, int64_t row, int k)
 {
     const int64_t at = row * layout_of(p, IDS).stride + k;
     return p->int32 ? ((const int32_t *)test_buffer_host(&buffer[IDS]))[at] : ((const int64_t *)test_buffer_host(&buffer[IDS]))[at];
+}
+static bool has_tail(const problem *p)
+{
+    return p->has[TAIL_WEIGHT] || p->has[DTAIL] || (p->has[TAIL] && p->direction != BACKWARD);
 }
 static double weight_of(const problem *p, int64_t row, int k) { return p->has[ID_WEIGHT] ? input(p, ID_WEIGHT, row, k) : 1; }
 enum { SKIPPED, GOOD, IS_BAD };
@@ -142,6 +148,7 @@ static bool counts(const problem *p, int64_t row, bool *bad)
 static double *logits, *log_p, *slope; /* of a row */
 static size_t room_bytes[7];
 static double row_error, row_lse, row_entropy; /* row_error: of log p */
+static double row_tail, tail_error;
 static int64_t row_argmax;
 
 /* The head's row in double. */
@@ -171,7 +178,16 @@ static void refer(const problem *p, int64_t row)
         log_p[j] = logits[j] - row_lse;
         if (isfinite(log_p[j])) row_entropy -= exp(log_p[j]) * log_p[j];
     }
+    double others = 0;
+    for (int64_t j = 0; j < p->vocab; j++) {
+        bool is_id = false;
+        for (int k = 0; has_tail(p) && k < p->ids; k++) is_id = is_id || (status_of(p, row, k) == GOOD && id_of(p, row, k) == j);
+        if (!is_id) others += exp(log_p[j]);
+    }
+    row_tail = log(others);
     row_error = 2 * error + 0x1p-21 * (4 + (most - least) + log(sum) + (cap > 0 ? 4 * fmax(fabs(most), fabs(least)) + (p->fast ? 2 * cap : 0) : 0));
+    /* 1 minus the sum of p of the ids, where 1/64 is left; else from the columns themselves. */
+    tail_error = others == 0 ? 0 : row_error * (2 + (others > 0x1p-7 ? 1 / others : 0)) + 0x1p-21 * (1 + fabs(row_tail));
 }
 
 static void fill(const problem *p)
@@ -188,6 +204,7 @@ static void fill(const problem *p)
                 if (t == ID_WEIGHT && test_chance(&random, 6)) v = 0;
                 if (t == ID_WEIGHT && p->cancel) v = c / 2 == p->ids / 2 ? 0.0f : (c % 2 ? -0.5f : 0.5f) * (float)(1 + c / 2 % 2);
                 if (t == DLSE && p->cancel) v *= 1e-22f;
+                if (t == DTAIL && p->spread > 1) v *= 4096; /* beyond f16's range, if it is not seen */
                 if (p->peaked && t == X) v = c == 0;
                 if (p->peaked && t == WEIGHT) v = c == 0 && r == p->vocab / 2 ? 20.0f : 0.0f;
                 if (p->peaked && t == ID_WEIGHT) v = c == 1;
@@ -218,6 +235,7 @@ static void fill(const problem *p)
         refer(p, r);
         ((float *)test_buffer_host(&buffer[LSE]))[r] = counted ? (float)row_lse : 0;
         ((float *)test_buffer_host(&buffer[ENTROPY]))[r] = counted ? (float)row_entropy : 0;
+        ((float *)test_buffer_host(&buffer[TAIL]))[r] = !counted ? 0 : bad ? NAN : (float)row_tail;
     }
 }
 
@@ -250,6 +268,7 @@ static void prepare_run(const problem *p, int run)
     a->accumulate = p->accumulate, a->dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T, a->fast_logits = p->fast;
     args.target_ids = at[IDS], args.target_weight = (float *)at[ID_WEIGHT], args.dlogp = (float *)at[DLOGP];
     args.logp = (float *)at[LOGP], args.ids_per_row = p->ids;
+    args.tail_weight = (float *)at[TAIL_WEIGHT], args.dtail = (float *)at[DTAIL], args.tail = (float *)at[TAIL];
     if (p->gap) args.target_ids_stride = args.target_weight_stride = args.dlogp_stride = args.logp_stride = p->ids + p->gap;
 
     plan_t any = {};
@@ -306,7 +325,7 @@ static bool *has_id; /* [tokens, vocab] */
 static double differentiate(const problem *p, int64_t row, double over)
 {
     const double scale = p->scale == 0 ? 1 : (double)p->scale, e = row_error, e23 = 0x1p-23;
-    const double one = !p->has[UPSTREAM] ? (p->has[DLOGP] ? 0 : 1) : input(p, UPSTREAM, 0, p->per_token ? row : 0);
+    const double one = !p->has[UPSTREAM] ? (p->has[DLOGP] || p->has[DTAIL] ? 0 : 1) : input(p, UPSTREAM, 0, p->per_token ? row : 0);
     const double f = one * (p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1) / over;
     const double dlse = p->has[DLSE] ? input(p, DLSE, 0, row) : 0, dentropy = p->has[DENTROPY] ? input(p, DENTROPY, 0, row) : 0;
     double all = dlse + 2 * (double)p->z_loss * row_lse * f, size = fabs(all) + fabs(2 * (double)p->z_loss * e * f);
@@ -318,12 +337,20 @@ static double differentiate(const problem *p, int64_t row, double over)
         all += u, size += fabs(f * weight_of(p, row, k)) + fabs(d), most += fabs(d);
         own[id_of(p, row, k)] += u, own[p->vocab + id_of(p, row, k)] += fabs(f * weight_of(p, row, k)) + fabs(d);
     }
+    const double dtail = p->has[DTAIL] ? input(p, DTAIL, 0, row) : 0;
+    const double wanted = p->has[TAIL_WEIGHT] ? f * input(p, TAIL_WEIGHT, 0, row) : 0;
+    const double tail_u = wanted - dtail, tail_size = fabs(wanted) + fabs(dtail);
+    all += tail_u, size += tail_size, most += fabs(dtail);
     for (int64_t j = 0; j < p->vocab; j++) {
         const double lp = log_p[j], P = exp(lp), bent = P == 0 ? 0 : -P * (lp + row_entropy);
-        const double want = all * P - own[j] + dentropy * bent, bend = p->softcap > 0 ? scale * 2 * e / (double)p->softcap : 0;
+        const double share = has_tail(p) && !has_id[row * p->vocab + j] && P > 0 ? exp(lp - row_tail) : 0;
+        const double want = all * P - own[j] - tail_u * share + dentropy * bent;
+        const double bend = p->softcap > 0 ? scale * 2 * e / (double)p->softcap : 0;
         double off = size * P * (e + 16 * e23) + P * fabs(2 * (double)p->z_loss * e * f);
         off += 16 * e23 * (own[p->vocab + j] + size * P);
         off += fabs(dentropy) * P * ((fabs(P == 0 ? 0 : lp) + fabs(row_entropy) + 1) * (2 * e + 16 * e23));
+        off += tail_size * share * (2 * e + tail_error + 16 * e23 * (1 + fabs(lp - row_tail)));
+        if (has_tail(p)) off += fabs(dentropy) * P * (fabs(row_tail) + 1) * 16 * e23; /* entropy + tail is rounded */
         if (p->direction == BACKWARD) off += own[p->vocab + j] * e; /* its lse is not exactly that of its logits */
         if (p->peaked && j == p->vocab / 2) off = 1e-5 * fabs(want); /* no p - 1 */
         dz[row * p->vocab + j] = scale * slope[j] * want;
@@ -400,6 +427,11 @@ static void verify(const problem *p)
             const bool exact = p->peaked && id_of(p, row, k) == v / 2; /* its logit is */
             verify_number(p, LOGP, row, k, bad ? NAN : lp, exact ? 0x1p-23 : row_error);
             if (good && w != 0) loss -= w * lp, slack += fabs(w) * (row_error + 0x1p-22 * fabs(lp));
+        }
+        verify_number(p, TAIL, 0, row, !counted ? 0 : bad ? NAN : row_tail, tail_error);
+        if (counted && !bad && p->has[TAIL_WEIGHT]) {
+            const double w = input(p, TAIL_WEIGHT, 0, row);
+            loss -= w * row_tail, slack += fabs(w) * (tail_error + 0x1p-22 * fabs(row_tail));
         }
         const double z = counted ? (double)p->z_loss * row_lse * row_lse : 0;
         const double z_slack = counted ? (double)p->z_loss * (2 * fabs(row_lse) * row_error + 0x1p-20 * row_lse * row_lse) : 0;
@@ -523,6 +555,30 @@ static void empty(int type, int direction, int)
     }
 }
 
+/* The tail, on CHUNKS: the rows in two passes. */
+static void tails(int type, int direction, int)
+{
+    for (int i = 0; i < 24; i++) {
+        if (test.small && (i + type + direction) % 3) continue;
+        problem p = plain(type, direction, 9 + i % 2 * 70, 16, i % 2 ? 77 : 150, 1 + i % 9);
+        const bool back = direction != FORWARD;
+        p.seed += (uint64_t)i, p.reduction = i % 3, p.has[TAIL_WEIGHT] = i % 4 != 1;
+        p.has[DTAIL] = back && i % 4 != 2 && (direction != BOTH || i % 12 != 9); /* there the tail is an output alone */
+        p.has[TAIL] = back || i % 5 != 4, p.has[UPSTREAM] = i % 5 != 2, p.spread = i % 3 ? 1.0f : 4.0f;
+        p.has[DLOGP] = back && i % 3 == 1, p.has[DLSE] = back && i % 4 == 3, p.has[DENTROPY] = back && i % 5 == 3;
+        p.has[ENTROPY] = p.has[DENTROPY], p.has[ROW_WEIGHT] = i & 8, p.ignore = i % 3 == 2, p.bad = i % 7 == 3;
+        p.repeated = i % 3 == 1, p.has[DBIAS] = p.has[BIAS] = i % 4 == 1, p.fast = i % 8 == 4;
+        p.has[LSE] = direction == BACKWARD || i % 2;
+        p.budget = i % 2 ? i % 4 == 3 ? SMALLEST : BETWEEN : DEFAULT, p.dweight_f32 = i % 3 == 2;
+        if (i % 6 == 3) p.scale = 0.5f;
+        if (i % 6 == 4) p.softcap = 4;
+        if (i % 6 == 5) p.z_loss = 0.01f, p.has[Z_LOSS] = true;
+        if (direction == FORWARD && !p.has[TAIL_WEIGHT]) p.has[TAIL] = true;
+        if (direction == BOTH && i % 4 == 3) p.has[TAIL] = false; /* lk's own */
+        check(&p);
+    }
+}
+
 /* No digits cancel where an id has nearly all of p. */
 static void peaks(int type, int direction, int)
 {
@@ -563,9 +619,11 @@ static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
                                         {"places", places}, {"peaks", peaks},   {"graphs", graphs}, {"empty", empty}};
+    test_theme chunks_only[LENGTH_OF(themes) + 1] = {{"tails", tails}};
+    for (int i = 0; i < LENGTH_OF(themes); i++) chunks_only[i + 1] = themes[i];
     path_here = AUTO;
     for (int direction = 0; direction < DIRECTIONS; direction++)
-        test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
+        test_themes(chunks_only, LENGTH_OF(chunks_only), direction, 0, direction_name[direction], "auto");
     path_here = FUSED;
     for (int direction = 0; fused_here && direction < DIRECTIONS; direction++) {
         for (int i = 0; i <= LENGTH_OF(themes); i++) {
@@ -610,20 +668,21 @@ static void one_id(int type, int path)
     }
 }
 
-/* What path 0 takes: FUSED where linear_cross_entropy does, unless the dots of many ids cost more; never PANELS. */
+/* What path 0 takes: FUSED where linear_cross_entropy does, not with a tail or where the dots of many ids cost more; no PANELS. */
 static void choices(void)
 {
     static const struct {
         int type, direction, ids;
         int64_t vocab;
         size_t budget;
-        bool fused;
+        bool fused, tail = false;
     } list[] = {{TEST_BF16, BOTH, 1, 17000, SIZE_MAX, true},       {TEST_BF16, BOTH, 8, 131072, (size_t)1 << 30, true},
                 {TEST_BF16, FORWARD, 8, 131072, SIZE_MAX, true},   {TEST_BF16, BACKWARD, 8, 131072, SIZE_MAX, true},
                 {TEST_BF16, BOTH, 22, 17000, SIZE_MAX, true},      {TEST_BF16, BOTH, 23, 17000, SIZE_MAX, false},
                 {TEST_BF16, FORWARD, 128, 65536, SIZE_MAX, false}, {TEST_BF16, BOTH, 1, 4096, SIZE_MAX, false},
                 {TEST_F16, BOTH, 1, 131072, SIZE_MAX, false},      {TEST_F32, BOTH, 8, 131072, 0, false},
-                {TEST_BF16, BOTH, 1, 4096, 0, true},               {TEST_BF16, BOTH, 8, 4096, 0, false}};
+                {TEST_BF16, BOTH, 1, 4096, 0, true},               {TEST_BF16, BOTH, 8, 4096, 0, false},
+                {TEST_BF16, BOTH, 1, 131072, SIZE_MAX, false, true}};
     for (int i = 0; i < LENGTH_OF(list); i++) {
         args_t a = {};
         plan_t of = {};
@@ -632,6 +691,7 @@ static void choices(void)
         a.common.loss = (float *)&dummy, a.common.dx = a.common.dweight = &dummy;
         lk_status (*const ask)(const args_t *, size_t, plan_t *) = plan_of[list[i].direction][list[i].type];
         (void)ask(&a, SIZE_MAX, &of);
+        if (list[i].tail) a.tail_weight = (const float *)&dummy;
         const lk_status status = ask(&a, list[i].budget > of.minimum_bytes ? list[i].budget : of.minimum_bytes, &of);
         const int want = list[i].fused && fused_here ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         if (!test_that(status == LK_OK && of.path == want)) test_detail("%d: %s", i, of.text);
@@ -698,9 +758,18 @@ static void errors(int type, int direction)
         {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->common.workspace = NULL), true, true},
         {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->common.workspace_bytes = 100), true, true},
     };
+    static const bad_call tails_of[] = {
+        {LK_ERR_PATH, LK_ERR_PATH, "without a tail",
+         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED; a->tail_weight = a->target_weight), true, true},
+        {LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->tail_weight = a->target_weight; a->tail = NULL), false, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "tail_weight", SPOIL(a->tail_weight = a->target_weight; MOVED(a->tail_weight, 2)), true, true},
+    };
     static const bad_call not_fused = {
         LK_ERR_PATH, LK_ERR_PATH, "FUSED is for", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
+    expect_error(type, direction, &tails_of[0]);
+    if (direction == BACKWARD) expect_error(type, direction, &tails_of[1]);
+    if (direction != BACKWARD) expect_error(type, direction, &tails_of[2]);
     if (type != TEST_BF16 || !fused_here) expect_error(type, direction, &not_fused);
     if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
     plan_t any;
@@ -731,12 +800,16 @@ static problem draw(uint64_t seed)
     const bool back = direction != FORWARD;
     p.has[DLOGP] = back && test_chance(r, 2), p.has[DLSE] = back && test_chance(r, 3), p.has[DENTROPY] = back && test_chance(r, 4);
     p.has[ENTROPY] = p.has[DENTROPY] || (direction != BACKWARD && test_chance(r, 3));
+    if (vocab > ids && test_chance(r, 3)) {
+        p.has[TAIL] = true, p.has[TAIL_WEIGHT] = test_chance(r, 2), p.has[DTAIL] = back && test_chance(r, 2);
+        if (!p.has[TAIL_WEIGHT] && !p.has[DTAIL] && direction == BACKWARD) p.has[TAIL] = false;
+    }
     p.per_token = test_chance(r, 2), p.accumulate = test_chance(r, 3), p.dweight_f32 = test_chance(r, 3);
     p.fast = test_chance(r, 4), p.int32 = test_chance(r, 2), p.repeated = test_chance(r, 3), p.bad = test_chance(r, 4);
     p.ignore = p.vocab > 4 && test_chance(r, 2);
     p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && test_chance(r, 2);
     if (p.ignore) p.tokens += 4; /* so that some token counts */
-    if (p.type == TEST_BF16 && fused_here && test_chance(r, 2)) p.path = FUSED;
+    if (p.type == TEST_BF16 && fused_here && test_chance(r, 2) && !has_tail(&p)) p.path = FUSED;
     if (p.path == FUSED && test_chance(r, 3)) p.vocab += 400, p.spread = test_chance(r, 2) ? 30.0f : 1.0f;
     if (p.path == FUSED && test_chance(r, 4)) p.panel = 256;
     p.has[ARGMAX] = direction != BACKWARD && test_chance(r, 4);
