@@ -50,7 +50,6 @@ static const query_function split_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross
 static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_finish);
 static const query_function finish_query_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_finish_workspace_bytes);
 static const one_function split_one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_parallel, );
-static const one_function one_finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish);
 static const one_function one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy, );
 static const one_query_function one_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy, _workspace_bytes);
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};

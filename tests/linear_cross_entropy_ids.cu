@@ -351,6 +351,7 @@ static double differentiate(const problem *p, int64_t row, double over)
         off += fabs(dentropy) * P * ((fabs(P == 0 ? 0 : lp) + fabs(row_entropy) + 1) * (2 * e + 16 * e23));
         off += tail_size * share * (2 * e + tail_error + 16 * e23 * (1 + fabs(lp - row_tail)));
         if (has_tail(p)) off += fabs(dentropy) * P * (fabs(row_tail) + 1) * 16 * e23; /* entropy + tail is rounded */
+        off += 0x1p-126 * (size + (P > 0 ? fabs(dentropy) * (fabs(lp) + fabs(row_entropy)) : 0)); /* a p below 2^-126 counts as 0 */
         if (p->direction == BACKWARD) off += own[p->vocab + j] * e; /* its lse is not exactly that of its logits */
         if (p->peaked && j == p->vocab / 2) off = 1e-5 * fabs(want); /* no p - 1 */
         dz[row * p->vocab + j] = scale * slope[j] * want;
