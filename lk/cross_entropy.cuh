@@ -1635,8 +1635,6 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
     const lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
     float rate = scale * LK_LOG2E, e[U][N], target_gradient = NAN;
-    lk_ce_gradient g = {};
-    lk_ce_target_term term;
     lk_ce_row all = lk_ce_row_empty();
     float sum, reference = 0.0f, base = 0.0f, p_scale = 1.0f; /* p_scale: what makes up for the rounding of base */
     bool proper = y >= 0; /* else dlogits are NaN, or 0 where the row is ignored */
@@ -1666,7 +1664,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         proper = proper && all.sum > 0.0f && lk_is_finite(all.sum);
         if (proper && a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
     }
-    g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
+    lk_ce_target_term term;
+    const lk_ce_gradient g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
     if (proper) target_gradient = lk_ce_target_dz(term.G, term.F, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
     const float p_factor = proper ? g.p_factor * p_scale * inverse : y != -1 ? NAN : 0.0f;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
