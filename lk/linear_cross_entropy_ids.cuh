@@ -106,7 +106,7 @@ typedef struct {
     int32_t *target;   /* [tokens]: FUSED's target, in CHUNKS any column; LK_CE_IDS_IGNORED or LK_CE_IDS_BAD */
     float *bound;      /* [tokens], with dlogp or dtail: at least what dlse and these of a token add to a dZ */
     float *dlogp;      /* [tokens, ids_per_row], over alpha */
-    float *dtail;      /* [tokens], likewise */
+    float *dtail;      /* [tokens], over alpha */
     float *tail;       /* [tokens], the caller's where it has one; NULL: the call has no tail */
     float *lse_low;    /* [tokens], forward_backward with a tail */
     float *zero;       /* [1], the upstream where there are dlogp and dtail alone */
