@@ -1214,14 +1214,19 @@ def cross_entropy_ids():
            kind=ValueError)
 
 
-def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=False, layout="packed", **more):
-    """linear_cross_entropy_ids against the same of logits by PyTorch in float64. wants: upstream gradients of loss, of logp."""
+def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=False, layout="packed", tails=False, **more):
+    """linear_cross_entropy_ids against the same of logits by PyTorch in float64. wants: upstream gradients of loss, of logp, and
+    with tails of the tail, which is in the loss where the ids are weighted."""
     inputs = [leaf(normal(*spread, hidden), t, layout), leaf(normal(vocab, hidden, sigma=2 * hidden**-0.5), t)]
     if biased:
         inputs.append(leaf(normal(vocab), t))
     ids, weight = classes(vocab, *spread, n), normal(*spread, n).to(D) if weighted else None
-    name = f"linear_cross_entropy_ids {t} {spread} {hidden} x {vocab} n={n} {options} {weighted} {wants} {biased} {layout} {more}"
-    out = LF.linear_cross_entropy_ids(*inputs[:2], ids, weight, linear_bias=inputs[2] if biased else None, **options, **more)
+    name = (f"linear_cross_entropy_ids {t} {spread} {hidden} x {vocab} n={n} {options} {weighted} {wants} {biased} {layout} {more} "
+            f"tails={tails}")
+    of_tail = normal(*spread).to(D) if tails and weighted else None
+    given = dict(tail_weight=of_tail, tail=not weighted) if tails else {}
+    out = LF.linear_cross_entropy_ids(*inputs[:2], ids, weight, linear_bias=inputs[2] if biased else None, **options, **more,
+                                      **given)
     ups = [torch.randn_like(o) if wanted else None for o, wanted in zip(out, wants)]
     found = torch.autograd.grad([o for o, up in zip(out, ups) if up is not None], inputs, [up for up in ups if up is not None])
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -1231,14 +1236,68 @@ def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=
     logp = logp.masked_fill(skipped, 0.0)
     loss = -(logp if weight is None else logp * weight.double()).sum(-1) + options.get("z_loss", 0.0) * (
         torch.logsumexp(logits, -1)**2).masked_fill(skipped.all(-1), 0.0)
+    tail = []
+    if tails:
+        mine = (F.one_hot(ids, vocab) * ~skipped[..., None]).amax(-2).bool()
+        of_others = logits.masked_fill(mine, -INF).logsumexp(-1) - logits.logsumexp(-1)
+        tail = [torch.where(skipped.all(-1), 0.0, of_others)]
+        loss = loss - (0.0 if of_tail is None else of_tail.double() * tail[0])
     reduction = options.get("reduction", "mean")
     loss = loss if reduction == "none" else loss.sum() / (1 if reduction == "sum" else (~skipped.all(-1)).sum())
-    right = torch.autograd.grad([o for o, up in zip((loss, logp), ups) if up is not None], exact,
+    right = torch.autograd.grad([o for o, up in zip((loss, logp, *tail), ups) if up is not None], exact,
                                 [up.double() for up in ups if up is not None])
-    close(f"{name}: loss, logp", list(out), [loss, logp], 2e-4)
+    close(f"{name}: loss, logp", list(out), [loss, logp, *tail], 2e-4)
+    verdict(f"{name}: its type", type(out) is (LF.CrossEntropyIdsTailOutput if tails else LF.CrossEntropyIdsOutput))
     for what, a, b in zip(("input", "weight", "bias"), found, right):
         off, size = (a.double() - b).norm().item(), b.norm().item()
         verdict(f"{name}: gradient of {what}", off <= (3 * HALF[t] + 2e-5) * size + 1e-6, f"off by {off} of {size}")
+
+
+def head_ids_tails():
+    for t, reduction, wants, weighted in itertools.product(TYPES, ("none", "mean", "sum"), (
+            (True, False, False), (False, False, True), (True, True, True)), (True, False)):
+        head_ids_case(t, (6,), 16, 50, 5, dict(reduction=reduction), weighted, wants, rng.random() < 0.5, rng.choice(LAYOUTS[:3]),
+                      tails=True)
+    for option in ({"z_loss": 2.0**-7}, {"logit_scale": 1.5}, {"ignore_index": 3}, {"workspace_mib": 1}):
+        head_ids_case(F32, (2, 5), 24, 300, 33, option, True, (True, True, True), True, tails=True)
+    for weighted in (True, False):  # some tokens are ignored
+        head_ids_case(F32, (30,), 8, 5, 2, {"ignore_index": 3}, weighted, (True, True, True), tails=True)
+    head_ids_case(BF16, (500,), 16, 1000, 3, dict(reduction="sum", workspace_mib=1), True, (True, True, True), tails=True)
+    # The logits are the first column of the weight, exactly. The second token's tail has a probability of 1e-52.
+    x, w = torch.zeros(2, 8, device=D), torch.zeros(40, 8, device=D)
+    x[:, 0], w[:3, 0] = 1.0, torch.tensor([30.0, 31.0, 150.0], device=D)
+    x.requires_grad_(), w.requires_grad_()
+    tail = LF.linear_cross_entropy_ids(x, w, torch.tensor([[0, 1], [0, 2]], device=D), tail=True).tail
+    exact = torch.log_softmax(w[:, 0].detach().double(), -1)[[1, *range(3, 40)]].logsumexp(0)
+    close("the head's tail far below", tail[1], exact, 1e-4)
+    slope, = torch.autograd.grad(tail[1], w)
+    close("its gradient", slope[1, 0], exact.new_tensor(1 - 37 * math.exp(-31)), 1e-5)
+    gradients = []
+    for which in ((x,), (w,), (x, w)):  # each alone has the bits that it has beside the other
+        out = LF.linear_cross_entropy_ids(*(v if any(v is a for a in which) else v.detach() for v in (x, w)),
+                                          torch.tensor([[0, 1], [0, 5]], device=D), tail_weight=torch.ones(2, device=D))
+        gradients += torch.autograd.grad(out.loss + out.tail.sum(), which)
+    verdict("a frozen weight, a frozen input", torch.equal(gradients[0], gradients[2]) and torch.equal(gradients[1], gradients[3]))
+    every = LF.linear_cross_entropy_ids(x, w[:2], torch.tensor([[0, 1]] * 2, device=D), tail_weight=torch.zeros(2, device=D))
+    verdict("the head's classes are all ids", bool((every.tail == -math.inf).all() and every.loss.isfinite()))
+    x, w, ids = leaf(normal(4, 8)), leaf(normal(9, 8)), torch.tensor([[1, 2], [9, 0], [3, 3], [-100, -100]], device=D)
+    for more in (dict(tail_weight=torch.ones(4, device=D)), dict(tail=True)):
+        out = LF.linear_cross_entropy_ids(x, w, ids, reduction="none", **more)
+        dx, dw = torch.autograd.grad(out.loss.sum() + out.tail.sum(), (x, w))
+        bad = torch.tensor([False, True, False, False], device=D)
+        verdict(f"a bad id, {list(more)}: its token alone is NaN", bool((out.tail.isnan() == bad).all() and (
+            out.loss.isnan() == bad).all() and (dx.isnan().all(1) == bad).all() and dw.isfinite().all()))
+        verdict("the tail of an ignored token is 0, and its gradient", out.tail[3].item() == 0 and not dx[3].any())
+    nothing = LF.linear_cross_entropy_ids(x[:0], w, ids[:0], reduction="sum", tail=True)
+    none, = torch.autograd.grad(nothing.loss + nothing.tail.sum(), w)
+    verdict("a tail of no tokens", nothing.tail.shape == (0,) and nothing.loss.item() == 0 and not none.any())
+    ids = ids.clamp(0, 8)
+    raises("the head's tail weights of another shape", lambda: LF.linear_cross_entropy_ids(
+        x, w, ids, tail_weight=torch.ones(3, device=D)), "tail_weight", kind=ValueError)
+    raises("the head's tail weights of another type", lambda: LF.linear_cross_entropy_ids(x, w, ids, tail_weight=ids[:, 0]),
+           "tail_weight", kind=TypeError)
+    raises("the head's tail weights with a gradient", lambda: LF.linear_cross_entropy_ids(x, w, ids, tail_weight=leaf(normal(4))),
+           "tail_weight", kind=ValueError)
 
 
 def linear_cross_entropy_ids():
@@ -1247,6 +1306,7 @@ def linear_cross_entropy_ids():
     for option in ({"z_loss": 2.0**-7}, {"logit_scale": 1.5}, {"ignore_index": 3}, {"workspace_mib": 1}, {}):
         head_ids_case(F32, (2, 5), 24, 300, 33, option, True, (True, True), True)
     head_ids_case(BF16, (4, 3), 16, 41, 128, dict(reduction="sum"), False, (True, True))
+    head_ids_tails()
     x, w, ids = leaf(normal(4, 8)), leaf(normal(9, 8)), torch.tensor([[1, 2], [9, 0], [3, 3], [8, 4]], device=D)
     out = LF.linear_cross_entropy_ids(x, w, ids, reduction="none")
     dx, dw = torch.autograd.grad(out.loss.sum(), (x, w))
@@ -1986,6 +2046,9 @@ def functions():
             ("linear_cross_entropy_ids", lambda x, w, b: sum((v * by).sum() for v, by in zip(
                 LF.linear_cross_entropy_ids(x, w, several, linear_bias=b, reduction="none", row_weight=r), (0.5, positive))),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
+            ("linear_cross_entropy_ids, tail", lambda x, w, b: sum((v * by).sum() for v, by in zip(
+                LF.linear_cross_entropy_ids(x, w, several, positive, linear_bias=b, tail_weight=r), (0.5, positive, r))),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("cross_entropy_ids none, logp", lambda x: sum((v * by).sum() for v, by in zip(
                 LF.cross_entropy_ids(x, several, reduction="none"), (0.5, positive))), [leaf(normal(6, 12))]),
             ("cross_entropy_ids, tail", lambda x: sum((v * by).sum() for v, by in zip(
@@ -2178,7 +2241,10 @@ def autocast():
     right = [g.float() for g in torch.autograd.grad(same, narrow)]
     with torch.autocast(D, dtype=BF16):
         several = LF.linear_cross_entropy_ids(x, w, t[:, None], linear_bias=b).loss
+        with_tail = LF.linear_cross_entropy_ids(x, w, t[:, None], linear_bias=b, tail=True).tail
     close("linear_cross_entropy_ids likewise", several, LF.linear_cross_entropy_ids(*narrow[:2], t[:, None], linear_bias=narrow[2]).loss,
+          4 * HALF[BF16])
+    close("its tail", with_tail, LF.linear_cross_entropy_ids(*narrow[:2], t[:, None], linear_bias=narrow[2], tail=True).tail,
           4 * HALF[BF16])
     close("linear_kl likewise", [loss, *torch.autograd.grad(loss, [x, w, b])], [same, *right], 4 * HALF[BF16])
     verdict("cross_entropy of bf16 logits is f32", half.dtype == F32 and half.isfinite().item(), str(half.dtype))
@@ -2422,6 +2488,9 @@ def any_size():
                   (f"linear_cross_entropy, {reduction}", lambda x, t, r=reduction: head_loss(x, head, t, reduction=r)),
                   (f"linear_cross_entropy_ids, {reduction}", lambda x, t, r=reduction: LF.linear_cross_entropy_ids(
                       x, head, torch.stack((t, 15 - t), 1), reduction=r).logp),
+                  (f"linear_cross_entropy_ids, tail, {reduction}", lambda x, t, r=reduction: sum(
+                      v.sum() for v in LF.linear_cross_entropy_ids(x, head, torch.stack((t, 15 - t), 1), reduction=r,
+                                                                   tail_weight=t.float()))),
                   (f"linear_kl, {reduction}", lambda x, t, r=reduction: LF.linear_kl(
                       x, head, x.detach()[:, :8] * 2, teacher, reduction=r)),
                   (f"linear_kl, weights, {reduction}", lambda x, t, r=reduction: LF.linear_kl(

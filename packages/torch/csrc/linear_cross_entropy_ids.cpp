@@ -12,8 +12,8 @@ namespace lk_torch {
 
 // label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
 #define PARAMETERS                                                                                                             \
-    const Tensor &x, const Tensor &weight, const Tensor &target_ids, const Maybe &target_weight, const Maybe &bias,            \
-        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits
+    const Tensor &x, const Tensor &weight, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,     \
+        const Maybe &bias, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits
 #define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits
 
 // The arguments that all calls have, and what keeps their memory.
@@ -21,12 +21,13 @@ struct HeadIdsCall {
     lk_linear_cross_entropy_ids_args a = {};
     Stream stream;
     Rows rows, columns;
-    Tensor ids, ids_weight, b, unused, divisor, factors, dx, dweight, dbias;
+    Tensor ids, ids_weight, of_tail, b, unused, divisor, factors, dx, dweight, dbias;
     size_t budget;
     HeadIdsCall(PARAMETERS)
         : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target_ids, "target_ids"),
-                  check_device(x, target_weight, "target_weight"), check_device(x, bias, "linear_bias"),
-                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
+                  check_device(x, target_weight, "target_weight"), check_device(x, tail_weight, "tail_weight"),
+                  check_device(x, bias, "linear_bias"), check_device(x, denominator, "denominator"),
+                  check_device(x, row_weight, "row_weight"), x)),
           rows(x, "input"), columns(weight, "linear_weight")
     {
         lk_linear_cross_entropy_args &c = a.common;
@@ -37,6 +38,7 @@ struct HeadIdsCall {
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         a.ids_per_row = fill_ids(c, x, target_ids, target_weight, &ids, &ids_weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = ids_weight.defined() ? ids_weight.const_data_ptr<float>() : nullptr;
+        a.tail_weight = fill_tail(x, tail_weight, &of_tail);
         fill_loss(c, x, {}, columns.rows, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
@@ -63,30 +65,35 @@ struct HeadIdsCall {
         LK_RUN(lk_linear_cross_entropy_ids_##direction, x, &call.a, call.stream);                                              \
     } while (0)
 
-// loss, logp, lse
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS)
+// loss, logp, tail, lse. want_tail: tail is not undefined.
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS, bool want_tail)
 {
-    HeadIdsCall c(x, weight, target_ids, target_weight, bias, OPTIONS);
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
     const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), lse = make(tokens, x, at::kFloat);
     const Tensor logp = make(target_ids.sizes(), x, at::kFloat);
     c.a.common.loss = loss.mutable_data_ptr<float>(), c.a.common.lse = lse.mutable_data_ptr<float>();
     c.a.logp = logp.mutable_data_ptr<float>();
+    Tensor tail;
+    if (want_tail) tail = make(tokens, x, at::kFloat), c.a.tail = tail.mutable_data_ptr<float>();
     RUN(forward, c, x);
-    return {loss, logp, lse};
+    return {loss, logp, tail, lse};
 }
 
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &lse,
-                                                                       PARAMETERS, bool want_dx, bool want_dweight,
-                                                                       bool want_dbias)
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
+                                                                       const Tensor &lse, const Maybe &tail, PARAMETERS,
+                                                                       bool want_dx, bool want_dweight, bool want_dbias)
 {
-    HeadIdsCall c(x, weight, target_ids, target_weight, bias, OPTIONS);
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
     lk_linear_cross_entropy_args &a = c.a.common;
-    const Maybe up = packed(dloss), dp = packed(dlogp); // lk's NULL upstream is 0 beside dlogp
+    const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail);
     const Tensor l = lse.contiguous();
     a.lse = (float *)l.const_data_ptr();
+    // Beside dlogp and dtail lk takes a NULL upstream for 0.
     if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_token = !reduction;
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
+    if (has(dt)) c.a.dtail = dt->const_data_ptr<float>();
+    if (has(t)) c.a.tail = (float *)t->const_data_ptr();
     if (want_dx) c.dx = make(x.sizes(), x), a.dx = c.dx.mutable_data_ptr();
     if (want_dweight) c.dweight = make(weight.sizes(), weight), a.dweight = c.dweight.mutable_data_ptr();
     if (want_dbias) c.dbias = make({a.vocab}, c.b), a.dbias = c.dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
@@ -96,76 +103,86 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const May
 }
 
 struct LinearCrossEntropyIdsBackward : Node {
-    SavedVariable x, weight, ids, ids_weight, bias, lse, divisor, factors;
+    SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, divisor, factors;
     int64_t reduction, ignore_index, workspace_mib;
     double label_smoothing, z_loss, softcap, logit_scale;
-    bool zero_when_empty, fast_logits;
+    bool zero_when_empty, fast_logits, has_tail;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(linear_cross_entropy_ids_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (!up[0].defined() && !up[1].defined()) return variable_list(3);
+        const Maybe dtail = has_tail ? maybe(up[2]) : Maybe();
+        if (!up[0].defined() && !up[1].defined() && !has(dtail)) return variable_list(3);
         const Tensor in = x.unpack(), w = weight.unpack(), i = ids.unpack(), l = lse.unpack();
-        const Maybe by = maybe(ids_weight.unpack()), b = maybe(bias.unpack());
+        const Maybe t = has_tail ? maybe(tail.unpack(held(this))) : Maybe();
+        const Maybe by = maybe(ids_weight.unpack()), tail_by = maybe(of_tail.unpack()), b = maybe(bias.unpack());
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
         auto [dx, dweight, dbias] = linear_cross_entropy_ids_backward_op.call(
-            maybe(up[0]), maybe(up[1]), l, in, w, i, by, b, OPTIONS, task_should_compute_output(0), task_should_compute_output(1),
-            task_should_compute_output(2));
+            maybe(up[0]), maybe(up[1]), dtail, l, t, in, w, i, by, tail_by, b, OPTIONS, task_should_compute_output(0),
+            task_should_compute_output(1), task_should_compute_output(2));
         return once({dx, dweight, dbias}, "linear_cross_entropy_ids");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), ids.reset_data(), ids_weight.reset_data();
         bias.reset_data(), lse.reset_data(), divisor.reset_data(), factors.reset_data();
+        of_tail.reset_data(), tail.reset_data();
     }
 };
 
 // Gradients are made in backward: what of logp comes from above is known only then.
-tuple<Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS)
+tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tail)
 {
     LK_OP(linear_cross_entropy_ids_forward);
     check_input(x, "input"), check_constants(target_ids, {}, denominator, row_weight);
     TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
                       "the loss of logp, which has one");
+    TORCH_CHECK_VALUE(!wants_gradient(tail_weight), "lk: tail_weight requires a gradient, and gets none; detach it, or build the "
+                      "loss of tail, which has one");
+    want_tail = want_tail || has(tail_weight); // backward reads it
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, logp, lse;
+    Tensor loss, logp, tail, lse;
     {
         const Below below;
-        std::tie(loss, logp, lse) =
-            linear_cross_entropy_ids_forward_op.call(x, weight, target_ids, target_weight, bias, OPTIONS);
+        std::tie(loss, logp, tail, lse) =
+            linear_cross_entropy_ids_forward_op.call(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, want_tail);
     }
-    if (!wanted) return {loss, logp};
+    if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    if (want_tail) torch::autograd::set_history(tail, node), node->tail = SavedVariable(tail, true);
+    node->has_tail = want_tail, node->of_tail = save(tail_weight);
     node->x = save(x), node->weight = save(weight), node->ids = save(target_ids), node->ids_weight = save(target_weight);
     node->bias = save(bias), node->lse = save(lse), node->divisor = save(denominator), node->factors = save(row_weight);
     node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
     node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
     node->workspace_mib = workspace_mib, node->fast_logits = fast_logits;
     node_is_made(node);
-    return {loss, logp};
+    return {loss, logp, tail};
 }
 
 // As F.linear: the matmuls' tensors in autocast's type.
-static tuple<Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETERS)
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETERS, bool want_tail)
 {
     LK_OP(linear_cross_entropy_ids);
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
-    return linear_cross_entropy_ids_op.call(cast(x), cast(weight), target_ids, target_weight, cast(bias), OPTIONS);
+    return linear_cross_entropy_ids_op.call(cast(x), cast(weight), target_ids, target_weight, tail_weight, cast(bias), OPTIONS,
+                                            want_tail);
 }
 
 #define INPUTS                                                                                                                 \
-    "Tensor x, Tensor weight, Tensor target_ids, Tensor? target_weight, Tensor? bias, " LK_LOSS_SCHEMA                          \
+    "Tensor x, Tensor weight, Tensor target_ids, Tensor? target_weight, Tensor? tail_weight, Tensor? bias, " LK_LOSS_SCHEMA     \
     ", int workspace_mib, bool fast_logits"
 LK_OPS(m)
 {
-    user_op(m, "linear_cross_entropy_ids", "(" INPUTS ") -> (Tensor, Tensor)", &linear_cross_entropy_ids);
-    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_ids_forward);
+    user_op(m, "linear_cross_entropy_ids", "(" INPUTS ", bool want_tail) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_ids);
+    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_ids_forward);
     kernel(m, "linear_cross_entropy_ids_backward",
-           "(Tensor? dloss, Tensor? dlogp, Tensor lse, " INPUTS
+           "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, " INPUTS
            ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_backward);
     m.impl("linear_cross_entropy_ids", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_autocast));

@@ -94,9 +94,10 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
 linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
                            const Maybe &class_weight, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                            int64_t max_counted, bool batch_invariant, bool statistics);
-tuple<Tensor, Tensor> linear_cross_entropy_ids(const Tensor &x, const Tensor &weight, const Tensor &target_ids,
-                                               const Maybe &target_weight, const Maybe &bias, LK_LOSS_PARAMETERS,
-                                               int64_t workspace_mib, bool fast_logits);
+tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(const Tensor &x, const Tensor &weight, const Tensor &target_ids,
+                                                       const Maybe &target_weight, const Maybe &tail_weight, const Maybe &bias,
+                                                       LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
+                                                       bool want_tail);
 Tensor linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight,
                  const Maybe &bias, const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction, int64_t divergence,
                  double beta, double logit_scale, double teacher_scale, double softcap, double teacher_softcap,

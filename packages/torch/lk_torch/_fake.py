@@ -191,13 +191,14 @@ def linear_kl_backward(dloss, x, weight, teacher_input, teacher_weight, bias, *o
 
 
 @fake
-def linear_cross_entropy_ids_forward(x, weight, target_ids, target_weight, bias, reduction, *options):
+def linear_cross_entropy_ids_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
     return (x.new_empty([] if reduction else x.shape[:-1], dtype=F32), x.new_empty(target_ids.shape, dtype=F32),
-            x.new_empty(x.shape[:-1], dtype=F32))
+            x.new_empty(x.shape[:-1], dtype=F32) if options[-1] else None, x.new_empty(x.shape[:-1], dtype=F32))
 
 
 @fake
-def linear_cross_entropy_ids_backward(dloss, dlogp, lse, x, weight, target_ids, target_weight, bias, *options):
+def linear_cross_entropy_ids_backward(dloss, dlogp, dtail, lse, tail, x, weight, target_ids, target_weight, tail_weight, bias,
+                                      *options):
     return head(x, weight, bias, *options[-3:])
 
 

@@ -658,18 +658,25 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
 
 def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
                              linear_bias=None, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
-                             denominator=None, row_weight=None, temperature=1.0, workspace_mib=None, fast_logits=False):
+                             denominator=None, row_weight=None, temperature=1.0, tail_weight=None, tail=False,
+                             workspace_mib=None, fast_logits=False):
     """cross_entropy_ids of a head, without storing all logits: several weighted targets per token and their log-probabilities, a
     CrossEntropyIdsOutput, with gradients for input, linear_weight and linear_bias. For distillation from a teacher's largest
     probabilities, and for several targets per token.
 
         cross_entropy_ids(F.linear(input, linear_weight, linear_bias), target_ids, target_weight, ...)
 
+    With a teacher's largest n probabilities q, `tail_weight=1 - q.sum(-1)` gives the KL of n classes and the rest.
+
     input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]; target_ids and target_weight [..., n], n from 1
     to 128, as in cross_entropy_ids. logp is float32 [..., n]. Logits are float32, whatever the type of input.
 
+    tail=True or tail_weight [...]: a CrossEntropyIdsTailOutput, as in cross_entropy_ids. Such a call stores logits, in chunks, also
+    where one without a tail stores none in bfloat16.
+
     workspace_mib and fast_logits: as in linear_cross_entropy. backward computes the logits again. A linear_weight of 16 bits
-    gets its gradient from sums in float. The other arguments are those of cross_entropy."""
+    gets its gradient from sums in float. There is no group and no keep: backward has no saved logits to read. The other
+    arguments are those of cross_entropy."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int:
@@ -687,9 +694,10 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
     if denominator is not None:
         denominator = _denominator(denominator, input)
-    return CrossEntropyIdsOutput(*op(input, linear_weight, target_ids, target_weight, linear_bias,
-                                     _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale,
-                                     zero_when_empty, denominator, row_weight, _mib(workspace_mib), fast_logits))
+    loss, logp, rest = op(input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
+                          _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale,
+                          zero_when_empty, denominator, row_weight, _mib(workspace_mib), fast_logits, bool(tail))
+    return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
