@@ -752,6 +752,30 @@ def linear_cross_entropy_ids():
     for mib in (0.3, 0.12):
         compare(f"chunks in {mib} MiB", lambda v, n: tuple(lk.linear_cross_entropy_ids(v, n, k, kw, workspace_mib=mib)),
                 lambda v, n: exact_ids(v @ n.T, k, kw), [v, n], (jnp.float32(1024), normal(3, 700, 3)), 6)
+    # The tail.
+    for dtype, reduction in itertools.product(DTYPES, ("mean", "none", "sum")):
+        x, m = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype)
+        ids, w = ids_case(3, vocab, 5, tokens)
+        ids, q = np.where(ids == 2**31 - 1, 2, ids), np.abs(np.array(normal(9, tokens)))
+        ups = (512 * jnp.abs(normal(6, *((tokens,) if reduction == "none" else ()))), 256 * normal(7, tokens, 5),
+               256 * normal(8, tokens))
+        for what, by in (("weighted", q), ("no weights", None)):
+            name = f"{dtype} {reduction} tail, {what}"
+            ours = lambda v, m, b: tuple(lk.linear_cross_entropy_ids(v, m, ids, w, bias=b, reduction=reduction, tail_weight=by,
+                                                                     tail=True))
+            exact = lambda v, m, b: exact_tail(v @ m.T + b, ids, w, by, reduction)
+            arrays = [x, m, bias.astype(dtype)]
+            compare(name, ours, exact, arrays, ups, 4, jit=reduction == "sum")
+            compare(f"{name} alone", at(ours, 2), at(exact, 2), arrays, ups[2], 4)
+            compare(f"{name} loss alone", at(ours, 0), at(exact, 0), arrays, ups[0], 4)
+    k, q = np.where(k == 2**31 - 1, 2, k), np.abs(np.array(normal(5, 700)))
+    compare("a tail, chunks in 0.12 MiB",
+            lambda v, n: tuple(lk.linear_cross_entropy_ids(v, n, k, kw, tail_weight=q, workspace_mib=0.12)),
+            lambda v, n: exact_tail(v @ n.T, k, kw, q, "mean"), [v, n],
+            (jnp.float32(1024), normal(3, 700, 3), normal(4, 700)), 6)
+    sure, one = jnp.eye(3, 8), normal(1, 30, 8).at[:2].add(jnp.array([[40.0], [200.0]]))
+    compare("a tail far below", lambda v, n: lk.linear_cross_entropy_ids(v, n, np.array([[0, 1]] * 3), tail=True).tail,
+            lambda v, n: exact_tail(v @ n.T, np.array([[0, 1]] * 3), None, None, "none")[2], [sure, one], normal(2, 3), 8)
     # A bad id, and a token whose ids are all ignored.
     x, ids = normal(7, 2, 2, hidden), np.array([[[3, 4], [vocab, 2]], [[-100, -100], [5, -1]]], np.int32)
     out, pull = jax.vjp(lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, reduction="none")), x, weights)
@@ -759,6 +783,11 @@ def linear_cross_entropy_ids():
     check("bad ids", np.array_equal(jnp.isnan(out[0]), [[0, 1], [0, 1]]) and float(out[0][1, 0]) == 0 and not out[1][1, 0].any())
     dx, dm = pull((jnp.ones((2, 2)), jnp.ones((2, 2, 2))))
     check("gradients of bad ids", np.array_equal(jnp.isnan(dx).any(-1), [[0, 1], [0, 1]]) and not dx[1, 0].any() and
+          bool(jnp.isfinite(dm).all()))
+    out, pull = jax.vjp(lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, reduction="none", tail=True)), x, weights)
+    check("tails of bad ids", np.array_equal(jnp.isnan(out[2]), [[0, 1], [0, 1]]) and float(out[2][1, 0]) == 0)
+    dx, dm = pull((jnp.ones((2, 2)), jnp.ones((2, 2, 2)), jnp.ones((2, 2))))
+    check("their gradients", np.array_equal(jnp.isnan(dx).any(-1), [[0, 1], [0, 1]]) and not dx[1, 0].any() and
           bool(jnp.isfinite(dm).all()))
     # One id is a target. A mean over nothing. No tokens.
     x, t = x[0], jnp.array([4, 9])
@@ -782,6 +811,16 @@ def linear_cross_entropy_ids():
             calls = calls_in(jax.grad(lambda v, m: at(lk.linear_cross_entropy_ids, i)(v, m, ids).sum(), wanted), x, weights)
             check(f"{made} of {only} alone", calls == [(forward, "x weight target_ids", "loss lse logp workspace"), (
                 back, f"x weight target_ids lse {upstream}", f"{made} workspace")], calls)
+    tailed = functools.partial(lk.linear_cross_entropy_ids, tail_weight=w[:, 0])
+    for only, f, read in (("loss", at(tailed, 0), "lse tail upstream"), ("tail", at(tailed, 2), "lse tail dtail")):
+        calls = calls_in(jax.grad(lambda v: f(v, weights, ids).sum()), x)
+        check(f"a tail, gradient of {only} alone", calls == [
+            (forward, "x weight target_ids tail_weight", "loss lse logp tail workspace"),
+            (back, f"x weight target_ids tail_weight {read}", "dx workspace")], calls)
+    calls = calls_in(jax.grad(lambda v: lk.linear_cross_entropy_ids(v, weights, ids, tail=True).loss), x)
+    check("a tail without weights or gradient is not read", calls == [
+        (forward, "x weight target_ids", "loss lse logp tail workspace"),
+        (back, "x weight target_ids lse upstream", "dx workspace")], calls)
     made = programs(lambda i: jax.grad(lambda v, s: sum(a.sum() for a in lk.linear_cross_entropy_ids(
         v, weights, ids, i * w, z_loss=s, logit_scale=s, denominator=i, row_weight=np.full(2, i))), (0, 1))(x, jnp.float32(i)),
         range(1, 6))
@@ -793,6 +832,8 @@ def linear_cross_entropy_ids():
             ("target_ids is float32; it must be int32 or int64", lambda: f(w), TypeError),
             ("target_ids has the shape (1, 4); the shape of x asks for (2,) and the number of ids", lambda: f(ids[:1]), ValueError),
             ("target_weight has the shape (2, 3); it must have (2, 4)", lambda: f(ids, w[:, 1:]), ValueError),
+            ("tail_weight has the shape (2, 4); it must have (2,)", lambda: f(ids, tail_weight=w), ValueError),
+            ("tail_weight would need a gradient", lambda: jax.grad(lambda q: f(ids, tail_weight=q).loss)(w[:, 0]), TypeError),
             ("ids_per_row is 0", lambda: f(ids[:, :0]), ValueError),
             ("ids_per_row is 129", lambda: f(np.zeros((2, 129), np.int32)), ValueError),
             ("bias has the shape (24,); it must have (43,)", lambda: f(ids, bias=weights[0]), ValueError),
@@ -1059,6 +1100,8 @@ def launches():
                     "lse",))[1]["lse"], [x, m], [th], each(lce)),
                 ("linear_cross_entropy_ids", lambda x, m, i: tuple(lk.linear_cross_entropy_ids(x, m, i)), [x, m], [ids],
                  each("linear_cross_entropy_ids")),
+                ("linear_cross_entropy_ids tail", lambda x, m, i, q: tuple(lk.linear_cross_entropy_ids(x, m, i, tail_weight=q)),
+                 [x, m], [ids, a32[:, 0]], each("linear_cross_entropy_ids")),
                 ("linear_kl none", lambda *a: lk.linear_kl(*a, "none"), [x, m], [tx, tw], each("linear_kl")),
                 ("md_lrpe_cosine", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6), [q, theta32], [], each(lrpe)),
                 ("md_lrpe_cosine silu", lambda x, theta: lk.md_lrpe_cosine(x, theta, 6, activation="silu"), [q, theta32], [],
@@ -1248,6 +1291,10 @@ def functions():
         "linear mean": (lambda x, t, m: lk.linear_cross_entropy(x, m, t), (x, t), (m,)),
         "linear_cross_entropy_ids": (lambda x, i, m: lk.linear_cross_entropy_ids(x, m, i, normal(8, 6, 4), reduction="none"), (
             x, ids), (m,)),
+        "linear_cross_entropy_ids tail": (lambda x, i, m: lk.linear_cross_entropy_ids(
+            x, m, i, tail_weight=jax.lax.stop_gradient(x[..., 0]), reduction="none"), (x, ids), (m,)),
+        "linear_cross_entropy_ids tail alone": (lambda x, i, m: lk.linear_cross_entropy_ids(
+            x, m, i, reduction="none", tail=True).tail, (x, ids), (m,)),
         "linear_cross_entropy_ids of the same x": (lambda i, x, m: lk.linear_cross_entropy_ids(x, m, i, reduction="none"), (ids,), (
             x[0], m)),
         "md_lrpe_cosine": (lambda x, theta: lk.md_lrpe_cosine(x, theta, 2, activation="silu"), (x.reshape(4, 3, 2, 16),),

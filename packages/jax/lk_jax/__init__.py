@@ -726,8 +726,13 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     tail_weight = _row_weight(tail_weight, shape, "tail_weight")
     arrays = same_axes(logits, ids, target_weight, denominator, row_weight, tail_weight)
     call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
+    return _ids_result(tail, tail_weight, call, z_loss, fields, denominator, row_weight, ignored)
+
+
+def _ids_result(tail, tail_weight, *call):
+    """With a tail or without. call: what _add_z_loss takes before aux."""
     tail = bool(tail) or tail_weight is not None
-    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp", "tail") if tail else ("logp",))
+    loss, found = _add_z_loss(*call, ("logp", "tail") if tail else ("logp",))
     return CrossEntropyIdsTailOutput(loss, found["logp"], found["tail"]) if tail else CrossEntropyIdsOutput(loss, found["logp"])
 
 
@@ -766,6 +771,11 @@ def _ids_upstream(cotangents, reduced):
     return (*up, dlogp, dlse, dtail)
 
 
+def _ids_saved(kept, dtail):
+    """What backward reads: the tail where it has a gradient, or a weight, which is the last of the arrays."""
+    return {n: v for n, v in kept["saved"].items() if n != "tail" or dtail is not None or kept["arrays"][-1] is not None}
+
+
 @functools.lru_cache(None)
 def _cross_entropy_ids(options, aux):
     """aux: logp, perhaps tail, and lse and valid_rows where a traced z_loss needs them."""
@@ -798,7 +808,7 @@ def _cross_entropy_ids(options, aux):
         if (ups := _ids_upstream(cotangents, reduced)) is None:
             return (None,) * 6
         dloss, each, dlogp, dlse, dtail = ups
-        saved = {n: v for n, v in kept["saved"].items() if n != "tail" or dtail is not None or kept["arrays"][5] is not None}
+        saved = _ids_saved(kept, dtail)
         found = run("backward", kept["arrays"], {**saved, "upstream": dloss, "dlse": dlse, "dlogp": dlogp, "dtail": dtail},
                     {"dlogits": _like(kept["arrays"][0])}, each)
         return found["dlogits"], None, None, None, None, None
@@ -915,17 +925,19 @@ def _linear_cross_entropy(options, aux):
 
 def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=None, reduction="mean", ignore_index=-100,
                              z_loss=0.0, softcap=0.0, logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None,
-                             row_weight=None, fast_logits=False, tf32=False, workspace_mib=None):
+                             row_weight=None, tail_weight=None, tail=False, fast_logits=False, tf32=False, workspace_mib=None):
     """cross_entropy_ids of the logits x @ weight.T + bias, without storing all of them: a CrossEntropyIdsOutput, float32. For
     distillation from a teacher's largest probabilities, several targets per token, policies over some tokens.
 
     x [..., hidden], weight [vocab, hidden], bias [vocab]; target_ids [..., n], n from 1 to 128, target_weight [..., n]. loss and
     logp, ids that are ignored, skipped or bad, and the other arguments are those of cross_entropy_ids. For a token with a bad id,
-    loss, logp and the gradient of x are NaN; it adds nothing to those of weight and bias.
+    loss, logp, tail and the gradient of x are NaN; it adds nothing to those of weight and bias.
+    tail=True or tail_weight [...]: a CrossEntropyIdsTailOutput, as in cross_entropy_ids. Such a call stores logits, in chunks, also
+    where one without a tail stores none in bfloat16.
     weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
     An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
 
-    x, weight and bias have gradients, of loss and of logp, made in backward, which computes the logits again: 4 matmuls in all.
+    x, weight and bias have gradients, of loss, logp and tail, made in backward, which computes the logits again: 4 matmuls in all.
     """
     x = _array(x, "x", 1)
     weight = _array(weight, "weight", 2)
@@ -939,10 +951,10 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     x, bias = _scaled_head(x, bias, logit_scale)
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
-    arrays = same_axes(x, weight, ids, bias, target_weight, denominator, row_weight)
+    tail_weight = _row_weight(tail_weight, shape, "tail_weight")
+    arrays = same_axes(x, weight, ids, bias, target_weight, denominator, row_weight, tail_weight)
     call = lambda aux: _linear_cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
-    loss, found = _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, ("logp",))
-    return CrossEntropyIdsOutput(loss, found["logp"])
+    return _ids_result(tail, tail_weight, call, z_loss, fields, denominator, row_weight, ignored)
 
 
 def _scaled_head(x, bias, logit_scale):
@@ -962,7 +974,7 @@ def _linear_cross_entropy_ids(options, aux):
     reduced = bool(options["reduction"])
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
-        x, weight, ids, bias, target_weight, denominator, row_weight = arrays
+        x, weight, ids, bias, target_weight, denominator, row_weight, tail_weight = arrays
         fields = dict(options, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], vocab=weight.shape[0],
                       ids_per_row=ids.shape[-1], target_dtype=int(ids.dtype == jnp.int32),
                       bias_dtype=_dtype_field(bias, x.dtype), upstream_per_token=upstream_per_token)
@@ -970,28 +982,31 @@ def _linear_cross_entropy_ids(options, aux):
             fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
         return call(f"linear_cross_entropy_ids_{direction}_{TYPES[x.dtype.name]}",
                     {"x": x, "weight": weight.astype(x.dtype), "target_ids": ids, "bias": bias, "target_weight": target_weight,
-                     "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
-                    _shared(reduced, upstream_per_token))
+                     "denominator": denominator, "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields,
+                    "tokens", _shared(reduced, upstream_per_token))
 
     @jax.custom_vjp
     def f(*arrays):
         return _result(aux, run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2])))
 
     def fwd(*primals):
-        _constants(target_weight=primals[4], denominator=primals[5], row_weight=primals[6])
+        _constants(target_weight=primals[4], denominator=primals[5], row_weight=primals[6], tail_weight=primals[7])
         arrays = _values(*primals)
         found = run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2], ["lse"]))
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
-        return _result(aux, found), {"arrays": arrays, "lse": found["lse"], "wanted": wanted}
+        saved = {n: found[n] for n in ("lse", "tail") if n in found}
+        return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": wanted}
 
     def bwd(kept, cotangents):
         if (ups := _ids_upstream(cotangents, reduced)) is None:
-            return (None,) * 7
-        dloss, each, dlogp, dlse, _ = ups
+            return (None,) * 8
+        dloss, each, dlogp, dlse, dtail = ups
         x, weight, _, bias, *_ = kept["arrays"]
+        saved = _ids_saved(kept, dtail)
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
-        made = run("backward", kept["arrays"], {"lse": kept["lse"], "upstream": dloss, "dlse": dlse, "dlogp": dlogp}, likes, each)
-        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None
+        made = run("backward", kept["arrays"], {**saved, "upstream": dloss, "dlse": dlse, "dlogp": dlogp, "dtail": dtail}, likes,
+                   each)
+        return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
