@@ -115,35 +115,46 @@ typedef struct {
     lk_lse student, teacher;
 } lk_kl_state;
 
-/* What a row's probabilities follow from: log2 p = rate (x - max) - log2_sum, x a logit, or z under a softcap. */
+/* What a row's probabilities follow from. Plain: log2 p + low = rate x - at, one multiply-add, and all columns have the same low,
+ * at most 2^-15. Otherwise log2 p = rate (x - at) - low, where low is small too unless logits are huge. x: a logit, or z under
+ * a softcap. */
 typedef struct {
-    float rate, max, log2_sum;
+    float rate, at, low;
 } lk_kl_softmax;
 
-LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float scale)
+#define LK_KL_BASE 512.0f /* plain below it: then low is at most a unit of at's last place */
+
+/* With log2 of the sum as a whole number k and a rest. Plain: at and low are rate max + k + rest, and nothing is lost. */
+LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float rate, bool plain)
 {
-    const bool some = s.sum > 0.0f && lk_is_finite(s.sum);
-    return {scale * LK_LOG2E, lk_lse_reference(s.max), some ? lk_lse_log({0.0f, s.sum}) * LK_LOG2E : NAN};
-}
-LK_DEVICE float lk_kl_log2_p(const lk_kl_softmax &s, float x)
-{
-    return fmaf(s.rate, x - s.max, -s.log2_sum);
+    float k = 0.0f;
+    const float max = lk_lse_reference(s.max);
+    const float rest = s.sum > 0.0f && lk_is_finite(s.sum) ? lk_log_split(s.sum, &k) * LK_LOG2E : NAN;
+    if (!plain) {
+        const float raised = fmaf(k, lk_rcp(rate), max), at = lk_is_finite(raised) ? raised : max;
+        return {rate, at, fmaf(-rate, at - max, k) + rest};
+    }
+    const float product = rate * max, whole = product + k, at = whole + rest;
+    const float k_in = whole - product, rest_in = at - whole;
+    const float lost = ((product - (whole - k_in)) + (k - k_in)) + ((whole - (at - rest_in)) + (rest - rest_in));
+    return {rate, at, lost + fmaf(rate, max, -product)};
 }
 
-/* The sum of w (e^-a - 1 + a), which is never negative, with a = a2 ln 2; other is w e^-a. Where a is small, its series is more
- * exact than w a + (other - w). Each step is one loop, so that n chains of multiply-adds run side by side. */
+/* The sum of w (e^-a - 1 + a), which is never negative, with a = a2 ln 2; other is w e^-a. Where a is small, a polynomial is more
+ * exact than w a + (other - w). Where w is 0, a2 may be anything, NaN too. Where w is not, a2 is above -150. Each step is one loop,
+ * so that n chains of multiply-adds run side by side. */
 template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&other)[n], const float (&a2)[n])
 {
     float a[n], h[n], sum = 0.0f;
-    LK_UNROLL for (int j = 0; j < n; j++) a[j] = a2[j] * LK_LN2;
-    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], 0x1.6c16c2p-10f, -0x1.111112p-7f); /* 1/6!, 1/5!, ... 1/2! */
-    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], 0x1.555556p-5f);
-    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], -0x1.555556p-3f);
-    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], 0.5f);
+    LK_UNROLL for (int j = 0; j < n; j++) a[j] = fmaxf(a2[j], -1000.0f); /* 0 times it is 0 */
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], -0x1.5de42ap-10f, 0x1.3b9f16p-7f);
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], -0x1.c6b086p-5f);
+    LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], 0x1.ebfbccp-3f);
     LK_UNROLL for (int j = 0; j < n; j++) h[j] = lk_hold(w[j] * a[j] * (a[j] * h[j]));
-    LK_UNROLL for (int j = 0; j < n; j++) {
-        const float term = fabsf(a[j]) < 0.25f ? h[j] : fmaf(w[j], a[j], other[j] - w[j]);
-        sum += w[j] == 0.0f ? other[j] : term;
+    LK_UNROLL
+    for (int j = 0; j < n; j++) {
+        const float term = fabsf(a[j]) < 0.3f ? h[j] : fmaf(w[j] * a[j], LK_LN2, other[j] - w[j]);
+        sum = j == 0 ? term : sum + term;
     }
     return sum;
 }
@@ -159,12 +170,26 @@ template <bool exact, int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const 
     if (a.softcap > 0.0f) lk_ce_cap<exact>(v->x, v->slope, a.logit_scale, a.softcap);
     if (a.teacher_softcap > 0.0f) lk_ce_cap<exact>(v->y, unused, a.teacher_scale, a.teacher_softcap);
 }
-template <int N> LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q)
+/* To log2 p, p and so on. plain: these are log2 p + low and p 2^low; lk_kl_totals and the gradient's factors take low out. */
+template <bool plain, bool exact, int N>
+LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, const lk_kl_args &a)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        v->x[j] = lk_kl_log2_p(p, v->x[j]), v->y[j] = lk_kl_log2_p(q, v->y[j]);
-        v->p[j] = lk_ex2(v->x[j]), v->q[j] = lk_ex2(v->y[j]);
+    if (plain) {
+        LK_UNROLL for (int j = 0; j < N; j++) v->x[j] = fmaf(p.rate, v->x[j], -p.at), v->y[j] = fmaf(q.rate, v->y[j], -q.at);
+    } else {
+        lk_kl_cap<exact>(v, a);
+        LK_UNROLL for (int j = 0; j < N; j++) v->x[j] = fmaf(p.rate, v->x[j] - p.at, -p.low);
+        LK_UNROLL for (int j = 0; j < N; j++) v->y[j] = fmaf(q.rate, v->y[j] - q.at, -q.low);
     }
+    LK_UNROLL for (int j = 0; j < N; j++) v->p[j] = lk_ex2(v->x[j]), v->q[j] = lk_ex2(v->y[j]);
+}
+
+template <bool exact>
+LK_DEVICE void lk_kl_normalize_one(lk_kl_values<1> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, bool plain,
+                                   const lk_kl_args &a)
+{
+    if (plain) lk_kl_normalize<true, exact>(v, p, q, a);
+    else lk_kl_normalize<false, exact>(v, p, q, a);
 }
 
 /* log2(p / m) and log2(q / m), for JENSEN_SHANNON: first that of the larger one, from m over the larger one: share + weight e with
@@ -201,24 +226,30 @@ LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl
         sum[0] += a.beta * lk_kl_terms(v.q, m, of_q) + (1.0f - a.beta) * from_p, sum[2] += from_p;
     }
     if (!a.entropy) return;
-    LK_UNROLL for (int j = 0; j < N; j++) sum[1] -= v.p[j] == 0.0f ? 0.0f : v.p[j] * v.x[j];
+    LK_UNROLL for (int j = 0; j < N; j++) sum[1] = fmaf(v.p[j], -fmaxf(v.x[j], -1000.0f), sum[1]); /* 0 where p is */
 }
 
-/* Turns x into gradients. factor: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta. mean: the row's sum of
- * p log(p / q), or of p log(p / m). */
-template <int DIVERGENCE, int N>
-LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, float factor, float mean, const lk_kl_args &a)
+/* The factors of a row's gradient. of_x: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta; of_q: a factor of q
+ * besides; mean: the row's sum of p log(p / q), or of p log(p / m). What p, q and log(p / q) are off by where they are plain is
+ * in all three. */
+typedef struct {
+    float of_x, of_q, mean;
+} lk_kl_factors;
+
+/* Turns x into gradients. */
+template <int DIVERGENCE, bool plain, int N>
+LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_factors &f, const lk_kl_args &a)
 {
     LK_UNROLL for (int j = 0; j < N; j++) {
-        float g = v->p[j] - v->q[j];
+        float g = fmaf(-f.of_q, v->q[j], v->p[j]);
         if (DIVERGENCE != LK_KL_FORWARD) {
             const bool reverse = DIVERGENCE == LK_KL_REVERSE;
             const float slope = reverse ? v->x[j] - v->y[j] : lk_kl_ratios_of(v->x[j], v->y[j], a.beta).p;
-            g = v->p[j] == 0.0f ? 0.0f : v->p[j] * fmaf(slope, LK_LN2, -mean);
+            g = v->p[j] == 0.0f ? 0.0f : v->p[j] * fmaf(slope, LK_LN2, -f.mean);
         }
-        v->x[j] = factor * g;
+        v->x[j] = f.of_x * g;
     }
-    if (a.softcap > 0.0f) {
+    if (!plain && a.softcap > 0.0f) {
         LK_UNROLL for (int j = 0; j < N; j++) v->x[j] *= v->slope[j];
     }
 }
@@ -234,6 +265,8 @@ typedef struct {
     lk_kl_args a; /* with all defaults filled in; without outputs that the call does not have */
     lk_team team;
     int slots;
+    float scale, teacher_scale; /* of x: 1 under a softcap */
+    float rate, teacher_rate;   /* times log2 e. As operands in constant memory they take no registers */
 } lk_kl_call;
 
 /* A thread's part of a row. The first in_slots of its vectors lie in shared memory. Vector u lies u steps behind the first. */
@@ -288,27 +321,86 @@ template <class T> LK_DEVICE lk_kl_vecs<T> lk_kl_load(const lk_kl_thread<T> &t, 
 }
 
 /* The N logits from element `first` of a vector on. */
-template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T> &vecs, int first, const lk_kl_args &a)
+template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T> &vecs, int first)
 {
     lk_kl_values<N> v;
     float x[LK_VEC<T>], y[LK_VEC<T>];
     lk_unpack(x, vecs.x), lk_unpack(y, vecs.y);
     LK_UNROLL for (int j = 0; j < N; j++) v.x[j] = x[first + j], v.y[j] = y[first + j];
-    lk_kl_cap<sizeof(T) == 4>(&v, a);
     return v;
 }
 /* The logits of a row's column, from memory. */
 template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_args &a, int64_t row, int64_t col)
 {
     const T x = ((const T *)a.logits)[row * a.logits_stride + col], y = ((const T *)a.teacher)[row * a.teacher_stride + col];
-    lk_kl_values<1> v = {{lk_to_float(x)}, {lk_to_float(y)}, {1.0f}, {}, {}};
-    lk_kl_cap<sizeof(T) == 4>(&v, a);
-    return v;
+    return {{lk_to_float(x)}, {lk_to_float(y)}, {1.0f}, {}, {}};
 }
 
-template <int N> LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, const lk_kl_values<N> &v, float scale, float teacher_scale)
+/* Adds logits to the state. */
+template <bool exact, int N>
+LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, lk_kl_values<N> v, float scale, float teacher_scale, const lk_kl_args &a)
 {
+    lk_kl_cap<exact>(&v, a);
     return {lk_lse_add(s.student, v.x, scale), lk_lse_add(s.teacher, v.y, teacher_scale)};
+}
+
+/* A thread's sum of one tensor without a softcap, against one reference: sum 2^(rate x + minus), minus = - rate reference, rounded.
+ * The reference is raised only where an exponent is above LK_KL_RAISE, so a column costs a multiply-add, an exponential and an
+ * addition. */
+typedef struct {
+    float reference, minus, sum;
+} lk_kl_tally;
+
+#define LK_KL_RAISE 12.0f /* above it few threads of a warp raise after their first vector; below 16 merging is exact to 2^-21 */
+
+LK_DEVICE lk_kl_tally lk_kl_tally_empty(void)
+{
+    return {-INFINITY, FLT_MAX, 0.0f};
+}
+
+/* The largest of a vector, NaN only where all are. */
+LK_DEVICE float lk_kl_most(lk_vec<lk_f32> v)
+{
+    float x[4];
+    lk_unpack(x, v);
+    return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+}
+template <class Pair> LK_DEVICE float lk_kl_most_of_pairs(uint4 raw)
+{
+    Pair x[4];
+    memcpy(x, &raw, 16);
+    const Pair most = __hmax2(__hmax2(x[0], x[1]), __hmax2(x[2], x[3]));
+    return fmaxf(__low2float(most), __high2float(most));
+}
+LK_DEVICE float lk_kl_most(lk_vec<lk_f16> v) { return lk_kl_most_of_pairs<__half2>(v.raw); }
+LK_DEVICE float lk_kl_most(lk_vec<lk_bf16> v) { return lk_kl_most_of_pairs<__nv_bfloat162>(v.raw); }
+
+/* Raises the reference where `most`, a vector's largest, is far above it. False: most is too large. */
+LK_DEVICE bool lk_kl_tally_raise(lk_kl_tally *t, float most, float rate)
+{
+    if (!(fmaf(rate, most, t->minus) > LK_KL_RAISE)) return true;
+    const float minus = -(rate * most);
+    t->sum *= lk_ex2(minus - t->minus), t->minus = minus, t->reference = most;
+    return fabsf(minus) < LK_KL_BASE;
+}
+
+/* Adds a vector of both tensors. False: it has a number that is too large. */
+template <class T>
+LK_DEVICE bool lk_kl_tally_add(lk_kl_tally *x, lk_kl_tally *y, const lk_kl_vecs<T> &vecs, float rate, float teacher_rate)
+{
+    const float most = lk_kl_most(vecs.x), teacher_most = lk_kl_most(vecs.y);
+    const bool raise = fmaf(rate, most, x->minus) > LK_KL_RAISE;
+    if (raise || fmaf(teacher_rate, teacher_most, y->minus) > LK_KL_RAISE) {
+        if (!(lk_kl_tally_raise(x, most, rate) && lk_kl_tally_raise(y, teacher_most, teacher_rate))) return false;
+    }
+    x->sum += lk_lse_terms(vecs.x, rate, -x->minus), y->sum += lk_lse_terms(vecs.y, teacher_rate, -y->minus);
+    return true;
+}
+
+/* What rounding took off minus is known exactly. */
+LK_DEVICE lk_lse lk_kl_tally_state(const lk_kl_tally &t, float rate)
+{
+    return {t.reference, t.sum * lk_ex2(-fmaf(rate, t.reference, t.minus))};
 }
 
 template <int N> struct lk_kl_floats {
@@ -348,17 +440,50 @@ template <class T, class D> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<
         lk_put(out + lk_edge_col<T>(t.row.split, i), 0.0f);
 }
 
-/* Adds up the sums of a row's team, and writes what they are. */
-template <int SUMS, class T>
-LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, float weight, const lk_kl_args &a)
+/* Adds a vector's terms, and in the second one computes its gradients g too. */
+template <int DIVERGENCE, bool plain, class T>
+LK_DEVICE void lk_kl_add_vecs(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl_vecs<T> &vecs, const lk_kl_softmax &p,
+                              const lk_kl_softmax &q, const lk_kl_args &a)
+{
+    LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) {
+        lk_kl_values<4> v = lk_kl_get<4>(vecs, at);
+        lk_kl_normalize<plain, sizeof(T) == 4>(&v, p, q, a);
+        lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+    }
+}
+template <int DIVERGENCE, bool plain, class T>
+LK_DEVICE void lk_kl_differentiate_vecs(float (&g)[LK_VEC<T>], float (&sum)[LK_KL_SUMS(DIVERGENCE)], bool terms,
+                                        const lk_kl_vecs<T> &vecs, const lk_kl_softmax &p, const lk_kl_softmax &q,
+                                        const lk_kl_factors &f, const lk_kl_args &a)
+{
+    LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) {
+        lk_kl_values<4> v = lk_kl_get<4>(vecs, at);
+        lk_kl_normalize<plain, sizeof(T) == 4>(&v, p, q, a);
+        if (DIVERGENCE == LK_KL_FORWARD && terms) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+        lk_kl_differentiate<DIVERGENCE, plain>(&v, f, a);
+        LK_UNROLL for (int j = 0; j < 4; j++) g[at + j] = v.x[j];
+    }
+}
+
+/* Adds up the sums of a row's team, and writes what they are. Where p and q are plain the divergence's terms have w 2^low and
+ * log(w / other) + shift. Over a row w and other add up to 1, so their sum is 2^low (the divergence + e^-shift - 1 + shift). */
+template <int DIVERGENCE, int SUMS, class T>
+LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, bool plain, float low_p, float low_q, const lk_kl_args &a)
 {
     if (row.size_log2 > 5) {
         lk_sum_cluster(sum, 0);
     } else {
         LK_UNROLL for (int i = 0; i < SUMS; i++) sum[i] = lk_sum_warp(sum[i], row.lanes);
     }
+    if (plain) {
+        const float shift = LK_LN2 * (low_q - low_p), more = 0.5f * shift * shift;
+        sum[0] = sum[0] * lk_ex2(DIVERGENCE == LK_KL_FORWARD ? -low_q : -low_p) - more;
+        sum[0] = sum[0] < 0.0f ? 0.0f : sum[0];
+        sum[1] = fmaf(sum[1], lk_ex2(-low_p), low_p);
+    }
     if (!row.there || row.rank != 0) return;
-    if (a.loss) a.loss[row.number] = weight * sum[0];
+    const float weight = a.row_weight ? a.row_weight[row.number] : 1.0f; /* read again: it is not held in a register */
+    if (a.loss) a.loss[row.number] = weight == 0.0f ? 0.0f : weight * sum[0];
     if (a.entropy) a.entropy[row.number] = LK_LN2 * sum[1];
 }
 
@@ -367,12 +492,14 @@ template <class T, class D, int DIVERGENCE>
 LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const __grid_constant__ lk_kl_call call)
 {
     constexpr int N = LK_VEC<T>;
+    constexpr bool exact = sizeof(T) == 4; /* lk_ce_cap's */
     LK_DYN_SMEM(lk_vec<T>, slots);
     typedef lk_inbox<lk_kl_state, LK_KL_THREADS> inbox_type;
     LK_SHARED(inbox_type, inbox, [1]);
     const lk_kl_args &a = call.a;
     lk_kl_thread<T> t;
     t.row = lk_row_of<LK_TEAM_ANY, LK_KL_THREADS>(call.team, (const T *)a.logits, a.logits_stride, a.rows, a.vocab);
+    t.row.split.vecs = (int)t.row.split.vecs; /* vocab is at most 2^30, and a register is saved */
     const int64_t row = t.row.number;
     const int team = 1 << t.row.size_log2;
     lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
@@ -394,16 +521,32 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     lk_kl_copy(t, 0, half);
     lk_kl_copy(t, half, t.in_slots);
 
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale;
+    const float scale = call.scale, teacher_scale = call.teacher_scale;
     lk_kl_state s = {lk_lse_empty(), lk_lse_empty()};
+    const bool uncapped = !(a.softcap > 0.0f || a.teacher_softcap > 0.0f);
+    bool tallied = false;
     lk_cp_async_wait_group<1>();
-    LK_NO_UNROLL for (int u = 0; u < count; u++) {
-        if (u == half) lk_cp_async_wait_group<0>();
-        s = lk_kl_add(s, lk_kl_get<N>(lk_kl_load(t, u), 0, a), scale, teacher_scale);
+    if (uncapped) {
+        lk_kl_tally x = lk_kl_tally_empty(), y = x;
+        LK_NO_UNROLL for (int u = 0; u < count; u++) {
+            if (u == half) lk_cp_async_wait_group<0>();
+            if (!lk_kl_tally_add(&x, &y, lk_kl_load(t, u), call.rate, call.teacher_rate)) {
+                x.sum = 0.0f;
+                break;
+            }
+        }
+        tallied = x.sum != 0.0f && y.sum != 0.0f; /* else all are -inf, or one is too large or too small */
+        if (tallied) s = {lk_kl_tally_state(x, call.rate), lk_kl_tally_state(y, call.teacher_rate)};
+    }
+    if (!tallied) {
+        LK_NO_UNROLL for (int u = 0; u < count; u++) {
+            if (u == half) lk_cp_async_wait_group<0>();
+            s = lk_kl_add<exact>(s, lk_kl_get<N>(lk_kl_load(t, u), 0), scale, teacher_scale, a);
+        }
     }
     lk_cp_async_wait_group<0>();
     LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
-        s = lk_kl_add(s, lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i)), scale, teacher_scale);
+        s = lk_kl_add<exact>(s, lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i)), scale, teacher_scale, a);
     s = {lk_lse_warp(s.student, t.row.lanes, scale), lk_lse_warp(s.teacher, t.row.lanes, teacher_scale)};
     if (team > 32) {
         lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
@@ -414,7 +557,12 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         }
         s = {lk_lse_warp(s.student, 32, scale), lk_lse_warp(s.teacher, 32, teacher_scale)};
     }
-    const lk_kl_softmax p = lk_kl_softmax_of(s.student, scale), q = lk_kl_softmax_of(s.teacher, teacher_scale);
+    bool plain = DIVERGENCE != LK_KL_JENSEN_SHANNON && uncapped; /* the same in all threads of the team */
+    lk_kl_softmax p = lk_kl_softmax_of(s.student, call.rate, plain), q = lk_kl_softmax_of(s.teacher, call.teacher_rate, plain);
+    if (plain && !(fabsf(p.at) < LK_KL_BASE && fabsf(q.at) < LK_KL_BASE)) {
+        plain = false;
+        p = lk_kl_softmax_of(s.student, call.rate, false), q = lk_kl_softmax_of(s.teacher, call.teacher_rate, false);
+    }
 
     const bool first = t.row.there && t.row.rank == 0;
     if (first && a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
@@ -427,45 +575,39 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     if (terms && !beside) {
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
-            LK_UNROLL for (int at = 0; at < N; at += 4) {
-                lk_kl_values<4> v = lk_kl_get<4>(vecs, at, a);
-                lk_kl_normalize(&v, p, q);
-                lk_kl_add_terms<DIVERGENCE>(sum, v, a);
-            }
+            if (plain) lk_kl_add_vecs<DIVERGENCE, true>(sum, vecs, p, q, a);
+            else lk_kl_add_vecs<DIVERGENCE, false>(sum, vecs, p, q, a);
         }
         LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
             lk_kl_values<1> v = lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i));
-            lk_kl_normalize(&v, p, q);
+            lk_kl_normalize_one<exact>(&v, p, q, plain, a);
             lk_kl_add_terms<DIVERGENCE>(sum, v, a);
         }
     }
-    if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish(sum, t.row, weight, a);
+    if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish<DIVERGENCE>(sum, t.row, plain, p.low, q.low, a);
     if (a.dlogits) {
         const float upstream = read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
         const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
-        const float factor = upstream * weight * a.logit_scale * mixed, mean = sum[DIVERGENCE == LK_KL_JENSEN_SHANNON ? 2 : 0];
+        const float low_p = plain ? p.low : 0.0f, low_q = plain ? q.low : 0.0f;
+        const float mean = sum[DIVERGENCE == LK_KL_JENSEN_SHANNON ? 2 : 0] + LK_LN2 * (low_p - low_q);
+        const lk_kl_factors f = {upstream * weight * a.logit_scale * mixed * lk_ex2(-low_p), lk_ex2(low_p - low_q), mean};
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
             float g[N];
-            LK_UNROLL for (int at = 0; at < N; at += 4) {
-                lk_kl_values<4> v = lk_kl_get<4>(vecs, at, a);
-                lk_kl_normalize(&v, p, q);
-                if (beside && terms) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
-                lk_kl_differentiate<DIVERGENCE>(&v, factor, mean, a);
-                LK_UNROLL for (int j = 0; j < 4; j++) g[at + j] = v.x[j];
-            }
+            if (plain) lk_kl_differentiate_vecs<DIVERGENCE, true>(g, sum, terms, vecs, p, q, f, a);
+            else lk_kl_differentiate_vecs<DIVERGENCE, false>(g, sum, terms, vecs, p, q, f, a);
             lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(D), u), g, out_wide);
         }
         LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
             const int64_t col = lk_edge_col<T>(t.row.split, i);
             lk_kl_values<1> v = lk_kl_get_one<T>(a, row, col);
-            lk_kl_normalize(&v, p, q);
-            if (beside && terms) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
-            lk_kl_differentiate<DIVERGENCE>(&v, factor, mean, a);
+            lk_kl_normalize_one<exact>(&v, p, q, plain, a);
+            if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+            lk_kl_differentiate<DIVERGENCE, false>(&v, f, a);
             lk_put((D *)a.dlogits + row * a.dlogits_stride + col, v.x[0]);
         }
     }
-    if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_finish(sum, t.row, weight, a);
+    if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_finish<DIVERGENCE>(sum, t.row, plain, p.low, q.low, a);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -563,7 +705,9 @@ LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t ve
 template <class T, class D>
 LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk_kl_args &a, cudaStream_t stream)
 {
-    lk_kl_call call = {a, {}, 0};
+    lk_kl_call call = {a, {}, 0, 0.0f, 0.0f, 0.0f, 0.0f};
+    call.scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, call.rate = call.scale * LK_LOG2E;
+    call.teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale, call.teacher_rate = call.teacher_scale * LK_LOG2E;
     lk_kl_lay_out(device, &call, lk_ceil_div(a.vocab, LK_VEC<T>));
     void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, D, LK_KL_FORWARD>, lk_kl_kernel<T, D, LK_KL_REVERSE>,
                                            lk_kl_kernel<T, D, LK_KL_JENSEN_SHANNON>};
