@@ -154,7 +154,7 @@ typedef struct {
 
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
  * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. An output that is
- * NULL is skipped. Ranks: of cross_entropy_parallel.cuh alone. */
+ * NULL is skipped. Ranks: of cross_entropy_parallel.cuh and cross_entropy_ids_parallel.cuh. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */

@@ -45,7 +45,8 @@
  * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh and what these need.
  * Options    Those of cross_entropy_ids.cuh, without the tail. Every rank counts all rows with a bad id; without all_gather,
  *            finish and backward count them, and forward does not.
- * Errors     As in cross_entropy_ids.cuh and cross_entropy_parallel.cuh. LK_ERR_VALUE: tail_weight, tail or dtail is given.
+ * Errors     As in cross_entropy_ids.cuh and cross_entropy_parallel.cuh. LK_ERR_VALUE: tail_weight is given; so is
+ *            dtail in a call with gradients, and tail in one with a loss. A wrong size in `parallel` comes before a NULL all_gather.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
  * The rows' kernel is that of cross_entropy_parallel.cuh, in forward and in backward. Around it are kernels with a warp per row:
@@ -53,8 +54,8 @@
  *   lk_cross_entropy_ids_finish_kernel  finish
  *   lk_cross_entropy_ids_weigh_kernel   before it in backward: keeps the logits of the rank's ids, and sums the factors of all ids
  *   lk_cross_entropy_ids_put_kernel     behind it: computes dlogits of the rank's ids again and writes each once
- * No rank needs to know in backward which id is the row's target: only an id with more than half of p needs `others`, since 1 - p
- * is exact of all others, and an id with more than half of p is the target.
+ * No rank needs to know in backward which id is the row's target: only an id with more than half of p needs `others`, since 1 - p of
+ * any other one is at least 1/2 and loses nothing, and an id with more than half of p is the target.
  */
 #ifndef LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
 #define LK_CROSS_ENTROPY_IDS_PARALLEL_CUH

@@ -116,13 +116,13 @@ typedef struct {
 } lk_kl_state;
 
 /* What a row's probabilities follow from. Plain: log2 p + low = rate x - at, one multiply-add, and all columns have the same low,
- * at most 2^-15. Otherwise log2 p = rate (x - at) - low, where low is small too unless logits are huge. x: a logit, or z under
+ * below 2^-14. Otherwise log2 p = rate (x - at) - low, where low is small too unless logits are huge. x: a logit, or z under
  * a softcap. */
 typedef struct {
     float rate, at, low;
 } lk_kl_softmax;
 
-#define LK_KL_BASE 512.0f /* plain below it: then low is at most a unit of at's last place */
+#define LK_KL_BASE 512.0f /* plain below it: then low is below 2^-14 */
 
 /* With log2 of the sum as a whole number k and a rest. Plain: at and low are rate max + k + rest, and nothing is lost. */
 LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float rate, bool plain)
@@ -146,7 +146,7 @@ LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float rate, bool plain)
 template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&other)[n], const float (&a2)[n])
 {
     float a[n], h[n], sum = 0.0f;
-    LK_UNROLL for (int j = 0; j < n; j++) a[j] = fmaxf(a2[j], -1000.0f); /* 0 times it is 0 */
+    LK_UNROLL for (int j = 0; j < n; j++) a[j] = w[j] == 0.0f ? -1000.0f : a2[j]; /* 0 times it is 0 */
     LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], -0x1.5de42ap-10f, 0x1.3b9f16p-7f);
     LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], -0x1.c6b086p-5f);
     LK_UNROLL for (int j = 0; j < n; j++) h[j] = fmaf(a[j], h[j], 0x1.ebfbccp-3f);
@@ -170,7 +170,7 @@ template <bool exact, int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const 
     if (a.softcap > 0.0f) lk_ce_cap<exact>(v->x, v->slope, a.logit_scale, a.softcap);
     if (a.teacher_softcap > 0.0f) lk_ce_cap<exact>(v->y, unused, a.teacher_scale, a.teacher_softcap);
 }
-/* To log2 p, p and so on. plain: these are log2 p + low and p 2^low; lk_kl_totals and the gradient's factors take low out. */
+/* To log2 p, p and so on. plain: these are log2 p + low and p 2^low; lk_kl_finish and the gradient's factors take low out. */
 template <bool plain, bool exact, int N>
 LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, const lk_kl_args &a)
 {

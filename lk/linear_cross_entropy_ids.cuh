@@ -119,7 +119,7 @@ typedef struct {
     size_t bytes;
 } lk_lce_ids;
 
-/* What both kernels get. */
+/* What these kernels get. */
 typedef struct {
     lk_ce_ids_call call; /* x: the ids of the rows from first_row on */
     lk_lce_ids all;
@@ -352,7 +352,7 @@ LK_DEVICE float lk_lce_ids_put_kept(const lk_lce_ids_fused &p, int64_t row, int 
     return factor;
 }
 
-/* The results of a row with a token that counts, or not. first_loss: that of its target. */
+/* The results of a row with a token that counts, or not. minus_logp: of its ids; r: with that of its target. */
 LK_DEVICE void lk_lce_ids_put_row(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s,
                                   const float (&minus_logp)[LK_CE_IDS_EACH], lk_ce_result r)
 {

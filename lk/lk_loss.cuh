@@ -11,7 +11,7 @@
  *              Where a template takes a State, it is one of these two
  *   softcap    lk_ce_cap: z and its slope
  *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient; with these
- *              lk_ce_dz computes dlogits of the other columns, lk_ce_target_dz that of the target: the formulas stand there alone
+ *              lk_ce_dz computes dlogits of the other columns, lk_ce_target_dz that of the target
  *
  * Where a function takes args, these are an op's struct; it reads the options by the names that both cross entropies have.
  *

@@ -27,7 +27,8 @@ static const char *const divergence_name[] = {"forward", "reverse", "jensen_shan
 enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
 
 /* What some rows have. NEAR: the teacher's logits are the student's, within 1e-3. EQUAL: the same. FAR: 50 apart, so
- * that probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both. ALONE: all of a row. */
+ * that probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both; the
+ * other's there may be 150 below. ALONE: all of a row. */
 enum { NOTHING, NEAR, EQUAL, FAR, MASKED_STUDENT, MASKED_TEACHER, MASKED_BOTH, ALONE, PLUS_INF, NOT_A_NUMBER, SPECIALS };
 static const char *const special_name[] = {"nothing",       "near", "equal", "far", "-inf in the student", "-inf in the teacher",
                                            "-inf in both", "a row of -inf", "+inf", "nan"};
@@ -102,8 +103,10 @@ static void fill(const problem *p)
             if (special && p->special == NEAR) w = v + 1e-3 * test_uniform(&random);
             if (special && p->special == EQUAL) w = v;
             if (hit && p->special == FAR) (c % 2 ? v : w) += 50, (c % 3 ? w : v) -= 60;
-            if (hit && (p->special == MASKED_STUDENT || p->special == MASKED_BOTH)) v = -INFINITY;
-            if (hit && (p->special == MASKED_TEACHER || p->special == MASKED_BOTH)) w = -INFINITY;
+            const double below = r % 4 == 1 ? 150 : 0; /* then the other's probability is 0 as a float */
+            if (hit && p->special == MASKED_STUDENT) v = -INFINITY, w -= below;
+            if (hit && p->special == MASKED_TEACHER) w = -INFINITY, v -= below;
+            if (hit && p->special == MASKED_BOTH) v = w = -INFINITY;
             if (special && p->special == ALONE) (p->seed % 2 ? v : w) = -INFINITY;
             if (hit && p->special >= PLUS_INF) (p->seed % 2 ? v : w) = p->special == PLUS_INF ? INFINITY : NAN;
             test_put(p->type, x, r * row_stride(p, p->stride) + c, (float)v);
@@ -295,7 +298,7 @@ static void verify(const problem *p)
             const double off_p = P == 0 ? 0 : P * (ep + e * (1 + fabs(student_row.log_p[c])));
             const double off_q = Q == 0 ? 0 : Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
             double want = P - Q, slack = off_p + off_q;
-            if (p->divergence != LK_KL_FORWARD && P == 0) want = slack = 0;
+            if (p->divergence != LK_KL_FORWARD && P < 0x1p-149) want = slack = 0; /* as a float it is 0 */
             else if (p->divergence != LK_KL_FORWARD) {
                 const bool reverse = p->divergence == LK_KL_REVERSE;
                 const double along = reverse ? d : log(P / m), mixed = reverse ? 1 : 1 - beta;
