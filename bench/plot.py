@@ -836,8 +836,8 @@ def readme(rows, path):
     if any(text.startswith("- linear_cross_entropy backward") for text in texts):
         print("linear_cross_entropy's backward makes the logits again, which PyTorch has kept since forward.\n")
     if any("* (" in text for text in texts):
-        print("\\* By the profiler, since it cannot be captured: the time in which its kernels run, without the gaps between "
-              "them.\n")
+        print("\\* By the profiler, since it cannot be captured: its kernels' times, without the gaps between them. In rows before "
+              "d768638 time in which two of them run counts twice.\n")
     how, *calls = called(rows, path)
     print(sentence(*calls, f"Where lk loses by more than {CALLS_SLOWER - 1:.0%}: called from Python, lk {how}"))
     if calls_of(path.replace("-compare", "-calls")):

@@ -87,9 +87,9 @@
  *            these fields with a sentence that names the right one:
  *            cross_entropy_parallel.cuh         `parallel`: columns that are split over ranks (a vocabulary-parallel head)
  *            cross_entropy_probabilities.cuh    target_prob: class probabilities instead of target
- *            A third has a struct of its own, which begins with this one:
+ *            Two more have a struct that begins with this one:
  *            cross_entropy_ids.cuh              several weighted ids per row instead of target, and the log-probability of each
- *            cross_entropy_ids_parallel.cuh     the same of columns that are split over ranks
+ *            cross_entropy_ids_parallel.cuh     the same for columns that are split over ranks
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.
@@ -857,7 +857,7 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
 /* The argmax of a row whose state has the first column of its vector; one thread calls it. */
 template <class T> LK_DEVICE int64_t lk_ce_find_argmax(const lk_ce_share<T> &at, int64_t top)
 {
-    const int inner = 0x7fffffff - (int)(uint32_t)top - at.head;
+    const int inner = lk_ce_top_col(top) - at.head;
     if (top == INT64_MIN || inner < 0 || inner >= at.vecs * LK_VEC<T>) return top; /* of a single element */
     const int col = at.head + inner / LK_VEC<T> * LK_VEC<T>;
     float x[LK_VEC<T>];
@@ -993,7 +993,7 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
     return lk_sum_warp(x);
 }
 
-/* What a row's gradient loads. f: upstream times row_weight; over, valid: as in the call. */
+/* What a row's gradient loads besides logits, target and class weight. f: upstream times row_weight; over, valid: as in the call. */
 typedef struct {
     float f, dlse, lse, lse_low, over;
     int64_t valid;
@@ -1061,8 +1061,8 @@ template <int n> LK_DEVICE void lk_ce_store_e5m2(uint8_t *out, const float (&x)[
     LK_UNROLL for (int j = 0; !wide && j < n; j++) out[j] = (uint8_t)(pair[j / 2] >> j % 2 * 8);
 }
 
-/* The same in the type of dlogits. eight, here and below: that is e5m2, which has kernels of its own, since a branch for it would
- * cost the others registers. */
+/* The same in the type of dlogits. eight, here and below: that type is e5m2. It has kernels of its own: a branch for it would cost
+ * the others registers. */
 template <class T, bool eight = false, int n>
 LK_DEVICE void lk_ce_store(const lk_cross_entropy_args &a, char *out, const float (&x)[n], bool wide)
 {

@@ -143,19 +143,25 @@ typedef struct {
     bool any, bad; /* of all lanes: some id is good; some id is bad */
 } lk_ce_ids;
 
+/* What place k of a row means. */
+LK_DEVICE lk_ce_label lk_ce_ids_label(const lk_ce_ids_call &call, int64_t row, int64_t k)
+{
+    const lk_cross_entropy_args &a = call.all.a;
+    const int64_t at = row * call.x.target_ids_stride + k;
+    const int64_t id = a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)call.x.target_ids)[at]
+                                                         : ((const int64_t *)call.x.target_ids)[at];
+    return lk_ce_label_among(a, id, a.vocab);
+}
+
 /* Called by: all lanes of a warp; there: false without such a row. */
 LK_DEVICE lk_ce_ids lk_ce_ids_load(const lk_ce_ids_call &call, int64_t row, bool there)
 {
-    const lk_cross_entropy_args &a = call.all.a;
     lk_ce_ids s = {};
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         const int k = (int)threadIdx.x % 32 + 32 * i;
         s.id[i] = -1;
         if (!there || k >= (int)call.x.ids_per_row) continue;
-        const int64_t at = row * call.x.target_ids_stride + k;
-        const int64_t id = a.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)call.x.target_ids)[at]
-                                                             : ((const int64_t *)call.x.target_ids)[at];
-        const lk_ce_label label = lk_ce_label_among(a, id, a.vocab);
+        const lk_ce_label label = lk_ce_ids_label(call, row, k);
         s.weight[i] = call.x.target_weight ? call.x.target_weight[row * call.x.target_weight_stride + k] : 1.0f;
         s.id[i] = label.y, s.any |= label.y >= 0, s.bad |= label.bad && s.weight[i] != 0.0f;
     }
@@ -180,12 +186,34 @@ LK_DEVICE float lk_ce_ids_factor(const lk_ce_ids_call &call, int64_t row, const 
     return call.x.dlogp ? u - call.x.dlogp[row * call.x.dlogp_stride + (int)threadIdx.x % 32 + 32 * i] : u;
 }
 
-/* -logp of a lane's id number i, from the z and the loss of the row's target. No sums of large numbers: no other id has a smaller
- * -logp. */
-LK_DEVICE float lk_ce_ids_minus_logp(const lk_ce_ids &s, int i, float z, float first_z, float first_loss, float scale)
+/* The sums of u over a row's ids, by its warp: of those that are y, and of the others; 0 where the row is not good. */
+LK_DEVICE void lk_ce_ids_sum_factors(const lk_ce_ids_call &call, int64_t row, const lk_ce_ids &s, bool good, int y, float f,
+                                     float *own, float *rest)
 {
-    if (s.id[i] < 0) return s.bad ? NAN : 0.0f;
-    return z == first_z ? first_loss : first_loss + scale * (first_z - z);
+    float of_y = 0.0f, others = 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        const float u = good && s.id[i] >= 0 ? lk_ce_ids_factor(call, row, s, i, f) : 0.0f;
+        if (s.id[i] == y) of_y += u;
+        else others += u;
+    }
+    *own = lk_sum_warp(of_y), *rest = lk_sum_warp(others);
+}
+
+/* Writes logp of a row's ids, by its warp, from the z and the loss of its target; z, minus_logp: of a lane's ids. No sums of large
+ * numbers: no other id has a smaller -logp. Returns the row's loss, in all lanes. */
+LK_DEVICE float lk_ce_ids_put_logp(const lk_ce_ids_call &call, int64_t row, const lk_ce_ids &s, const float (&z)[LK_CE_IDS_EACH],
+                                   float first_z, float first_loss, float scale, float (&minus_logp)[LK_CE_IDS_EACH])
+{
+    const int lane = (int)threadIdx.x % 32;
+    float part = 0.0f;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        minus_logp[i] = z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i]);
+        if (s.id[i] < 0) minus_logp[i] = s.bad ? NAN : 0.0f;
+        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
+        if (call.x.logp && lane + 32 * i < (int)call.x.ids_per_row)
+            call.x.logp[row * call.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp[i]; /* 0, not -0 */
+    }
+    return lk_sum_warp(part);
 }
 
 /* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is the z-loss's, so it is not the target's. */
@@ -240,28 +268,20 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (s.id[i] < 0) continue;
         const float logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
         call.space.logit[row * call.x.ids_per_row + lane + 32 * i] = logit;
-        const int64_t its = lk_ce_row_top(lk_ce_row_empty(), logit, s.id[i]).top;
+        const int64_t its = lk_ce_top(logit, s.id[i]);
         top = its > top ? its : top;
     }
-    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
-        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
-        top = other > top ? other : top;
-    }
-    const int y = 0x7fffffff - (int)(uint32_t)top;
+    top = lk_ce_top_warp(top);
+    const int y = lk_ce_top_col(top);
     const int without = !s.bad ? LK_CE_IDS_IGNORED : call.bad_is_zero ? 0 : LK_CE_IDS_BAD;
     if (there && lane == 0) call.space.target[row] = good ? y : without;
     if (call.direction == LK_CE_FORWARD) return;
 
     lk_ce_upstream up = {};
-    float own = 0.0f, rest = 0.0f; /* u of the target, and of the other ids */
+    float own, rest; /* u of the target; of the other ids, and the gradient of lse */
     if (good) up = lk_ce_ids_load_upstream(call, row);
-    LK_UNROLL
-    for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        const float u = good && s.id[i] >= 0 ? lk_ce_ids_factor(call, row, s, i, up.f) : 0.0f;
-        if (s.id[i] == y) own += u;
-        else rest += u;
-    }
-    own = lk_sum_warp(own), rest = lk_sum_warp(rest) + up.dlse;
+    lk_ce_ids_sum_factors(call, row, s, good, y, up.f, &own, &rest);
+    rest += up.dlse;
     if (!there || lane != 0) return;
     if (call.direction == LK_CE_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     if (call.tail) {
@@ -400,6 +420,21 @@ typedef struct {
     float u;
 } lk_ce_ids_term;
 
+/* Adds up u over all places of each id of a row, by its warp. terms: of all places; sum: of a lane's ids. writes stays true in an
+ * id's first place alone, which writes its column. */
+LK_DEVICE void lk_ce_ids_add_places(const lk_ce_ids_term *terms, int64_t ids_per_row, const lk_ce_ids &s,
+                                    float (&sum)[LK_CE_IDS_EACH], bool (&writes)[LK_CE_IDS_EACH])
+{
+    __syncwarp(); /* the terms are written before they are read */
+    for (int k = 0; k < (int)ids_per_row; k++) {
+        const lk_ce_ids_term term = terms[k];
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+            if (term.id != s.id[i]) continue;
+            sum[i] += term.u, writes[i] = writes[i] && k >= (int)threadIdx.x % 32 + 32 * i;
+        }
+    }
+}
+
 /* The gradients of a row's ids, by its warp. z, slope, minus_logp: of a lane's ids; the last not in backward. */
 template <class T, bool eight>
 LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_term *terms, int64_t row, const lk_ce_ids &s,
@@ -422,15 +457,7 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
         writes[i] = s.id[i] >= 0;
         terms[lane + 32 * i] = {s.id[i], writes[i] ? lk_ce_ids_factor(call, row, s, i, up.f) : 0.0f};
     }
-    __syncwarp(); /* the terms are written before they are read */
-    /* An id's first place writes its column, with the sum over all its places. */
-    for (int k = 0; k < (int)call.x.ids_per_row; k++) {
-        const lk_ce_ids_term term = terms[k];
-        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-            if (term.id != s.id[i]) continue;
-            sum[i] += term.u, writes[i] = writes[i] && k >= lane + 32 * i;
-        }
-    }
+    lk_ce_ids_add_places(terms, call.x.ids_per_row, s, sum, writes);
     float others = 0.0f; /* with a tail: the sum of p of all columns but the target's, which is 1 - p without the rounding */
     if (call.tail) {
         LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
@@ -465,7 +492,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (row >= a.rows) return;
     const lk_ce_ids s = lk_ce_ids_load(call, row, true);
     const bool good = s.any && !s.bad;
-    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH], minus_logp[LK_CE_IDS_EACH], first_z = -INFINITY, part = 0.0f;
+    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH], minus_logp[LK_CE_IDS_EACH] = {}, first_z = -INFINITY, part = 0.0f;
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         z[i] = -INFINITY, slope[i] = 1.0f;
         if (s.id[i] >= 0) z[i] = call.space.logit[row * call.x.ids_per_row + lane + 32 * i];
@@ -474,17 +501,11 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     }
     first_z = lk_max_warp(first_z); /* the target's */
     const float first_loss = backward ? 0.0f : s.bad ? NAN : call.space.row_losses.loss[row];
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        minus_logp[i] = lk_ce_ids_minus_logp(s, i, z[i], first_z, first_loss, scale);
-        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
-        if (!backward && call.x.logp && lane + 32 * i < (int)call.x.ids_per_row)
-            call.x.logp[row * call.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp[i]; /* 0, not -0 */
-    }
+    if (!backward) part = lk_ce_ids_put_logp(call, row, s, z, first_z, first_loss, scale, minus_logp);
     const bool proper = backward ? good && lk_is_finite(call.lse[row]) : first_loss == first_loss;
     if (a.dlogits && good && proper) /* other rows are 0 or NaN throughout */
         lk_ce_ids_write_gradients<T, eight>(call, terms + warp * LK_CE_IDS_MOST, row, s, z, slope, minus_logp, first_z, first_loss);
     if (backward) return;
-    part = lk_sum_warp(part);
     __syncwarp(); /* all lanes have read the target's loss, which is overwritten */
     if (lane != 0) return;
     lk_ce_result r = {part, 0.0f, 0.0f, 0.0f, -1, 0.0f};

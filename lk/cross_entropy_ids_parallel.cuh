@@ -102,17 +102,6 @@ LK_DEVICE lk_ce_ids lk_ce_ids_here(const lk_ce_ids_slice &call, lk_ce_ids s)
     return s;
 }
 
-/* lk_ce_row_top of a warp's lanes, and its column. */
-LK_DEVICE int64_t lk_ce_ids_top(int64_t top)
-{
-    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
-        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
-        top = other > top ? other : top;
-    }
-    return top;
-}
-LK_DEVICE int lk_ce_ids_column(int64_t top) { return 0x7fffffff - (int)(uint32_t)top; }
-
 /* Forward, before the rows: the logits of the rank's ids, and the rank's target. Without one the sums are of all its columns, as
  * in a row with a bad target. A warp owns a row. */
 template <class T>
@@ -131,12 +120,13 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         float logit = -INFINITY;
         if (here.id[i] >= 0) {
             logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
-            top = lk_ce_row_top(lk_ce_row{0, 0, 0, 0, 0, 0, top}, logit, s.id[i]).top;
+            const int64_t its = lk_ce_top(logit, s.id[i]);
+            top = its > top ? its : top;
         }
         if (there && lane + 32 * i < call.logits_of_row) lk_put(out + lane + 32 * i, logit);
     }
-    top = lk_ce_ids_top(top);
-    const int y = s.bad || top == INT64_MIN ? LK_CE_IDS_BAD : lk_ce_ids_column(top);
+    top = lk_ce_top_warp(top);
+    const int y = s.bad || top == INT64_MIN ? LK_CE_IDS_BAD : lk_ce_top_col(top);
     if (there && lane == 0) call.ids.space.target[row] = s.any || s.bad ? y : LK_CE_IDS_IGNORED;
 }
 
@@ -190,7 +180,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (row >= a.rows) return;
     const lk_ce_ids s = lk_ce_ids_load(call.ids, row, true);
     const bool counted = s.any || s.bad, good = s.any && !s.bad;
-    float z[LK_CE_IDS_EACH], first_z = -INFINITY, others = 0.0f, slope, part = 0.0f;
+    float z[LK_CE_IDS_EACH], first_z = -INFINITY, others = 0.0f, slope, unused[LK_CE_IDS_EACH];
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) z[i] = -INFINITY;
     for (int rank = 0; good && rank < a.parallel.ranks; rank++) { /* each id's logit is -inf on all ranks but one */
         const T *const logits = lk_ce_ids_logits<T>(call, (const char *)a.all_states + rank * call.block, row);
@@ -208,13 +198,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (counted)
         r = lk_ce_row_finish(lk_ce_ids_merge(call, row, good, &others), {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
     if (s.bad) r.class_loss = NAN;
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        const float minus_logp = lk_ce_ids_minus_logp(s, i, z[i], first_z, r.class_loss, scale);
-        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp, part);
-        if (call.ids.x.logp && lane + 32 * i < (int)call.ids.x.ids_per_row)
-            call.ids.x.logp[row * call.ids.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp; /* 0, not -0 */
-    }
-    part = lk_sum_warp(part);
+    const float part = lk_ce_ids_put_logp(call.ids, row, s, z, first_z, r.class_loss, scale, unused);
     if (lane != 0) return;
     if (r.class_loss == r.class_loss) r.class_loss = part;
     if (a.others) a.others[row] = others;
@@ -244,10 +228,11 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (here.id[i] < 0) continue;
         const float logit = lk_to_float(((const T *)a.logits + row * a.logits_stride)[s.id[i]]);
         space.logit[row * call.ids.x.ids_per_row + lane + 32 * i] = logit;
-        top = lk_ce_row_top(lk_ce_row{0, 0, 0, 0, 0, 0, top}, logit, s.id[i]).top;
+        const int64_t its = lk_ce_top(logit, s.id[i]);
+        top = its > top ? its : top;
         largest = fmaxf(largest, logit);
     }
-    top = lk_ce_ids_top(top), largest = lk_max_warp(largest);
+    top = lk_ce_top_warp(top), largest = lk_max_warp(largest);
     lk_ce_upstream up = {};
     if (good) up = lk_ce_ids_load_upstream(call.ids, row);
     int y = LK_CE_IDS_ELSEWHERE;
@@ -255,15 +240,11 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         lk_ce_gradient g = {};
         const float p_scale = lk_ce_base_of_lse(&g, up, scale, false, 0.0f);
         if (a.softcap > 0.0f) largest = lk_ce_cap(largest, a.logit_scale, a.softcap, &slope);
-        if (p_scale * lk_ex2(fmaf(g.rate, largest, -g.base)) > 0.5f) y = lk_ce_ids_column(top);
+        if (p_scale * lk_ex2(fmaf(g.rate, largest, -g.base)) > 0.5f) y = lk_ce_top_col(top);
     }
-    float own = 0.0f, rest = 0.0f; /* u of the target, and of the other ids of all ranks */
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        const float u = good && s.id[i] >= 0 ? lk_ce_ids_factor(call.ids, row, s, i, up.f) : 0.0f;
-        if (s.id[i] == y) own += u;
-        else rest += u;
-    }
-    own = lk_sum_warp(own), rest = lk_sum_warp(rest) + up.dlse;
+    float own, rest; /* u of the target; of the other ids of all ranks, and the gradient of lse */
+    lk_ce_ids_sum_factors(call.ids, row, s, good, y, up.f, &own, &rest);
+    rest += up.dlse;
     if (!there || lane != 0) return;
     if (a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     space.target[row] = good ? y : s.bad ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;

@@ -229,9 +229,8 @@ LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl
     LK_UNROLL for (int j = 0; j < N; j++) sum[1] = fmaf(v.p[j], -fmaxf(v.x[j], -1000.0f), sum[1]); /* 0 where p is */
 }
 
-/* The factors of a row's gradient. of_x: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta; of_q: a factor of q
- * besides; mean: the row's sum of p log(p / q), or of p log(p / m). What p, q and log(p / q) are off by where they are plain is
- * in all three. */
+/* The factors of a row's gradient. of_x: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta; of_q: of q, besides;
+ * mean: the row's sum of p log(p / q), or of p log(p / m). Where p and q are plain, all three take low out. */
 typedef struct {
     float of_x, of_q, mean;
 } lk_kl_factors;
@@ -440,7 +439,7 @@ template <class T, class D> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<
         lk_put(out + lk_edge_col<T>(t.row.split, i), 0.0f);
 }
 
-/* Adds a vector's terms, and in the second one computes its gradients g too. */
+/* Adds a vector's terms to the sums. lk_kl_differentiate_vecs computes its gradients g; in FORWARD it adds the terms too. */
 template <int DIVERGENCE, bool plain, class T>
 LK_DEVICE void lk_kl_add_vecs(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl_vecs<T> &vecs, const lk_kl_softmax &p,
                               const lk_kl_softmax &q, const lk_kl_args &a)

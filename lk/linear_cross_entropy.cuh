@@ -959,6 +959,16 @@ LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
     return a.softcap > 0.0f ? 1.0f : a.logit_scale;
 }
 
+/* Writes a row's results. One thread calls it. */
+LK_DEVICE void lk_lce_put_result(const lk_lce_workspace &ws, int64_t row, lk_ce_result r)
+{
+    if (ws.loss) ws.loss[row] = r.class_loss + r.z_loss;
+    if (ws.z) ws.z[row] = r.z_loss;
+    ws.lse[row] = r.lse;
+    if (ws.entropy) ws.entropy[row] = r.entropy;
+    if (ws.argmax) ws.argmax[row] = r.argmax;
+}
+
 /* Writes a row's results, or with ranks its state, which has the target's logit outside the sums. All threads may call; the one
  * with `writes` writes. */
 template <class State>
@@ -986,12 +996,8 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
         if (ws.row_weight) r.class_loss *= ws.row_weight[row], r.z_loss *= ws.row_weight[row];
     }
     if (!writes) return r;
-    if (ws.loss) ws.loss[row] = r.class_loss + r.z_loss;
-    if (ws.z) ws.z[row] = r.z_loss;
-    ws.lse[row] = r.lse;
-    if (ws.entropy) ws.entropy[row] = r.entropy;
+    lk_lce_put_result(ws, row, r);
     if constexpr (lk_ce_has_squares<State>) lk_ce_put_statistics(ws.entropy, p.call.rows, row, more);
-    if (ws.argmax) ws.argmax[row] = r.argmax;
     if (ws.others) ws.others[row] = others;
     return r;
 }

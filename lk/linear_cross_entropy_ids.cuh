@@ -89,8 +89,8 @@ typedef struct {
 
 typedef lk_linear_cross_entropy_ids_args lk_lce_ids_args;
 
-/* lk takes FUSED for one id, or where there are so many columns for each. A dot reads 2 hidden bytes at about 3 TB/s; FUSED saves
- * about a tenth of three matmuls at 700 TFLOP/s (bench/results/choices/linear_cross_entropy.md). */
+/* lk takes FUSED for one id, or where there are so many columns for each. FUSED saves some 6 % of a call, and a dot reads 2 hidden
+ * bytes at about 3 TB/s (bench/results/choices/linear_cross_entropy.md). */
 #define LK_LCE_IDS_COLUMNS 768
 
 /* FUSED's arrays. logit and column: [tokens, ids_per_row], where there are several ids. */
@@ -151,7 +151,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         if (s.id[i] < 0) continue;
         const float logit = p.logit ? p.logit[row * p.all.x.ids_per_row + lane + 32 * i] : 0.0f;
-        const int64_t its = lk_ce_row_top(lk_ce_row_empty(), logit, s.id[i]).top;
+        const int64_t its = lk_ce_top(logit, s.id[i]);
         top = its > top ? its : top;
         if (p.all.dlogp) sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + lane + 32 * i]);
         weights += fabsf(s.weight[i]);
@@ -161,14 +161,11 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
         if (p.all.x.tail_weight) weights += fabsf(p.all.x.tail_weight[row]);
     }
     sum = lk_sum_warp(sum), weights = lk_sum_warp(weights);
-    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
-        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
-        top = other > top ? other : top;
-    }
+    top = lk_ce_top_warp(top);
     if (row == 0 && lane == 0 && p.all.zero) *p.all.zero = 0.0f;
     if (!there || lane != 0) return;
     if (p.all.most && !s.bad) atomicMax((int *)p.all.most, __float_as_int(weights)); /* no sign: they compare as floats do */
-    p.all.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0x7fffffff - (int)(uint32_t)top : LK_CE_IDS_IGNORED;
+    p.all.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? lk_ce_top_col(top) : LK_CE_IDS_IGNORED;
     if (p.all.bound) p.all.bound[row] = sum + (p.dlse ? fabsf(p.dlse[row]) : 0.0f);
 }
 
@@ -213,15 +210,12 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_dots_kernel(const __
 {
     constexpr int U = 4, STEP = 32 * 8; /* U: loads of each factor in flight */
     const lk_lce_args &a = p.f.chunk.call.a;
-    const lk_cross_entropy_args &ids = p.call.all.a;
     const int lane = (int)threadIdx.x % 32;
     const int64_t k = p.call.x.ids_per_row, warps = LK_LCE_THREADS / 32, step = (int64_t)gridDim.x * warps;
     lk_griddepcontrol_wait();
     for (int64_t at = blockIdx.x * warps + threadIdx.x / 32; at < a.tokens * k; at += step) {
-        const int64_t token = at / k, place = token * p.call.x.target_ids_stride + at % k;
-        const int64_t id = ids.target_dtype == LK_TARGET_INT32 ? ((const int32_t *)p.call.x.target_ids)[place]
-                                                               : ((const int64_t *)p.call.x.target_ids)[place];
-        const int y = lk_ce_label_among(ids, id, ids.vocab).y;
+        const int64_t token = at / k;
+        const int y = lk_ce_ids_label(p.call, token, at % k).y;
         if (y < 0) continue;
         const lk_bf16 *const x = (const lk_bf16 *)a.x + token * a.x_stride;
         const lk_bf16 *const weight = (const lk_bf16 *)a.weight + y * a.weight_stride;
@@ -280,14 +274,7 @@ LK_DEVICE void lk_lce_ids_add_up(const lk_lce_ids_fused &p, lk_ce_ids_term *term
         terms[lane + 32 * i] = {s.id[i], u};
     }
     v->own = lk_sum_warp(own), v->rest = lk_sum_warp(rest);
-    __syncwarp(); /* the terms are written before they are read */
-    for (int k = 0; k < (int)p.call.x.ids_per_row; k++) {
-        const lk_ce_ids_term term = terms[k];
-        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-            if (term.id != s.id[i]) continue;
-            v->u[i] += term.u, v->writes[i] = v->writes[i] && k >= lane + 32 * i;
-        }
-    }
+    lk_ce_ids_add_places(terms, p.call.x.ids_per_row, s, v->u, v->writes);
 }
 
 /* The terms of a row's gradient, as lk_lce_terms_of. rest becomes what comes to p besides the target's u. */
@@ -352,29 +339,6 @@ LK_DEVICE float lk_lce_ids_put_kept(const lk_lce_ids_fused &p, int64_t row, int 
     return factor;
 }
 
-/* The results of a row with a token that counts, or not. minus_logp: of its ids; r: with that of its target. */
-LK_DEVICE void lk_lce_ids_put_row(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s,
-                                  const float (&minus_logp)[LK_CE_IDS_EACH], lk_ce_result r)
-{
-    const lk_lce_workspace &ws = p.f.chunk.ws;
-    const int lane = (int)threadIdx.x % 32;
-    float part = 0.0f;
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        if (s.id[i] >= 0 && s.weight[i] != 0.0f) part = fmaf(s.weight[i], minus_logp[i], part);
-        if (p.call.x.logp && lane + 32 * i < (int)p.call.x.ids_per_row)
-            p.call.x.logp[at * p.call.x.logp_stride + lane + 32 * i] = 0.0f - minus_logp[i]; /* 0, not -0 */
-    }
-    part = lk_sum_warp(part);
-    if (lane != 0) return;
-    if (r.class_loss == r.class_loss) r.class_loss = part;
-    if (ws.row_weight) r.class_loss *= ws.row_weight[at], r.z_loss *= ws.row_weight[at];
-    if (ws.loss) ws.loss[at] = r.class_loss + r.z_loss;
-    if (ws.z) ws.z[at] = r.z_loss;
-    ws.lse[at] = r.lse;
-    if (ws.entropy) ws.entropy[at] = r.entropy;
-    if (ws.argmax) ws.argmax[at] = r.argmax;
-}
-
 /* In place of lk_lce_merge_kernel and lk_lce_factor_kernel. A warp owns a row. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
@@ -398,12 +362,14 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const
     if (y >= 0) r = lk_ce_row_finish(all, {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first_z = fmaxf(first_z, v.z[i]);
     first_z = lk_max_warp(first_z); /* the target's, as its dot has it */
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) { /* no sums of large numbers: no other id has a smaller -logp */
-        minus_logp[i] = ids.id[i] == y || v.z[i] == first_z ? r.class_loss : r.class_loss + scale * (first_z - v.z[i]);
-        if (ids.id[i] < 0) minus_logp[i] = 0.0f;
-        if (ids.bad) minus_logp[i] = NAN;
+    const float loss = lk_ce_ids_put_logp(p.call, at, ids, v.z, first_z, ids.bad ? NAN : r.class_loss, scale, minus_logp);
+    if (threadIdx.x % 32 == 0) {
+        lk_ce_result of_ids = r;
+        if (r.class_loss == r.class_loss) of_ids.class_loss = loss;
+        const float weight = y >= 0 && chunk.ws.row_weight ? chunk.ws.row_weight[at] : 1.0f; /* that of an ignored token may be NaN */
+        of_ids.class_loss *= weight, of_ids.z_loss *= weight;
+        lk_lce_put_result(chunk.ws, at, of_ids);
     }
-    lk_lce_ids_put_row(p, at, ids, minus_logp, r);
     if (!chunk.call.gradient) return;
 
     const bool good = ids.any && !ids.bad;
@@ -413,13 +379,9 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
         dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, lk_exp(-minus_logp[i]), v.z[i], v.slope[i], v.u[i]) : 0.0f;
     lk_lce_ids_keep(p, at, ids, v, rest, dz);
-    if (y >= 0) { /* as in lk_lce_factor_kernel */
-        const float base = lk_lce_largest_reference(p.f, row, y), rate = scale * LK_LOG2E;
-        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
-        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
-        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
-        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
-        factor = t.g.p_factor * __fdiv_rn(p_scale, all.sum);
+    if (y >= 0) {
+        const float base = lk_lce_largest_reference(p.f, row, y);
+        factor = lk_lce_row_factor(a, s, t, base, slope, r.lse, &target_dz);
         if (p.f.kept) factor = lk_lce_ids_put_kept(p, row, y, ids, v, base, factor, dz);
     }
     if (threadIdx.x % 32 != 0) return;

@@ -491,6 +491,20 @@ LK_DEVICE void lk_lce_rescale(const lk_lce_fused &p, int64_t row, int y, float r
     }
 }
 
+/* v of a row: what dZ is times its exponentials, whose largest reference is base; and the target's dZ. s: its state without the
+ * target in the sums; lse: of all columns. */
+LK_DEVICE float lk_lce_row_factor(const lk_lce_args &a, const lk_ce_row &s, const lk_lce_terms &t, float base, float slope,
+                                  float lse, float *target_dz)
+{
+    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E, one[1] = {s.target}, ones[1] = {1.0f};
+    const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
+    const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
+    const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
+    const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
+    *target_dz = lk_is_finite(lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
+    return t.g.p_factor * __fdiv_rn(p_scale, all.sum);
+}
+
 /* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
  *
  * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
@@ -510,14 +524,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
     const float base = lk_lce_largest_reference(p, row, y);
     if (y >= 0) {
-        const float one[1] = {s.target}, ones[1] = {1.0f};
-        const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
         const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.entropy) : lk_lce_terms{};
-        const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
-        const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
-        const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
-        v = t.g.p_factor * __fdiv_rn(p_scale, all.sum);
-        target_dz = lk_is_finite(r.lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
+        v = lk_lce_row_factor(a, s, t, base, slope, r.lse, &target_dz);
     }
     lk_lce_rescale(p, row, y, rate, base, 1.0f);
     if (lane != 0) return;

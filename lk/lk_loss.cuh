@@ -54,7 +54,7 @@ typedef struct {
     float weights;  /* sum_j w[j], the number of columns where there are no class weights */
     float weighted; /* sum_j w[j] (v[j] - reference) */
     float entropic; /* sum_j exp(scale (v[j] - reference)) (v[j] - reference), 0 where v[j] is -inf */
-    int64_t top;    /* the largest logit and its column as one integer; see lk_ce_row_top */
+    int64_t top;    /* the largest logit and its column as one integer; see lk_ce_top */
 } lk_ce_row;
 
 /* The state with the option statistics. Its max is the largest v whenever results are computed from it. */
@@ -159,11 +159,29 @@ LK_DEVICE int32_t lk_ce_order(float x)
     return x != x ? INT32_MAX : x == 0.0f ? 0 : bits < 0 ? bits ^ 0x7fffffff : bits;
 }
 
-/* Adds logit x of column col, 0 <= col < 2^31, to the argmax. The low half of the integer is larger for smaller columns, so the
- * smallest of equal logits wins. */
+/* Logit x and its column col, 0 <= col < 2^31, as one integer: of several the largest is the argmax's. Its low half is larger for
+ * smaller columns, so the smallest of equal logits wins. INT64_MIN: of no column. */
+LK_DEVICE int64_t lk_ce_top(float x, int64_t col)
+{
+    return (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
+}
+LK_DEVICE int lk_ce_top_col(int64_t top) { return 0x7fffffff - (int)(uint32_t)top; }
+
+/* The largest of `team` consecutive lanes. All 32 lanes call it. */
+LK_DEVICE int64_t lk_ce_top_warp(int64_t top, int team = 32)
+{
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
+        if (offset >= team) continue;
+        const int64_t other = __shfl_xor_sync(0xffffffffu, top, offset);
+        if (other > top) top = other;
+    }
+    return top;
+}
+
+/* Adds logit x of column col to the argmax. */
 template <class State> LK_DEVICE State lk_ce_row_top(State s, float x, int64_t col)
 {
-    const int64_t top = (int64_t)((uint64_t)(uint32_t)lk_ce_order(x) << 32 | (uint64_t)(0x7fffffff - col));
+    const int64_t top = lk_ce_top(x, col);
     if (top > s.top) s.top = top;
     return s;
 }
@@ -243,11 +261,7 @@ template <bool all, bool exact = false, class State> LK_DEVICE State lk_ce_row_w
         s.weighted = lk_sum_warp(s.weighted, team);
         s.entropic = lk_sum_warp(s.entropic, team);
         if constexpr (lk_ce_has_squares<State>) s.squares = lk_sum_warp(s.squares, team), s.total = lk_sum_warp(s.total, team);
-        LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
-            if (offset >= team) continue;
-            const int64_t top = __shfl_xor_sync(0xffffffffu, s.top, offset);
-            if (top > s.top) s.top = top;
-        }
+        s.top = lk_ce_top_warp(s.top, team);
     }
     return s;
 }

@@ -22,7 +22,7 @@
  * Numerics   The quotient and the product are float; the result is rounded to T once. Gradients that were made for another
  *            upstream have been rounded before, so a product with anything but a power of two rounds them twice. 0 times an
  *            infinity or NaN is NaN, as in PyTorch.
- *            x is of T. Gradients in e5m2 cannot be rescaled; an upstream that is right makes them.
+ *            x is of T. For gradients in e5m2 the upstream has to be right in the call that computes them.
  *            history: a factor of 0, of less than 2^-40 or more than 2^40 in size, or NaN changes nothing.
  * Traffic    Reads x once and writes y once. Where factor and divisor are equal and y is x it does neither; where y is not x
  *            it copies.

@@ -596,11 +596,6 @@ static lk_cross_entropy_ids_args slice_of(const problem *p, int rank)
 /* The table, the slices, and for backward the sums of the p of all columns but the target, by the lse that it gets. */
 static void make_table(const problem *p)
 {
-    const size_t blocks = block_of(p) * (size_t)p->ranks, bytes = blocks + (size_t)p->rows * 4 + 4;
-    if (bytes > table_bytes) {
-        TEST_CUDA(cudaFree(table));
-        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
-    }
     float *const others = (float *)malloc((size_t)p->rows * 4 + 4);
     for (int64_t row = 0; row < p->rows; row++) {
         const outcome o = examine(p, row);
@@ -609,8 +604,7 @@ static void make_table(const problem *p)
         for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
         others[row] = (float)sum;
     }
-    TEST_CUDA(cudaMemset(table, 0xff, blocks));
-    TEST_CUDA(cudaMemcpy(table + blocks, others, (size_t)p->rows * 4, cudaMemcpyHostToDevice));
+    test_fill_table(&table, &table_bytes, block_of(p) * (size_t)p->ranks, others, p->rows);
     free(others);
     test_cut_columns(cut, p->ranks, p->vocab, p->seed);
 }

@@ -229,6 +229,10 @@ static void fill(const problem *p)
             else ((int64_t *)test_buffer_host(&buffer[IDS]))[r * l.stride + k] = id;
         }
     }
+    for (int64_t r = 0; r < p->tokens && p->has[ROW_WEIGHT]; r++) { /* that of an ignored token is not used */
+        bool bad;
+        if (!counts(p, r, &bad)) ((float *)test_buffer_host(&buffer[ROW_WEIGHT]))[r] = NAN;
+    }
     for (int64_t r = 0; r < p->tokens && p->direction == BACKWARD; r++) { /* what forward left */
         bool bad;
         const bool counted = counts(p, r, &bad);
@@ -419,7 +423,7 @@ static void verify(const problem *p)
     double sum = 0, z_sum = 0, sum_slack = 0, most = 0;
     for (int64_t row = 0; row < n; row++) {
         const bool counted = counts(p, row, &bad);
-        const double rw = p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1;
+        const double rw = p->has[ROW_WEIGHT] && counted ? input(p, ROW_WEIGHT, 0, row) : 1;
         double loss = 0, slack = 0;
         refer(p, row);
         for (int k = 0; k < p->ids; k++) {

@@ -778,6 +778,18 @@ static inline void test_themes(const test_theme *themes, int count, int directio
 
 /* ---- Columns split over ranks -------------------------------------------------------------------------------------------- */
 
+/* Fills a table in device memory, which grows: `states` bytes of 0xff, for the ranks to overwrite, and then a number of each row. */
+static inline void test_fill_table(char **table, size_t *table_bytes, size_t states, const float *others, int64_t rows)
+{
+    const size_t bytes = states + (size_t)rows * 4 + 4;
+    if (bytes > *table_bytes) {
+        TEST_CUDA(cudaFree(*table));
+        TEST_CUDA(cudaMalloc(table, *table_bytes = 2 * bytes));
+    }
+    TEST_CUDA(cudaMemset(*table, 0xff, states));
+    TEST_CUDA(cudaMemcpy(*table + states, others, (size_t)rows * 4, cudaMemcpyHostToDevice));
+}
+
 /* Cuts `vocab` columns into uneven slices for ranks, some of them empty: rank i has cut[i] to cut[i + 1] - 1. */
 static inline void test_cut_columns(int64_t *cut, int ranks, int64_t vocab, uint64_t seed)
 {
