@@ -32,8 +32,8 @@
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
  *            answers 0 and needs no device.
  * Options    residual, weight, bias, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
- *            residual(_out) and its gradients may be float beside 16-bit x and y; weight and bias may be of any type, and so
- *            their gradients. Strides of 0 mean packed, so an expanded tensor must be copied first.
+ *            residual(_out) and its gradients may be float beside 16-bit x and y, and so may dy; weight and bias may be of any
+ *            type, and so their gradients. Strides of 0 mean packed, so an expanded tensor must be copied first.
  * Repeatable The same bits every time on the same device, for the same options, sizes, strides and alignment of tensors to 16
  *            bytes: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
@@ -79,9 +79,9 @@ typedef struct {
     const void *weight;           /* F B in        weight_dtype [groups, cols]; NULL: w is 1 */
     const void *bias;             /* F in          weight_dtype [groups, cols]; NULL means 0 */
     void *y;                      /* F out         T [rows, cols]; NULL to skip; may be x, which backward then lacks */
-    const void *dy;               /* B in          T [rows, cols], the gradient of y; NULL means 1, not 0 */
+    const void *dy;               /* B in          dy_dtype [rows, cols], the gradient of y; NULL means 1, not 0 */
     const void *dresidual_out;    /* B in          residual_dtype [rows, cols], the gradient of residual_out; NULL: none */
-    void *dx;                     /* B out         T [rows, cols]; may be dy, or dresidual_out of the same type; NULL to skip */
+    void *dx;                     /* B out         T [rows, cols]; may be dy or dresidual_out, of the same type; NULL to skip */
     void *dresidual;              /* B out         residual_dtype [rows, cols], ds rounded to that type; may be dresidual_out;
                                                    NULL to skip */
     void *dweight;                /* B out         dweight_dtype [groups, cols]; NULL to skip */
@@ -107,14 +107,15 @@ typedef struct {
     int dweight_dtype;            /* B             LK_DTYPE_*, of dweight and dbias; 0 means T, whatever weight is */
     int accumulate;               /* B             not 0: dweight and dbias are added to the old ones; 0: they replace them */
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
+    int dy_dtype;                 /* B             LK_DTYPE_*: T or f32; 0 means T; of dy */
 } lk_srms_norm_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
  *   LK_ERR_NULL       x is NULL, in backward residual_out too; all outputs are NULL
  *   LK_ERR_SHAPE      rows, cols or groups out of range; a stride that is not 0 and below cols; a tensor of more than 2^62
  *                     elements with its gaps
- *   LK_ERR_VALUE      eps is negative or not finite; weight_offset is not finite; residual_dtype is neither T nor f32; another
- *                     dtype or path is none of its enum
+ *   LK_ERR_VALUE      eps is negative or not finite; weight_offset is not finite; residual_dtype, or in backward dy_dtype, is
+ *                     neither T nor f32; another dtype or path is none of its enum
  *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
  *   LK_ERR_WORKSPACE  dweight or dbias is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
@@ -208,7 +209,7 @@ typedef struct {
 /* The input of a kernel, and how teams divide it. A row's team is 1 to 32 lanes of a warp, and a block has several teams; or a
  * block; or a cluster; each of its blocks takes a segment of the columns. */
 typedef struct {
-    lk_srms_norm_tensor x, r, dy, dr; /* of T, R, T, R: s = x + r, either may be NULL; r: residual or residual_out; dr:
+    lk_srms_norm_tensor x, r, dy, dr; /* of T, R, D, R: s = x + r, either may be NULL; r: residual or residual_out; dr:
                                          dresidual_out */
     int parts;                        /* of a vector, in all tensors */
     int team_log2;                    /* 0 to 5, or -1: the team is the block or the cluster */
@@ -442,7 +443,7 @@ typedef struct {
 
 template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
 {
-    const int bytes = sizeof(T), residual_bytes = lk_dtype_bytes<T>(a->residual_dtype);
+    const int bytes = sizeof(T), residual_bytes = lk_dtype_bytes<T>(a->residual_dtype), dy_bytes = lk_dtype_bytes<T>(a->dy_dtype);
     const bool summed = backward && a->residual_out; /* then x and residual are ignored */
     const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
     const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
@@ -452,12 +453,12 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
         {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
         {"residual_out", a->residual_out, residual_bytes, summed ? LK_REQUIRED : backward ? LK_IN : LK_OUT, cols,
          {{rows, &a->residual_out_stride, "residual_out_stride"}}, {backward ? NULL : "residual"}},
-        {"dy", a->dy, bytes, backward_in, cols, {{rows, &a->dy_stride, "dy_stride"}}},
+        {"dy", a->dy, dy_bytes, backward_in, cols, {{rows, &a->dy_stride, "dy_stride"}}},
         {"dresidual_out", a->dresidual_out, residual_bytes, backward_in, cols,
          {{rows, &a->dresidual_out_stride, "dresidual_out_stride"}}},
         {"y", a->y, bytes, forward_out, cols, {{rows, &a->y_stride, "y_stride"}}, {"x"}},
         {"dx", a->dx, bytes, backward_out, cols, {{rows, &a->dx_stride, "dx_stride"}},
-         {"dy", residual_bytes == bytes ? "dresidual_out" : NULL}},
+         {dy_bytes == bytes ? "dy" : NULL, residual_bytes == bytes ? "dresidual_out" : NULL}},
         {"dresidual", a->dresidual, residual_bytes, backward_out, cols,
          {{rows, &a->dresidual_stride, "dresidual_stride"}}, {"dresidual_out"}},
         {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? columns : 0},
@@ -742,12 +743,12 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int
             lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
     }
 }
-template <class T, class R>
+template <class T, class R, class D>
 LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
     lk_srms_norm_fetch<T, LK_VEC<T>>(in.x, slot, row, at);
     lk_srms_norm_fetch<R, LK_VEC<T>>(in.r, slot, row, at);
-    lk_srms_norm_fetch<T, LK_VEC<T>>(in.dy, slot, row, at);
+    lk_srms_norm_fetch<D, LK_VEC<T>>(in.dy, slot, row, at);
     lk_srms_norm_fetch<R, LK_VEC<T>>(in.dr, slot, row, at);
 }
 
@@ -767,30 +768,34 @@ LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_
 
 /* s and dy, N elements of each. Here and below, REREAD is for any rows: a thread reads vectors beyond its first U, and single
  * elements, twice, and their sums for dweight are in the workspace from the start. Without REREAD the threads hold all elements
- * of a row and their w, each at most one single element; dy is given, and s is one tensor. */
-template <class T, class R, bool REREAD, bool COPIED, int N>
+ * of a row, each at most one single element; dy is given, and s is one tensor. */
+template <class T, class R, class D, bool REREAD, bool COPIED, int N>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<COPIED> where)
 {
     if constexpr (!REREAD) {
-        lk_srms_norm_get<T>(dy, in.dy, where);
+        lk_srms_norm_get<D>(dy, in.dy, where);
         if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
         else lk_srms_norm_get<R>(s, in.r, where);
     } else {
         float x[N];
         LK_UNROLL for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
-        if (in.dy.data) lk_srms_norm_get<T>(dy, in.dy, where);
+        if (in.dy.data) lk_srms_norm_get<D>(dy, in.dy, where);
         if (in.r.data) lk_srms_norm_get<R>(s, in.r, where);
         if (in.x.data) lk_srms_norm_get<T>(x, in.x, where);
         LK_UNROLL for (int j = 0; j < N; j++) s[j] += x[j];
     }
 }
 
-/* g times w. Unless REREAD, the thread holds w. */
-template <bool REREAD, int N>
+/* Whether a thread holds the w of its vectors. Beside dy of float and T of 16 bits there are too few registers: it reads them for
+ * each row. */
+template <class T, class D, bool REREAD> constexpr bool lk_srms_norm_holds_w = !REREAD && sizeof(D) == sizeof(T);
+
+/* g times w. */
+template <bool HELD, int N>
 LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_call &call, const float (&w)[N], int at)
 {
-    if constexpr (REREAD) {
+    if constexpr (!HELD) {
         lk_srms_norm_apply(g, call, at);
     } else {
         LK_UNROLL for (int j = 0; j < N; j++) g[j] *= w[j];
@@ -798,13 +803,13 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_cal
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
-template <class T, class R, bool WEIGHT, bool REREAD, int N, bool COPIED>
+template <class T, class R, class D, bool WEIGHT, bool REREAD, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2], const float (&w)[N],
                                           lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, REREAD>(s, g, call.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh<REREAD>(g, call, w, where.group + where.col);
+    lk_srms_norm_get_both<T, R, D, REREAD>(s, g, call.in, where);
+    if (WEIGHT) lk_srms_norm_backward_weigh<lk_srms_norm_holds_w<T, D, REREAD>>(g, call, w, where.group + where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = call.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -818,15 +823,15 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_
 }
 
 /* Writes N elements of a row, and adds their terms to dweight's sums. */
-template <class T, class R, bool WEIGHT, bool REREAD, int N, bool COPIED>
+template <class T, class R, class D, bool WEIGHT, bool REREAD, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[N],
                                          const float (&w)[N], lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
-    lk_srms_norm_get_both<T, R, REREAD>(s, g, call.in, where);
+    lk_srms_norm_get_both<T, R, D, REREAD>(s, g, call.in, where);
     if (WEIGHT) {
         LK_UNROLL for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<REREAD>(g, call, w, where.group + where.col);
+        lk_srms_norm_backward_weigh<lk_srms_norm_holds_w<T, D, REREAD>>(g, call, w, where.group + where.col);
     }
     LK_UNROLL for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
     if (call.in.dr.data) {
@@ -851,15 +856,15 @@ template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk
     for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
         for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
 }
-template <class T, class R, bool WEIGHT, int N>
+template <class T, class R, class D, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_norm_total (&total)[2],
                                       lk_srms_norm_where<false> where)
 {
     float more[2];
-    lk_srms_norm_backward_sums<T, R, WEIGHT, true, N>(call, more, {}, where);
+    lk_srms_norm_backward_sums<T, R, D, WEIGHT, true, N>(call, more, {}, where);
     lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
-template <class T, class R, bool WEIGHT, int N>
+template <class T, class R, class D, bool WEIGHT, int N>
 LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float *partial,
                                      lk_srms_norm_where<false> where)
 {
@@ -867,7 +872,7 @@ LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm
     float sums[N];
     partial += where.col;
     LK_UNROLL for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, WEIGHT, true, N>(call, row, sums, {}, where);
+    lk_srms_norm_backward_put<T, R, D, WEIGHT, true, N>(call, row, sums, {}, where);
     LK_UNROLL for (int j = 0; j < N; j++)
         if (has_sums) partial[j] = sums[j];
 }
@@ -892,19 +897,19 @@ typedef struct {
     float s, dy, dr;
 } lk_srms_norm_single;
 
-template <class T, class R>
+template <class T, class R, class D>
 LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input &in, int64_t row, int col)
 {
     const lk_srms_norm_where<false> where = {row, col, 0, NULL};
     float s[1], dy[1], dr[1] = {0.0f};
-    lk_srms_norm_get_both<T, R, false>(s, dy, in, where);
+    lk_srms_norm_get_both<T, R, D, false>(s, dy, in, where);
     if (in.dr.data) lk_srms_norm_get<R>(dr, in.dr, where);
     return {s[0], dy[0], dr[0]};
 }
 
 /* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
  * are at the same columns, and copies its next row while it works on this one. */
-template <class T, class R, bool WEIGHT, bool REREAD>
+template <class T, class R, class D, bool WEIGHT, bool REREAD>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
@@ -919,15 +924,15 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
     if (at.row < call.a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(call.in.x, at);
         lk_srms_norm_prefetch<R>(call.in.r, at);
-        lk_srms_norm_prefetch<T>(call.in.dy, at);
+        lk_srms_norm_prefetch<D>(call.in.dy, at);
         lk_srms_norm_prefetch<R>(call.in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     if (WEIGHT && REREAD && call.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(call, at.row, N), at);
-    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, R>(call.in, slots, at.row, at);
+    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, R, D>(call.in, slots, at.row, at);
     lk_cp_async_commit_group();
-    LK_UNROLL for (int u = 0; WEIGHT && !REREAD && u < U; u++)
+    LK_UNROLL for (int u = 0; WEIGHT && lk_srms_norm_holds_w<T, D, REREAD> && u < U; u++)
         if (u * 32 < at.count) lk_srms_norm_load_w(w[u], call, group + at.first + u * 32 * N);
     const bool single = !REREAD && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
@@ -944,7 +949,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
         const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
         if (WEIGHT) {
             if (row + at.step < call.a.rows)
-                lk_srms_norm_fetch_row<T, R>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
+                lk_srms_norm_fetch_row<T, R, D>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, call.a.rstd && owner ? call.a.rstd[row] : 0.0f, 0.0f};
@@ -952,18 +957,18 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
         if constexpr (REREAD) {
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_sums<T, R, WEIGHT, 1>(call, total, {row, lk_srms_norm_edge(at, i), group, NULL});
+                lk_srms_norm_rest_sums<T, R, D, WEIGHT, 1>(call, total, {row, lk_srms_norm_edge(at, i), group, NULL});
             for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_rest_sums<T, R, WEIGHT, N>(call, total, {row, at.first + i * N, group, NULL});
+                lk_srms_norm_rest_sums<T, R, D, WEIGHT, N>(call, total, {row, at.first + i * N, group, NULL});
             sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
         }
         lk_srms_norm_single one = {}; /* its line is in the L2 with the copies of this row */
-        if (single && owner) one = lk_srms_norm_load_single<T, R>(call.in, row, column->col);
+        if (single && owner) one = lk_srms_norm_load_single<T, R, D>(call.in, row, column->col);
         lk_cp_async_wait_group<STAGES - 1>();
         LK_UNROLL for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_sums<T, R, WEIGHT, REREAD, N>(call, more, w[WEIGHT ? u : 0], where);
+            lk_srms_norm_backward_sums<T, R, D, WEIGHT, REREAD, N>(call, more, w[WEIGHT ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
         if (single) sum[0] += one.s * (one.dy * column->w[0]), sum[1] += one.s * one.s;
@@ -979,14 +984,14 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
         LK_UNROLL for (int u = 0; u < U; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_put<T, R, WEIGHT, REREAD>(call, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
+            lk_srms_norm_backward_put<T, R, D, WEIGHT, REREAD>(call, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
         }
         if constexpr (REREAD) {
             float *const partial = WEIGHT ? lk_srms_norm_partial(call, row - (int64_t)number * at.step, N) : NULL;
             for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_rest_put<T, R, WEIGHT, N>(call, here, partial, {row, at.first + i * N, group, NULL});
+                lk_srms_norm_rest_put<T, R, D, WEIGHT, N>(call, here, partial, {row, at.first + i * N, group, NULL});
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_put<T, R, WEIGHT, 1>(call, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
+                lk_srms_norm_rest_put<T, R, D, WEIGHT, 1>(call, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
         }
         if (!WEIGHT) break;
     }
@@ -1118,7 +1123,7 @@ LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, co
 {
     const int64_t partials = lk_srms_norm_dbias_partials(device, a);
     const bool direct = partials == a->groups;
-    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, lk_dtype<T>, direct ? a->dweight_dtype : LK_DTYPE_F32,
+    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, a->dy_dtype, direct ? a->dweight_dtype : LK_DTYPE_F32,
                                 a->rows / partials, a->rows % partials, a->cols, a->dy_stride, partials,
                                 0, 0, 0, direct && a->accumulate};
     const lk_status status = lk_srms_norm_sum_rows(op, device, sum, stream);
@@ -1141,7 +1146,8 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
 {
     constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight;
-    const int few_rows_limit = a->dweight || !lk_srms_norm_plain<T>(a, a->weight) ? 0 : 256; /* see forward */
+    const bool few = !a->dweight && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
+    const int few_rows_limit = few ? 256 : 0; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
                                         LK_SRMS_NORM_TEAM_THREADS, 1, few_rows_limit};
@@ -1181,12 +1187,20 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     return layout;
 }
 
-template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
+/* R, D: the types of residual and dy. */
+template <class T, class R, class D>
+LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
 {
+    const bool reread = layout.reread;
     if (layout.few) return lk_srms_norm_backward_few_kernel<T, R>;
     if (layout.call.a.weight || layout.call.a.dweight)
-        return layout.reread ? lk_srms_norm_backward_kernel<T, R, true, true> : lk_srms_norm_backward_kernel<T, R, true, false>;
-    return layout.reread ? lk_srms_norm_backward_kernel<T, R, false, true> : lk_srms_norm_backward_kernel<T, R, false, false>;
+        return reread ? lk_srms_norm_backward_kernel<T, R, D, true, true> : lk_srms_norm_backward_kernel<T, R, D, true, false>;
+    return reread ? lk_srms_norm_backward_kernel<T, R, D, false, true> : lk_srms_norm_backward_kernel<T, R, D, false, false>;
+}
+template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
+{
+    return layout.call.a.dy_dtype == lk_dtype<T> ? lk_srms_norm_backward_choose_of<T, R, T>(layout)
+                                                 : lk_srms_norm_backward_choose_of<T, R, float>(layout);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -1214,10 +1228,12 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     lk_check_number(&checks, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
     lk_check_number(&checks, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
     lk_check_dtype<T>(&checks, "residual_dtype", a->residual_dtype);
+    if (backward) lk_check_dtype<T>(&checks, "dy_dtype", a->dy_dtype);
     lk_check_enum(&checks, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     if (backward) lk_check_enum(&checks, "dweight_dtype", a->dweight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     lk_check_enum(&checks, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
     if (!a->residual_dtype) a->residual_dtype = lk_dtype<T>;
+    if (!a->dy_dtype) a->dy_dtype = lk_dtype<T>;
     if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
     if (!a->dweight_dtype) a->dweight_dtype = lk_dtype<T>;
     if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
@@ -1308,7 +1324,7 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
             a.x = source < 2 ? address + element : NULL;
             a.residual = source == 1 ? address + residual : NULL;
             a.residual_out = source == 2 ? address + residual : NULL;
-            a.dy = which & 1 ? address + element : NULL;
+            a.dy = which & 1 ? address + (shift ? lk_dtype_bytes<T>(given.dy_dtype) : 0) : NULL;
             a.dresidual_out = which & 2 ? address + residual : NULL;
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */
             a.dresidual = which & 8 ? address + 4096 + (shift == 1 ? residual : 0) : NULL;

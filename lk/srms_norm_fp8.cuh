@@ -22,7 +22,8 @@
  *                args.common.eps = 1e-6f, args.common.rstd = rstd;
  *                args.scaling = LK_SRMS_NORM_FP8_ROW, args.q = q, args.scale = scale;
  *                lk_status status = lk_srms_norm_fp8_forward_bf16(&args, stream);
- *            Then lk_srms_norm_backward_bf16(&args.common, stream) as ever: the gradient goes straight through the rounding.
+ *            Then lk_srms_norm_backward_bf16(&args.common, stream) as ever: the gradient goes straight through the rounding. dy is of
+ *            T, or with common.dy_dtype of f32.
  * Needs      srms_norm.cuh and what that needs.
  * Options    Those of srms_norm's forward, without bias. With q_transposed also without groups, and nothing in place.
  *            A zeroed struct has E4M3 and one scale of 1 for the tensor.

@@ -53,7 +53,7 @@ typedef struct {
     int home[TENSORS]; /* the tensor in whose memory it is: itself, or in place another */
     int64_t stride[TENSORS];
     int at[TENSORS];
-    int residual_dtype, weight_dtype, dweight_dtype;
+    int residual_dtype, weight_dtype, dweight_dtype, dy_dtype;
     bool accumulate;
     float eps, weight_offset;
     int groups; /* as in the args: 0 is 1 too */
@@ -79,10 +79,10 @@ static const char *describe(const problem *p)
     static char text[1024];
     int n = snprintf(text, sizeof text,
                      "%s %s path=%s rows=%lld cols=%lld eps=%g groups=%d weight_offset=%g "
-                     "dtypes: residual %d weight %d dweight %d%s",
+                     "dtypes: residual %d weight %d dweight %d dy %d%s",
                      direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->rows,
                      (long long)p->cols, (double)p->eps, p->groups, (double)p->weight_offset, p->residual_dtype,
-                     p->weight_dtype, p->dweight_dtype, p->accumulate ? " accumulate" : "");
+                     p->weight_dtype, p->dweight_dtype, p->dy_dtype, p->accumulate ? " accumulate" : "");
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t] && p->home[t] != t)
             n += snprintf(text + n, sizeof text - (size_t)n, " %s=%s", tensor_name[t], tensor_name[p->home[t]]);
@@ -125,6 +125,7 @@ static layout layout_of(const problem *p, int t)
     if (t == WEIGHT || t == BIAS) dtype = p->weight_dtype;
     if (t == DWEIGHT || t == DBIAS) dtype = p->dweight_dtype;
     if (t == RSTD) dtype = LK_DTYPE_F32;
+    if (t == DY) dtype = p->dy_dtype;
     if (t == RESIDUAL || t == RESIDUAL_OUT || t == DRESIDUAL_OUT || t == DRESIDUAL) dtype = p->residual_dtype;
     const int type = dtype == LK_DTYPE_T ? p->type : dtype - LK_DTYPE_F32; /* both lists go f32, f16, bf16 */
     if (is_columns(t)) return {type, groups_of(p), p->cols, p->cols};
@@ -203,6 +204,7 @@ static void count(const problem *p)
     DID(FORWARD, "residual_out = residual", p->has[RESIDUAL_OUT] && p->home[RESIDUAL_OUT] == RESIDUAL);
     DID(BACKWARD, "s from x", p->has[X] && !sum), DID(BACKWARD, "s from residual_out", back && p->has[RESIDUAL_OUT]);
     DID(BACKWARD, "rstd given", p->has[RSTD]), DID(BACKWARD, "rstd NULL", !p->has[RSTD]);
+    DID(BACKWARD, "dy f32", p->has[DY] && p->dy_dtype == LK_DTYPE_F32 && p->type);
     DID(BACKWARD, "dy NULL", !p->has[DY]), DID(BACKWARD, "dresidual_out", p->has[DRESIDUAL_OUT]);
     DID(BACKWARD, "dx alone", p->has[DX] && !p->has[DRESIDUAL] && !p->has[DWEIGHT]);
     DID(BACKWARD, "dresidual alone", !p->has[DX] && p->has[DRESIDUAL] && !p->has[DWEIGHT]);
@@ -217,7 +219,7 @@ static void count(const problem *p)
     DID(BACKWARD, "dx = dresidual_out", p->has[DX] && p->home[DX] == DRESIDUAL_OUT);
     DID(BACKWARD, "dresidual = dresidual_out", p->has[DRESIDUAL] && p->home[DRESIDUAL] == DRESIDUAL_OUT);
 #undef DID
-    static_assert(TEST_MOST_OPTIONS >= 72, "the list above");
+    static_assert(TEST_MOST_OPTIONS >= 73, "the list above");
     counts.option_count = i;
 }
 
@@ -262,6 +264,8 @@ static void draw_options(problem *p, uint64_t *r)
         if (place == 3 && p->has[DRESIDUAL_OUT] && same) p->home[DX] = DRESIDUAL_OUT;
     }
     p->eps = eps[test_below(r, LENGTH_OF(eps))];
+    if (p->direction == BACKWARD) p->dy_dtype = test_chance(r, 3) ? LK_DTYPE_F32 : test_chance(r, 2) ? p->type + 1 : LK_DTYPE_T;
+    if (layout_of(p, DY).type != p->type && p->home[DX] == DY) p->home[DX] = DX;
 }
 
 /* How rows lie: packed; packed and all off by as much; with gaps, all alike; with gaps of their own that leave all rows
@@ -395,7 +399,7 @@ static lk_srms_norm_args garbage(void)
     a.residual_out = a.y = a.dx = a.dresidual = a.dweight = a.dbias = a.workspace = (void *)1, a.rstd = (float *)1;
     a.x_stride = a.residual_stride = a.residual_out_stride = a.y_stride = a.dy_stride = -3;
     a.dresidual_out_stride = a.dx_stride = a.dresidual_stride = -3;
-    a.dweight_dtype = a.accumulate = -3, a.workspace_bytes = 7;
+    a.dweight_dtype = a.dy_dtype = a.accumulate = -3, a.workspace_bytes = 7;
     return a;
 }
 
@@ -457,7 +461,8 @@ static bool setup(const problem *p, int run)
     backward.dresidual_out_stride = strides[DRESIDUAL_OUT], backward.dx_stride = strides[DX];
     backward.dresidual_stride = strides[DRESIDUAL], backward.eps = p->has[RSTD] ? 3.0f : p->eps;
     backward.residual_dtype = p->residual_dtype, backward.weight_dtype = p->weight_dtype;
-    backward.dweight_dtype = p->dweight_dtype, backward.accumulate = p->accumulate, backward.path = p->path;
+    backward.dweight_dtype = p->dweight_dtype, backward.dy_dtype = p->dy_dtype;
+    backward.accumulate = p->accumulate, backward.path = p->path;
     size_t bytes = 12345;
     const lk_status status = query_of[p->direction][p->type](args_of(p->direction), &bytes);
     const bool summed = p->has[DWEIGHT] || p->has[DBIAS];
@@ -686,7 +691,7 @@ static void odd_rows(int type, int direction, int path)
             p.has[RESIDUAL_OUT] = sum, p.has[RESIDUAL] = !back && sum;
             p.has[DY] = p.has[DRESIDUAL_OUT] = back, p.has[DWEIGHT] = back && source < 3;
             p.residual_dtype = source == 2 ? LK_DTYPE_F32 : LK_DTYPE_T, p.weight_dtype = LK_DTYPE_T;
-            p.groups = 0, p.weight_offset = 0;
+            p.dy_dtype = source == 2 && k % 2 ? LK_DTYPE_F32 : LK_DTYPE_T, p.groups = 0, p.weight_offset = 0;
             check(&p);
         }
 }
@@ -808,7 +813,7 @@ static void in_place(int type, int direction, int path)
                 if (pair > 0) p.home[RESIDUAL_OUT] = RESIDUAL;
             } else {
                 p.has[DX] = p.has[DY] = p.has[DRESIDUAL_OUT] = true, p.has[DRESIDUAL] = pair != 0;
-                if (pair == 0 || pair == 2) p.home[DX] = DY;
+                if (pair == 0 || pair == 2) p.home[DX] = DY, p.dy_dtype = LK_DTYPE_T;
                 if (pair == 1 || pair == 2) p.home[DRESIDUAL] = DRESIDUAL_OUT;
                 if (pair == 3) p.home[DX] = DRESIDUAL_OUT;
             }
@@ -1109,7 +1114,9 @@ static void queries(int type)
                 lk_srms_norm_args a = {};
                 a.rows = rows[i], a.cols = cols[j], a.path = path, a.residual_dtype = k / 36 % 2 ? LK_DTYPE_F32 : LK_DTYPE_T;
                 a.x_stride = k < 144 ? 0 : cols[j] + 1;
-                a.dy_stride = k % 3 ? 0 : a.x_stride; /* then dx is dy where there is one */
+                const bool wide = k / 18 % 2; /* dy is f32 */
+                a.dy_dtype = wide ? LK_DTYPE_F32 : LK_DTYPE_T;
+                a.dy_stride = k % 3 ? 0 : a.x_stride; /* then dx is dy where there is one of its type */
                 status = query_of[BACKWARD][type](&a, &none);
                 if (!test_that(status == LK_OK && none == 0))
                     test_detail("without dweight: %s, %zu bytes", lk_last_error(), none);
@@ -1119,8 +1126,9 @@ static void queries(int type)
                 const size_t t = shift ? (size_t)test_type_bytes[type] : 0, r = k / 36 % 2 && shift ? 4 : t;
                 a.x = source < 2 ? (void *)(4096 + t) : NULL, a.residual = source == 1 ? (void *)(8192 + r) : NULL;
                 a.residual_out = source == 2 ? (void *)(8192 + r) : NULL, a.dx = (void *)(12288 + (shift == 2 ? 0 : t));
-                a.dy = k / 72 % 2 ? (void *)(16384 + t) : NULL, a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
-                if (k % 3 == 0 && a.dy) a.dx = (void *)a.dy;
+                a.dy = k / 72 % 2 ? (void *)(16384 + (wide && shift ? 4 : t)) : NULL;
+                a.dresidual_out = k % 5 ? NULL : (void *)(20480 + r);
+                if (k % 3 == 0 && a.dy && (!wide || !type)) a.dx = (void *)a.dy;
                 const lk_status exact = query_of[BACKWARD][type](&a, &needed);
                 if (!test_that(status == LK_OK && exact == LK_OK && needed > 0 && needed <= most))
                     test_detail("%lld rows of %lld, path %s, source %d, shift %d: %s, %zu bytes, at most %zu",
@@ -1263,7 +1271,7 @@ static void forward_errors(int type)
     BAD(LK_OK, "x is residual", a.x = a.residual);
     BAD(LK_OK, "what forward does not have",
         (a.dy = a.dresidual_out = (void *)1, a.dx = a.dresidual = a.dweight = a.dbias = a.workspace = a.y, a.dy_stride = -1,
-         a.dx_stride = a.dresidual_stride = a.dresidual_out_stride = 3, a.dweight_dtype = 9));
+         a.dx_stride = a.dresidual_stride = a.dresidual_out_stride = 3, a.dweight_dtype = a.dy_dtype = 9));
     BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
     BAD(LK_ERR_VALUE, "eps", a.eps = INFINITY);
     BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
@@ -1353,6 +1361,8 @@ static void backward_errors(int type)
     BAD(LK_OK, "dresidual is dresidual_out", (a.dresidual = (void *)a.dresidual_out, a.dresidual_out_stride = 8));
     BAD_QUERIED(type == TEST_F32 ? LK_OK : LK_ERR_SHAPE, "dx and dresidual_out overlap", LK_OK,
                 (a.dx = (void *)a.dresidual_out, a.residual_dtype = LK_DTYPE_F32));
+    BAD_QUERIED(type == TEST_F32 ? LK_OK : LK_ERR_SHAPE, "dx and dy overlap", LK_OK,
+                (a.dx = (void *)a.dy, a.dy_dtype = LK_DTYPE_F32));
     BAD_QUERIED(LK_ERR_SHAPE, "dx and x overlap", LK_OK, a.dx = (void *)a.x);
     BAD_QUERIED(LK_ERR_SHAPE, "dresidual and dx overlap", LK_OK, a.dresidual = a.dx);
     BAD_QUERIED(LK_ERR_SHAPE, "dresidual and dx overlap", LK_OK, a.dx = a.dresidual = (void *)a.dresidual_out);
@@ -1362,12 +1372,12 @@ static void backward_errors(int type)
     BAD(LK_OK, "dx and dy in each other's gaps", (a.dx = (char *)a.dy + 8 * test_type_bytes[type], a.dx_stride = a.dy_stride = 16));
     BAD(LK_ERR_VALUE, "eps", a.eps = -1e-9f);
     BAD(LK_ERR_VALUE, "eps", a.eps = NAN);
-    int *const dtypes[] = {&a.residual_dtype, &a.weight_dtype, &a.dweight_dtype};
-    const char *const dtype_names[] = {"residual_dtype", "weight_dtype", "dweight_dtype"};
+    int *const dtypes[] = {&a.residual_dtype, &a.dy_dtype, &a.weight_dtype, &a.dweight_dtype};
+    const char *const dtype_names[] = {"residual_dtype", "dy_dtype", "weight_dtype", "dweight_dtype"};
     for (int i = 0; i < LENGTH_OF(dtypes); i++)
         for (int dtype = -1; dtype < 6; dtype++) {
             const bool good = dtype == LK_DTYPE_T || dtype == LK_DTYPE_F32 || dtype == own ||
-                              (i > 0 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
+                              (i > 1 && dtype >= 0 && dtype <= LK_DTYPE_BF16);
             BAD(good ? LK_OK : LK_ERR_VALUE, dtype_names[i], *dtypes[i] = dtype);
         }
     /* With residual_out, x and residual are not looked at. They may be what forward had there, or NULL. Where residual_out is
@@ -1389,6 +1399,7 @@ static void backward_errors(int type)
     BAD(LK_ERR_ALIGNMENT, "rstd", MOVED(a.rstd, 2));
     BAD(LK_ERR_ALIGNMENT, "weight", (MOVED(a.weight, 2), a.weight_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "dy", MOVED(a.dy, 1));
+    BAD(LK_ERR_ALIGNMENT, "dy", (MOVED(a.dy, 2), a.dy_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "dresidual_out", (MOVED(a.dresidual_out, 2), a.residual_dtype = LK_DTYPE_F32));
     BAD(LK_ERR_ALIGNMENT, "dx", MOVED(a.dx, 1));
     BAD(LK_ERR_ALIGNMENT, "dresidual", (MOVED(a.dresidual, 2), a.residual_dtype = LK_DTYPE_F32));
