@@ -9,13 +9,13 @@ LK_DEFINE_SRMS_NORM(f32)
 
 /* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where
  * backward follows forward. weight: there is one, and backward computes dweight. What only the general kernels take: offset is
- * weight_offset; bias: forward has one, and backward computes dbias; groups: as in the args. */
+ * weight_offset; bias: forward has one, and backward computes dbias; groups: as in the args. wide: dy is f32 beside 16 bits. */
 typedef struct shape {
     const char *name, *direction, *dtype;
     int64_t rows, cols;
     int residual, weight;
     float offset = 0;
-    int bias = 0, groups = 0;
+    int bias = 0, groups = 0, wide = 0;
 } shape;
 
 static const shape shapes[] = {
@@ -79,6 +79,8 @@ static const shape shapes[] = {
     {"rows=16384 cols=4096 residual=0 weight=1 offset=1", "backward", "bf16", 16384, 4096, 0, 1, 1.0f, 0, 0},
     {"rows=16384 cols=4096 residual=0 weight=1 bias=1", "backward", "bf16", 16384, 4096, 0, 1, 0.0f, 1, 0},
     {"rows=131072 cols=128 residual=0 weight=1 groups=32", "backward", "bf16", 131072, 128, 0, 1, 0.0f, 0, 32},
+    {"rows=16384 cols=4096 residual=0 weight=1 dy=f32", "backward", "bf16", 16384, 4096, 0, 1, 0.0f, 0, 0, 1},
+    {"rows=16384 cols=4096 residual=1 weight=1 dy=f32", "backward", "bf16", 16384, 4096, 1, 1, 0.0f, 0, 0, 1},
     {"rows=4096 cols=1024 residual=0", "forward then backward", "bf16", 4096, 1024, 0, 0},
     {"rows=131072 cols=2048 residual=0", "forward then backward", "bf16", 131072, 2048, 0, 0},
     {"rows=4096 cols=2048 residual=0 weight=1", "forward then backward", "bf16", 4096, 2048, 0, 1},
@@ -100,8 +102,8 @@ static const shape host_shapes[] = {
 
 /* The least traffic in tensors of rows x cols elements: forward reads x (and residual) and writes y (and residual_out);
  * backward reads s, that is x or residual_out, and dy (and dresidual_out) and writes dx. Where backward follows forward x
- * counts once, since it may still be in the L2. rstd, weight and dweight are small and not counted. */
-#define TRAFFIC_READS(s) (1 + gives_dx(s) + (s)->residual)
+ * counts once, since it may still be in the L2. rstd, weight and dweight are small and not counted. A wide dy counts as two. */
+#define TRAFFIC_READS(s) (1 + gives_dx(s) + (s)->wide + (s)->residual)
 #define TRAFFIC_WRITES(s) (gives_y(s) + gives_dx(s) + (gives_y(s) && (s)->residual))
 
 static bool gives_y(const shape *s)
@@ -122,6 +124,11 @@ static size_t element_bytes(const shape *s)
 static size_t tensor_bytes(const shape *s)
 {
     return (size_t)(s->rows * s->cols) * element_bytes(s);
+}
+
+static size_t dresidual_at(const shape *s)
+{
+    return (size_t)(2 + s->wide) * tensor_bytes(s);
 }
 
 /* `in` holds the weight, then the bias, then for backward alone rstd; `out` holds rstd where forward writes it, then dweight,
@@ -170,6 +177,7 @@ typedef struct {
     void *dbias;
     float offset;
     int groups; /* at least 1 */
+    int wide;
 } naive_args;
 
 /* Threads per row. At most 256 squares per thread: they have few bits and round in one direction, so that a float sum of 1024
@@ -193,6 +201,11 @@ LK_DEVICE float naive_sum(float value)
 template <class T> LK_DEVICE float naive_at(const void *tensor, int64_t i, float absent)
 {
     return tensor ? lk_to_float(((const T *)tensor)[i]) : absent;
+}
+
+template <class T> LK_DEVICE float naive_dy(const naive_args &a, int64_t i)
+{
+    return a.wide ? naive_at<float>(a.dy, i, 1.0f) : naive_at<T>(a.dy, i, 1.0f);
 }
 
 /* The factor of a column. */
@@ -227,12 +240,12 @@ template <class T> LK_KERNEL void naive_backward_kernel(naive_args a)
     const float rstd = a.rstd[row];
     float sum = 0.0f;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
-        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_factor<T>(a, row, col);
+        const float g = naive_dy<T>(a, begin + col) * naive_factor<T>(a, row, col);
         sum += g * naive_at<T>(a.x, begin + col, 0.0f) * rstd;
     }
     const float mean = naive_sum(sum) / (float)a.cols;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
-        const float g = naive_at<T>(a.dy, begin + col, 1.0f) * naive_factor<T>(a, row, col);
+        const float g = naive_dy<T>(a, begin + col) * naive_factor<T>(a, row, col);
         const float h = naive_at<T>(a.x, begin + col, 0.0f) * rstd;
         lk_put((T *)a.dx + begin + col, rstd * (g - h * mean) + naive_at<T>(a.dresidual_out, begin + col, 0.0f));
     }
@@ -250,7 +263,7 @@ template <class T> LK_KERNEL void naive_dweight_kernel(naive_args a)
     float sum = 0.0f;
     for (int64_t k = warp; column < columns && k * a.groups + column / a.cols < a.rows; k += NAIVE_SIDE) {
         const int64_t i = k * columns + column, row = i / a.cols;
-        sum += naive_at<T>(a.dy, i, 1.0f) * (a.dbias ? 1.0f : naive_at<T>(a.x, i, 0.0f) * a.rstd[row]);
+        sum += naive_dy<T>(a, i) * (a.dbias ? 1.0f : naive_at<T>(a.x, i, 0.0f) * a.rstd[row]);
     }
     part[threadIdx.x] = sum;
     __syncthreads(); /* every warp's sums are written */
@@ -298,8 +311,8 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
         const lk_status status = launch_kernels(s, args, stream);
         if (status || !gives_dx(s)) return status;
     }
-    args.dy = set->read + tensor, args.dx = dx_of(s, set);
-    if (s->residual) args.dresidual_out = set->read + 2 * tensor;
+    args.dy = set->read + tensor, args.wide = s->wide, args.dx = dx_of(s, set);
+    if (s->residual) args.dresidual_out = set->read + dresidual_at(s);
     if (s->weight) args.dweight = dweight_of(s, set);
     if (s->bias) args.dbias = dbias_of(s, set);
     return launch_kernels(s, args, stream);
@@ -310,9 +323,11 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
 {
     const shape *s = (const shape *)c->context;
     const uint64_t seed = 4 * (uint64_t)number;
-    for (int k = 0; k < TRAFFIC_READS(s); k++)
-        bench_fill(s->dtype, set->read + (size_t)k * tensor_bytes(s), s->rows * s->cols, k ? 1.0f : 1.5f, seed + (uint64_t)k,
-                   stream);
+    for (int k = 0; k < TRAFFIC_READS(s) - s->wide; k++) {
+        const bool wide = s->wide && k == 1;
+        const size_t at = k < 2 ? (size_t)k * tensor_bytes(s) : dresidual_at(s);
+        bench_fill(wide ? "f32" : s->dtype, set->read + at, s->rows * s->cols, k ? 1.0f : 1.5f, seed + (uint64_t)k, stream);
+    }
     if (s->weight) bench_fill(s->dtype, set->in, columns_of(s), 1.0f, seed + 3, stream);
     if (s->bias) bench_fill(s->dtype, set->in + weight_bytes(s), columns_of(s), 1.0f, seed + 5, stream);
     naive_args args = {};
@@ -339,9 +354,10 @@ static lk_srms_norm_args backward_args(const bench_case *c, const bench_buffers 
 {
     const shape *s = (const shape *)c->context;
     lk_srms_norm_args args = {};
-    if (s->residual) args.residual_out = set->read, args.dresidual_out = set->read + 2 * tensor_bytes(s);
+    if (s->residual) args.residual_out = set->read, args.dresidual_out = set->read + dresidual_at(s);
     else args.x = set->read;
-    args.dy = set->read + tensor_bytes(s), args.rstd = rstd_of(s, set), args.dx = dx_of(s, set);
+    args.dy = set->read + tensor_bytes(s), args.dy_dtype = s->wide ? LK_DTYPE_F32 : LK_DTYPE_T;
+    args.rstd = rstd_of(s, set), args.dx = dx_of(s, set);
     if (s->weight) args.weight = set->in, args.dweight = dweight_of(s, set);
     if (s->bias) args.dbias = dbias_of(s, set);
     args.groups = s->groups, args.weight_offset = s->offset;
@@ -394,6 +410,20 @@ template <class T> static T *fetch_row(const shape *s, const char *tensors, int 
     return host;
 }
 
+/* Columns of dy in `rows` rows, from column `first` on, as floats in a buffer that the caller frees. */
+template <class T>
+static float *fetch_dy(const shape *s, const bench_buffers *set, int64_t row, int64_t first, size_t rows, int64_t cols)
+{
+    const size_t bytes = s->wide ? sizeof(float) : sizeof(T), width = (size_t)cols * bytes, pitch = (size_t)s->cols * bytes;
+    const char *from = set->read + tensor_bytes(s) + (size_t)(row * s->cols + first) * bytes;
+    float *const host = (float *)malloc(rows * (size_t)cols * sizeof(float));
+    void *const raw = s->wide ? (void *)host : malloc(rows * width);
+    BENCH_CUDA(cudaMemcpy2D(raw, width, from, pitch, width, rows, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; raw != (void *)host && i < rows * (size_t)cols; i++) host[i] = (float)((const T *)raw)[i];
+    if (raw != (void *)host) free(raw);
+    return host;
+}
+
 /* The double of element i of a row that may be absent. */
 template <class T> static double value_of(const T *row, int64_t i, double absent)
 {
@@ -440,8 +470,9 @@ template <class T>
 static bool check_backward_row(const shape *s, const bench_buffers *set, const T *weight, int64_t row, char *why,
                                size_t why_bytes)
 {
-    T *x = fetch_row<T>(s, set->read, 0, row), *dy = fetch_row<T>(s, set->read, 1, row);
-    T *dresidual_out = s->residual ? fetch_row<T>(s, set->read, 2, row) : NULL;
+    T *x = fetch_row<T>(s, set->read, 0, row);
+    float *dy = fetch_dy<T>(s, set, row, 0, 1, s->cols);
+    T *dresidual_out = s->residual ? fetch_row<T>(s, set->read + dresidual_at(s), 0, row) : NULL;
     T *dx = fetch_row<T>(s, dx_of(s, set), 0, row);
     float rstd;
     BENCH_CUDA(cudaMemcpy(&rstd, rstd_of(s, set) + row, sizeof rstd, cudaMemcpyDeviceToHost));
@@ -471,11 +502,10 @@ static bool check_dweight(const shape *s, const bench_buffers *set, bool bias, i
     const char *const results = bias ? dbias_of(s, set) : dweight_of(s, set);
     const size_t step = s->groups ? (size_t)s->groups : 1;
     const size_t width = (size_t)count * sizeof(T), pitch = (size_t)s->cols * sizeof(T), rows = (size_t)s->rows;
-    T *x = (T *)malloc(rows * width), *dy = (T *)malloc(rows * width), *dweight = (T *)malloc(width);
-    float *rstd = (float *)malloc(rows * sizeof(float));
+    T *x = (T *)malloc(rows * width), *dweight = (T *)malloc(width);
+    float *rstd = (float *)malloc(rows * sizeof(float)), *dy = fetch_dy<T>(s, set, 0, first, rows, count);
     const T *from = (const T *)set->read + first;
     BENCH_CUDA(cudaMemcpy2D(x, width, from, pitch, width, rows, cudaMemcpyDeviceToHost));
-    BENCH_CUDA(cudaMemcpy2D(dy, width, from + s->rows * s->cols, pitch, width, rows, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(dweight, (const T *)results + first, width, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(rstd, rstd_of(s, set), rows * sizeof(float), cudaMemcpyDeviceToHost));
     bool right = true;
@@ -526,6 +556,7 @@ static size_t workspace(const bench_case *c, int path)
 static bench_mix mix_of(const shape *s)
 {
     if (gives_y(s) && gives_dx(s)) return bench_streams<1, 1>();
+    if (gives_dx(s) && s->wide) return s->residual ? bench_streams<4, 1>() : bench_streams<3, 1>();
     if (gives_dx(s)) return s->residual ? bench_streams<3, 1>() : bench_streams<2, 1>();
     return s->residual ? bench_streams<2, 2>() : bench_streams<1, 1>();
 }
