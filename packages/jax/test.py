@@ -1605,6 +1605,14 @@ def devices():
         for what, g, out in (("value", g, P("rows")), ("gradient", gradients(g), tuple(split))):
             ours = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=specs, out_specs=out))(*mapped, *others)
             near(f"{name} {what}", ours, g(*mapped, *others))
+        # One function, differentiated by all arguments, by each, and by all again: JAX keeps what it has traced.
+        arrays, g = (*mapped, *others), jax.vmap(f, axes)
+        loss = lambda *a: sum(jnp.sin(r).sum() for r in jax.tree.leaves(g(*a)) if jnp.issubdtype(r.dtype, jnp.floating))
+        total = jax.jit(jax.shard_map(lambda *a: jax.lax.psum(loss(*a), "rows"), mesh=mesh, in_specs=specs, out_specs=P()))
+        floats = [i for i, a in enumerate(arrays) if a.dtype == jnp.float32]
+        jax.vjp(total, *arrays)[1](jnp.float32(3))
+        for wanted in (*((i,) for i in floats), floats):
+            near(f"{name} gradient of {wanted}", jax.jit(jax.grad(total, wanted))(*arrays), jax.grad(loss, wanted)(*arrays))
 
 
 def graphs():

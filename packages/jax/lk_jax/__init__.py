@@ -137,12 +137,28 @@ def _look_at_targets(name, vocab, ignore_index, targets, weight=1):
 
 
 # ---- custom_vjp: what is differentiated --------------------------------------------------------------------------------------
-# With symbolic_zeros a forward rule knows which arguments are differentiated. What must be known in the backward rule goes
-# there as the keys of a dictionary: they are part of the type of what is saved.
+# With symbolic_zeros a forward rule knows which arguments are differentiated. What must be known in the backward rule goes there
+# as the shapes of arrays without elements. What is saved has the same tree whatever is wanted, the same arguments in it, and the
+# same dimensions of vmap: where one function under shard_map is differentiated by several sets of arguments, JAX 0.10 gives
+# backward the arrays of one set with the tree of another.
 
 
 def _wanted(**primals):
-    return {name: None for name, p in primals.items() if p is not None and p.perturbed}
+    """The names of arguments that are differentiated."""
+    return [name for name, p in primals.items() if p is not None and p.perturbed]
+
+
+def _flags(wanted, names):
+    return {name: np.zeros((int(name in wanted), 0), bool) for name in names}
+
+
+def _flagged(flags):
+    return [name for name, flag in flags.items() if flag.shape[0]]
+
+
+def _made(found, wanted, names):
+    """Gradients that are made in forward, to be saved; empty where they are not wanted, and under vmap all have its dimension."""
+    return {name: found[name] if name in wanted else found["loss"].ravel()[:0] for name in names}
 
 
 def _constants(**primals):
@@ -175,8 +191,10 @@ def _saved(saved, dentropy):
 def _scaled(gradients, factor, grad_scale):
     """Gradients {name: array} times the upstream gradient of a reduced loss. Where that is the constant 1 XLA removes all of it,
     and else fuses it with what reads the gradient; so this is not a call of lk, which would stay.
+    Those that are empty are not there.
     With a grad_scale they have that factor already: they are multiplied in place by the quotient, which is 1 where it was right.
     Not by lax.cond: its branch that changes nothing copies, and on a GPU the host waits for the condition."""
+    gradients = {name: a for name, a in gradients.items() if a.size}
     if grad_scale is None:
         return {name: _times(a, factor) for name, a in gradients.items()}
     return {name: _rescale(a, factor, grad_scale) for name, a in gradients.items()}
@@ -356,6 +374,9 @@ def _alike(a, name, dtype, shape):
     return a
 
 
+_HEAD = ("dx", "dweight", "dbias")
+
+
 @functools.lru_cache(None)
 def _linear_kl(options, reduced):
     """divisor: of a mean; None for a sum."""
@@ -389,8 +410,8 @@ def _linear_kl(options, reduced):
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[2])
         if reduced and x.dtype != jnp.float16:
             found = run("forward_backward", arrays, None if divisor is None else 1 / divisor, outputs(arrays, wanted))
-            return result(found["loss"], divisor), {"made": {name: found[name] for name in wanted}}
-        return f(*arrays), {"arrays": arrays, "wanted": wanted}
+            return result(found["loss"], divisor), {"made": _made(found, wanted, _HEAD)}
+        return f(*arrays), {"arrays": arrays, "wanted": _flags(wanted, _HEAD)}
 
     def bwd(kept, dloss):
         if _given(dloss) is None:
@@ -399,7 +420,7 @@ def _linear_kl(options, reduced):
             made = _scaled(kept["made"], dloss, None)
         else:
             arrays = kept["arrays"]
-            likes = {name: like for name, like in outputs(arrays, kept["wanted"]).items() if name != "loss"}
+            likes = {name: like for name, like in outputs(arrays, _flagged(kept["wanted"])).items() if name != "loss"}
             made = run("backward", arrays, dloss if arrays[-1] is None else dloss / arrays[-1], likes, int(not reduced))
         return made.get("dx"), made.get("dweight"), made.get("dbias"), None, None, None, None, None
 
@@ -901,9 +922,10 @@ def _linear_cross_entropy(options, aux):
         early = x.dtype != jnp.float16 or grad_scale is not None
         if reduced and early and not smooth and not statistics and not options["batch_invariant"]:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), **likes})
-            return _result(aux, found), {"made": {name: found[name] for name in wanted}, "grad_scale": grad_scale}
+            return _result(aux, found), {"made": _made(found, wanted, _HEAD), "grad_scale": grad_scale}
         found = run("forward", arrays, {}, outputs(targets, ["lse", *smooth]))
-        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in ("lse", *smooth)}, "wanted": wanted}
+        saved = {n: found[n] for n in ("lse", *smooth)}
+        return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
 
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents)
@@ -914,7 +936,7 @@ def _linear_cross_entropy(options, aux):
         else:
             x, weight, _, bias, *_ = kept["arrays"]
             dloss, each = _upstream_of_loss(dloss, reduced)
-            likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
+            likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in _flagged(kept["wanted"])}
             made = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
                                                     "dentropy": dentropy}, likes, each)
         return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None, None
@@ -995,7 +1017,7 @@ def _linear_cross_entropy_ids(options, aux):
         found = run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2], ["lse"]))
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
         saved = {n: found[n] for n in ("lse", "tail") if n in found}
-        return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": wanted}
+        return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
 
     def bwd(kept, cotangents):
         if (ups := _ids_upstream(cotangents, reduced)) is None:
@@ -1003,7 +1025,7 @@ def _linear_cross_entropy_ids(options, aux):
         dloss, each, dlogp, dlse, dtail = ups
         x, weight, _, bias, *_ = kept["arrays"]
         saved = _ids_saved(kept, dtail)
-        likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in kept["wanted"]}
+        likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in _flagged(kept["wanted"])}
         made = run("backward", kept["arrays"], {**saved, "upstream": dloss, "dlse": dlse, "dlogp": dlogp, "dtail": dtail}, likes,
                    each)
         return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None, None
@@ -1091,14 +1113,16 @@ def _md_lrpe_cosine(shape, prefix, activation, layout):
     def fwd(x, theta, offset):
         wanted = _wanted(dx=x, dtheta=theta)
         x, theta, offset = _values(x, theta, offset)
-        return forward(x, theta, offset), (x if activation or "dtheta" in wanted else None, theta, offset, wanted)
+        return forward(x, theta, offset), (x, theta, offset, _flags(wanted, ("dx", "dtheta")))
 
     def bwd(kept, dy):
-        x, theta, offset, wanted = kept
+        x, theta, offset, flags = kept
+        wanted = _flagged(flags)
         if _given(dy) is None:
             return None, None, None
         like = _of((*dy.shape[:-1], dy.shape[-1] // 2), dy.dtype)
         likes = {"dx": like, "dtheta": _of(theta.shape, _f32)}
+        x = x if activation or "dtheta" in wanted else None
         made = run("backward", x, theta, offset, {"dy": dy}, {name: likes[name] for name in wanted}, like)
         return made.get("dx"), made["dtheta"].astype(theta.dtype) if "dtheta" in made else None, None
 
@@ -1242,11 +1266,12 @@ def _rms_norm(eps, weight_offset):
         wanted = _wanted(dx=x, dresidual=residual, dweight=weight, dbias=bias)
         x, residual, weight, bias = _values(x, residual, weight, bias)
         y, s = f(x, residual, weight, bias)
-        return (y, s), (x if s is None else None, s, weight, bias, wanted)
+        return (y, s), (x if s is None else None, s, weight, bias, _flags(wanted, ("dx", "dresidual", "dweight", "dbias")))
 
     def bwd(kept, cotangents):
         # rstd is not saved: backward finds it in the pass that it makes anyway, and a forward call whose y nobody reads goes.
-        x, s, weight, bias, wanted = kept
+        x, s, weight, bias, flags = kept
+        wanted = _flagged(flags)
         dy, ds = cotangents[0], None if s is None else _given(cotangents[1])
         if _given(dy) is None:  # y is not used; s is the sum of x and residual
             return (None if ds is None or "dx" not in wanted else ds.astype(dy.dtype),
