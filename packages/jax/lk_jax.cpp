@@ -20,7 +20,7 @@
 
 #include "xla/ffi/api/ffi.h"
 
-#include "lk/cross_entropy_ids.cuh"
+#include "lk/cross_entropy_ids_parallel.cuh"
 #include "lk/kl.cuh"
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/linear_cross_entropy_ids.cuh"
@@ -52,6 +52,7 @@ struct Field {
 template <class Args> struct Fields;
 #define FIELD(name) {#name, offsetof(Args, name), kind_of<decltype(Args::name)>()},
 #define COMMON(name) {#name, offsetof(Args, common.name), kind_of<decltype(decltype(Args::common)::name)>()},
+#define RANKS(MEMBER) MEMBER(states) MEMBER(all_states) MEMBER(others) MEMBER(parallel.vocab_total) MEMBER(parallel.ranks)
 #define ELEMENT(name, i) {#name #i, offsetof(Args, name) + i * sizeof(int64_t), INT64},
 #define ELEMENTS(name) \
     ELEMENT(name, 0) ELEMENT(name, 1) ELEMENT(name, 2) ELEMENT(name, 3) \
@@ -69,12 +70,12 @@ FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(row_
        FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
        FIELD(vocab) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss)
        FIELD(use_ignore_index) FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_row) FIELD(target_dtype)
-       FIELD(dlogits_dtype) FIELD(statistics))
+       FIELD(dlogits_dtype) FIELD(statistics) RANKS(FIELD))
 FIELDS(cross_entropy_ids, COMMON(logits) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight) COMMON(upstream) COMMON(dlse)
        FIELD(dlogp) FIELD(tail_weight) FIELD(dtail) FIELD(tail) COMMON(denominator) COMMON(loss) FIELD(logp) COMMON(lse)
        COMMON(lse_low) COMMON(valid_rows) COMMON(dlogits) COMMON(workspace) COMMON(workspace_bytes) COMMON(rows) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)
        COMMON(logit_scale) COMMON(softcap) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty)
-       COMMON(upstream_per_row) COMMON(target_dtype))
+       COMMON(upstream_per_row) COMMON(target_dtype) RANKS(COMMON))
 FIELDS(kl, FIELD(logits) FIELD(teacher) FIELD(row_weight) FIELD(upstream) FIELD(loss) FIELD(dlogits) FIELD(rows) FIELD(vocab)
        FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap) FIELD(teacher_softcap) FIELD(beta) FIELD(divergence)
        FIELD(upstream_per_row))
@@ -85,7 +86,7 @@ FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FI
        FIELD(max_counted) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index)
        FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_token) FIELD(target_dtype) FIELD(bias_dtype)
        FIELD(dweight_dtype) FIELD(dbias_dtype) FIELD(fast_logits) FIELD(tf32) FIELD(batch_invariant)
-       FIELD(statistics))
+       FIELD(statistics) RANKS(FIELD))
 FIELDS(linear_cross_entropy_ids, COMMON(x) COMMON(weight) COMMON(bias) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight)
        COMMON(upstream) COMMON(dlse) FIELD(dlogp) FIELD(tail_weight) FIELD(dtail) FIELD(tail) COMMON(denominator) COMMON(loss)
        FIELD(logp) COMMON(lse) COMMON(valid_rows) COMMON(dx) COMMON(dweight) COMMON(dbias) COMMON(workspace)
@@ -313,7 +314,9 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
 #define FUNCTIONS(T)                                                                                                 \
     LK_DECLARE_LOGSUMEXP(T)                                                                                          \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                      \
+    LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)                                                                             \
     LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                  \
+    LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                         \
     LK_DECLARE_KL(T)                                                                                                 \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
     LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                           \
@@ -330,13 +333,20 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \
     FUNCTION(cross_entropy, backward, T, nullptr)                                                                    \
     FUNCTION(cross_entropy, forward_backward, T, nullptr)                                                            \
+    FUNCTION(cross_entropy, parallel_forward, T, nullptr)                                                            \
+    FUNCTION(cross_entropy, finish, T, nullptr)                                                                      \
+    FUNCTION(cross_entropy, parallel_backward, T, nullptr)                                                           \
     FUNCTION(cross_entropy_ids, forward, T, nullptr)                                                                 \
     FUNCTION(cross_entropy_ids, backward, T, nullptr)                                                                \
+    FUNCTION(cross_entropy_ids, parallel_forward, T, nullptr)                                                        \
+    FUNCTION(cross_entropy_ids, finish, T, nullptr)                                                                  \
+    FUNCTION(cross_entropy_ids, parallel_backward, T, nullptr)                                                       \
     FUNCTION(kl, forward, T, nullptr)                                                                                \
     FUNCTION(kl, backward, T, nullptr)                                                                               \
     FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
     FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
     FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \
+    FUNCTION(linear_cross_entropy, finish, T, nullptr)                                                               \
     FUNCTION(linear_cross_entropy_ids, forward, T, lk_linear_cross_entropy_ids_forward_plan_##T)                     \
     FUNCTION(linear_cross_entropy_ids, backward, T, lk_linear_cross_entropy_ids_backward_plan_##T)                   \
     FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                   \

@@ -6,7 +6,8 @@
 
 A result may differ from the formula by its own rounding, as often as it is rounded, and by 2^-18 for sums in float32; both are
 relative, in the Frobenius norm. Each group runs in a process of its own, some with other settings of JAX: x64 (64-bit targets),
-devices (shard_map over two devices of the CPU, so not on a GPU) and, on a GPU, graphs (all calls in CUDA graphs).
+devices and ranks (shard_map over two and four devices of the CPU, so not on a GPU) and, on a GPU, graphs (all calls in CUDA
+graphs).
 """
 import concurrent.futures
 import functools
@@ -21,6 +22,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 SETTINGS = {"x64": {"JAX_ENABLE_X64": "1"}, "devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            "ranks": {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
             "graphs": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}}
 os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_CPP_MIN_LOG_LEVEL="2")  # several processes share a GPU
 
@@ -1615,6 +1617,293 @@ def devices():
             near(f"{name} gradient of {wanted}", jax.jit(jax.grad(total, wanted))(*arrays), jax.grad(loss, wanted)(*arrays))
 
 
+def mesh_of(**axes):
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+
+
+def split(f, *specs, out=jax.sharding.PartitionSpec(), mesh=None, checked=True):
+    """f over devices, by default four that have columns. specs: of the arguments; a number n: n axes, and then the columns."""
+    P = jax.sharding.PartitionSpec
+    specs = tuple(P(*(None,) * n, "vocab") if isinstance(n, int) else n for n in specs)
+    return jax.jit(jax.shard_map(f, mesh=mesh or mesh_of(vocab=4), in_specs=specs, out_specs=out, check_vma=checked))
+
+
+def ranks():
+    """Columns over four devices (axis_name): the formulas of all columns, in float64, and the bits of the call of one device."""
+    ranks_cross_entropy()
+    ranks_ids()
+    ranks_linear()
+    ranks_transforms()
+    ranks_mistakes()
+
+
+def ranks_cross_entropy():
+    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum", *STATISTICS)
+    over = functools.partial(lk.cross_entropy, axis_name="vocab")
+    modes = itertools.cycle((True, False))
+    for dtype, (k, options) in itertools.product(DTYPES, enumerate(entropy_options(52))):
+        if dtype == "float16" and k % 3:  # the others say it
+            continue
+        reduction = ("mean", "none", "sum")[k % 3]
+        full, checked = dict(options, reduction=reduction), next(modes)
+        x, targets, r = normal(4, 2, 5, 52, dtype=dtype, scale=2), integers(3, 52, 2, 5), np.array(normal(8, 2, 5))
+        if (ignored := options.get("ignore_index", -100)) is not None:
+            targets[0, 0], r[0, 0] = ignored, np.nan
+        up = 4096 * jnp.abs(normal(6, *((2, 5) if reduction == "none" else ())))
+        name = f"{dtype} { {k: v for k, v in full.items() if k != 'class_weight'} } {'' if checked else 'unchecked'}"
+        compare(name, split(lambda v: over(v, targets, **full), 2, checked=checked),
+                lambda v: exact_entropy(v, targets, **full)[0], [x], up, 2)
+        compare(f"{name} row_weight", split(lambda v: over(v, targets, **full, row_weight=r, in_place=True), 2, checked=checked),
+                lambda v: exact_entropy(v, targets, **full, row_weight=r)[0], [x], up, 2)
+        ups = up, 512 * normal(7, 2, 5), 512 * normal(9, 2, 5)
+        compare(f"{name} with lse and entropy",
+                split(lambda v: with_aux(over(v, targets, **full, aux=("entropy", "lse"))), 2, checked=checked),
+                lambda v: with_aux(exact_entropy(v, targets, **full)), [x], ups, 2)
+        loss, aux = split(lambda v: over(v, targets, **full, aux=known), 2, checked=checked)(x)
+        alone = lk.cross_entropy(x, targets, **full, aux=known)[1]
+        with jax.enable_x64(True):
+            expected = exact_entropy(jnp.asarray(np.asarray(x, np.float64)), targets, **full)[1]
+        for n in ("lse", "z_loss", "entropy", "weight_sum", *STATISTICS):
+            close(f"{name} {n}", aux[n], expected[n], 2)
+        for n in ("argmax", "valid_rows"):
+            check(f"{name} {n}", np.array_equal(aux[n], alone[n]), f"{aux[n]}, not {alone[n]}")
+        if reduction == "mean":
+            d = jnp.array([2.5])
+            compare(f"{name} denominator", split(lambda v: over(v, targets, **full, denominator=d), 2, checked=checked),
+                    lambda v: exact_entropy(v, targets, **full, denominator=2.5)[0], [x], up, 2)
+    # Special rows: equal logits, of one device and of several; masked columns; NaN and infinities; bad targets.
+    x = normal(5, 11, 12, scale=2).at[9].set(jnp.nan).at[10, :7].set(jnp.nan)
+    x = x.at[0].set(1.0).at[1, 3:].set(7.0).at[2, :6].set(-jnp.inf).at[3, 7].set(jnp.nan).at[4, 2].set(jnp.inf).at[5].set(-jnp.inf)
+    for targets in ([0, 3, 7, 7, 3, 1, 12, -1, 2**31 - 1, 3, 8], [11, 4, 8, 6, 2, -100, -2, -100, -101, 12, 7]):
+        targets = np.array(targets, np.int32)
+        every = dict(reduction="none", aux=("lse", "entropy", "argmax", *STATISTICS), ignore_index=-100)
+        value = lambda f: lambda v: f(v, targets, **every)
+        ours, alone = split(value(over), 1)(x), value(lk.cross_entropy)(x)
+        for i, (a, b) in enumerate(zip(jax.tree.leaves(ours), jax.tree.leaves(alone), strict=True)):
+            close(f"special rows, result {i}", a.astype(jnp.float32), b)
+        gradient = lambda f: lambda v: jax.grad(lambda v: f(v, targets, reduction="sum", ignore_index=-100))(v)
+        close("special rows, gradient", jax.jit(gradient(lambda v, *a, **o: split(lambda v: over(v, *a, **o), 1)(v)))(x),
+              gradient(lk.cross_entropy)(x), 8)
+    x, targets = normal(5, 12, 4), np.array([*range(4)] * 2 + [-100, -1, 4, 0], np.int32)
+    found = split(lambda v: over(v, targets, aux=("argmax", "entropy")), 1)(x)
+    near("a column for each device", found, lk.cross_entropy(x, targets, aux=("argmax", "entropy")))
+    # All devices get the same bits.
+    x, t, weight = normal(1, 40, 100), integers(2, 100, 40), np.abs(normal(3, 100))
+    every = dict(class_weight=weight, label_smoothing=0.1, z_loss=0.01, aux=known)
+    found = split(lambda v: jax.tree.map(lambda a: a[None], over(v, t, **every)), 1, checked=False,
+                  out=jax.sharding.PartitionSpec("vocab"))(x)
+    check("the same bits on all devices", all(np.array_equal(a[:1].repeat(4, 0), a) for a in jax.tree.leaves(found)), found)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(t, jnp.int64).at[0].set(1 << 40)
+        ours, alone = (jax.jit(jax.value_and_grad(lambda v: f(v, wide, ignore_index=1 << 40)))(x) for f in (
+            lambda *a, **o: split(lambda v: over(v, *a[1:], **o), 1)(a[0]), lk.cross_entropy))
+    near("64-bit targets, gradient", ours, alone)
+    # Nothing to count, and no rows.
+    empty = np.full(3, -100, np.int32)
+    none = split(lambda v: over(v, empty, zero_when_empty=True), 1)
+    check("mean over nothing", bool(jnp.isnan(split(lambda v: over(v, empty), 1)(x[:3]))) and float(none(x[:3])) == 0)
+    check("its gradient", not jax.grad(none)(x[:3]).any())
+    none = split(lambda v: over(v, empty[:0], reduction="none"), 1)
+    check("of no rows", none(x[:0]).shape == (0,) and jax.grad(lambda v: none(v).sum())(x[:0]).shape == (0, 100))
+    # What runs.
+    calls = calls_in(split(lambda v: over(v, t), 1), x)
+    check("a loss alone", calls == [
+        ("cross_entropy_parallel_forward_f32", "logits target", "states"),
+        ("cross_entropy_finish_f32", "target all_states", "loss workspace")], calls)
+    P = jax.sharding.PartitionSpec
+    both = split(lambda v: jax.value_and_grad(over)(v, t), 1, out=(P(), P(None, "vocab")))
+    calls = calls_in(both, x)
+    check("loss and gradient", calls == [
+        ("cross_entropy_parallel_forward_f32", "logits target", "states"),
+        ("cross_entropy_finish_f32", "target all_states", "loss lse valid_rows lse_low others workspace"),
+        ("cross_entropy_parallel_backward_f32", "logits target lse lse_low others valid_rows upstream", "dlogits")], calls)
+    text = both.lower(x).compile().as_text()
+    check("one collective", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 and "all-reduce" not in text, text)
+
+
+def ranks_ids():
+    over = functools.partial(lk.cross_entropy_ids, axis_name="vocab")
+    options_of = [{}, {"ignore_index": None}, {"ignore_index": 3}, {"softcap": 5.0, "z_loss": 0.01},
+                  dict(z_loss=0.01, softcap=8.0, logit_scale=1.5, temperature=2.0, ignore_index=1)]
+    modes = itertools.cycle((True, False))
+    for dtype, (shape, vocab, n) in itertools.product(DTYPES, [((2, 5), 52, 5), ((3,), 1032, 64), ((), 8, 1)]):
+        for k, options in enumerate(options_of[:1 if vocab != 52 else 3 if dtype == "float16" else None]):
+            reduction, checked = ("mean", "none", "sum")[k % 3], next(modes)
+            ids, weight = ids_case(3, vocab, n, *shape, ignore_index=options.get("ignore_index", -100))
+            x, r = normal(4, *shape, vocab, dtype=dtype, scale=2), np.array(normal(8, *shape))
+            full = dict(options, reduction=reduction)
+            if full.get("ignore_index", -100) is not None:
+                r[(0,) * len(shape)] = np.nan
+            ups = 4096 / n * jnp.abs(normal(6, *(shape if reduction == "none" else ()))), 512 * normal(7, *shape, n)
+            name = f"ids {dtype} {shape} {vocab} n={n} {full} {'' if checked else 'unchecked'}"
+            for what, w, more in (("weights", weight, {}), ("no weights", None, {"row_weight": r} if shape else {})):
+                i = ids if w is not None else np.where(weight == 0, 2, ids)
+                compare(f"{name} {what}", split(lambda v: tuple(over(v, i, w, **full, **more)), len(shape), checked=checked),
+                        lambda v: exact_ids(v, i, w, **full, **more), [x], ups, 2)
+        only = split(lambda v: over(v, ids, weight, denominator=3.0).logp, len(shape))
+        compare(f"ids {dtype} {shape} logp alone", only, lambda v: exact_ids(v, ids, weight)[1], [x], ups[1], 2)
+    x = normal(5, 6, 20, scale=2).at[1:3, 4].set(-jnp.inf).at[1, 9].set(-jnp.inf).at[2, 5].set(-jnp.inf)
+    ids = np.array([[3, 3, 3, 7], [4, 1, 4, 6], [4, 5, 5, 4], [20, 2, 3, 4], [-1, 2, -100, 99], [-100] * 4], np.int32)
+    w = np.array([[1, -2, 0.5, 1], [0, 1, 0, 2], [0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]])
+    for reduction, up in (("none", jnp.float32([64, 128, 256, 32, 64, 99])), ("mean", jnp.float32(512))):
+        compare(f"ids, special rows, {reduction}", split(lambda v: tuple(over(v, ids, w, reduction=reduction)), 1),
+                lambda v: exact_ids(v, ids, w, reduction=reduction), [x], (up, 64 * normal(6, 6, 4)), 2)
+    none = split(lambda v: tuple(over(v, ids[:0], reduction="none")), 1)
+    check("ids of no rows", [a.shape for a in none(x[:0])] == [(0,), (0, 4)])
+
+
+def ranks_linear():
+    P, over = jax.sharding.PartitionSpec, functools.partial(lk.linear_cross_entropy, axis_name="vocab")
+    tokens, hidden, vocab = 11, 24, 40
+    known = ("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum", *STATISTICS)
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    more = [{"max_counted": 10}, {"tf32": True}, {"workspace_mib": 1}]
+    beside = {name for options in more for name in options}
+    modes = itertools.cycle((True, False))
+    for dtype, (k, options) in itertools.product(DTYPES, enumerate(entropy_options(vocab) + more)):
+        if dtype == "float16" and k % 3:
+            continue
+        x, targets = normal(7, tokens, hidden, dtype=dtype), integers(3, vocab, tokens)
+        if (ignored := options.get("ignore_index", -100)) is not None:
+            targets[2] = ignored
+        reduction, checked = ("mean", "none", "sum")[k % 3], next(modes)
+        weight_type, bias_type = ((dtype, None), (dtype, dtype), ("float32", "float32"))[k % 3 if options else 1]
+        arrays = [x, weights.astype(dtype).astype(weight_type)] + ([bias.astype(bias_type)] if bias_type else [])
+        specs, full = (P(), 0, 0)[:len(arrays)], dict(options, reduction=reduction)
+        known_options = {k: v for k, v in full.items() if k not in beside}
+        up = 4096 * jnp.abs(normal(6, *((tokens,) if reduction == "none" else ())))
+        name = f"head {dtype} {weight_type} {bias_type} { {k: v for k, v in full.items() if k != 'class_weight'} } {checked}"
+        like = "float16" if "tf32" in full and dtype == "float32" else None
+        # dZ is rounded, then the part of a device; XLA rounds their sums.
+        compare(name, split(lambda v, m, b=None: over(v, m, targets, bias=b, **full), *specs, checked=checked),
+                lambda v, m, b=0.0: exact_entropy(v @ m.T + b, targets, **known_options)[0], arrays, up, 6, like=like)
+        if k % 4:
+            continue
+        ups = up, 512 * normal(7, tokens), 512 * normal(5, tokens)
+        compare(f"{name} with lse and entropy", split(lambda v, m, b=None: with_aux(over(
+            v, m, targets, bias=b, **full, aux=("lse", "entropy"))), *specs, checked=checked),
+            lambda v, m, b=0.0: with_aux(exact_entropy(v @ m.T + b, targets, **known_options)), arrays, ups, 6)
+        aux = split(lambda v, m, b=None: over(v, m, targets, bias=b, **full, aux=known), *specs, checked=checked)(*arrays)[1]
+        with jax.enable_x64(True):
+            f64 = [np.asarray(a, np.float64) for a in arrays]
+            expected = exact_entropy(jnp.asarray(f64[0] @ f64[1].T + (f64[2] if bias_type else 0)), targets, **known_options)[1]
+        for n in known:
+            close(f"{name} {n}", aux[n].astype(jnp.float32), expected[n], 2)
+    for dtype in ("float16", "bfloat16"):  # half an ulp of every logit, which are below 8
+        x, m, t = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype), integers(3, vocab, tokens)
+        found = split(lambda v, m: over(v, m, t, fast_logits=True, reduction="none"), P(), 0)(x, m)
+        expected = exactly(lambda v, m: exact_entropy(v @ m.T, t, "none")[0], x, m, upstream=jnp.ones(tokens))[0]
+        check(f"head {dtype} fast_logits", bool((jnp.abs(found - expected) <= 16 * ROUNDING[dtype]).all()), found - expected)
+    # Only what is wanted, a masked column, tokens of two axes.
+    x, t, masked = normal(1, 2, 3, hidden), integers(2, 39, 2, 3), jnp.zeros(vocab).at[39].set(-jnp.inf)
+    f = split(lambda v, m: over(v, m, t, bias=jax.lax.dynamic_slice(masked, [10 * jax.lax.axis_index("vocab")], [10])), P(), 0)
+    compare("head, a masked column", f, lambda v, m: exact_entropy(v @ m[:39].T, t)[0], [x, weights], jnp.float32(3), 6)
+    for wanted, made in ((0, "dx"), (1, "dweight"), ((0, 1), "dweight dx")):
+        calls = calls_in(jax.grad(f, wanted), x, weights)
+        check(f"head, only the gradient of {made}", [c[2] for c in calls if "backward" in c[0]] == [f"{made} workspace"], calls)
+    for checked in (True, False):
+        text = jax.jit(jax.grad(split(lambda v, m: over(v, m, t), P(), 0, checked=checked))).lower(x, weights).compile().as_text()
+        check("head, one sum of dx", len(re.findall(r" all-reduce(?:-start)?\(f32\[2,3,24", re.sub(r"%\S+", "", text))) < 2, text)
+
+
+def ranks_transforms():
+    P = jax.sharding.PartitionSpec
+    x, m, t, r = normal(1, 4, 6, 24), normal(2, 40, 24, scale=0.3), jnp.asarray(integers(3, 40, 4, 6)), normal(4, 4, 6)
+    z, ids = jnp.einsum("abh,vh->abv", x, m), jnp.asarray(integers(5, 40, 4, 6, 3))
+    entropy = lambda axis, **o: lambda v, t: lk.cross_entropy(v, t, axis_name=axis, **o)
+    head = lambda axis, **o: lambda v, m, t: lk.linear_cross_entropy(v, m, t, axis_name=axis, **o)
+    some = lambda axis, **o: lambda v, i: tuple(lk.cross_entropy_ids(v, i, axis_name=axis, **o))
+    every = dict(aux=("lse", "entropy", "argmax", "mean_logits"), reduction="none")
+    # vmap inside and outside of the shard_map, scan, checkpoint: as without.
+    for name, f, arrays, specs in (
+            ("cross_entropy", entropy, (z, t), (2, P())), ("none", lambda a: entropy(a, **every), (z, t), (2, P())),
+            ("ids", some, (z, ids), (2, P())), ("linear", head, (x, m, t), (P(), 0, P()))):
+        mapped = tuple(None if a is m else 0 for a in arrays)
+        alone = jax.vmap(f(None), mapped)
+        inside = split(jax.vmap(f("vocab"), mapped), *specs)
+        single = tuple(s if a is m else s - 1 if isinstance(s, int) else s for a, s in zip(arrays, specs))
+        def steps(*arrays):
+            rest = [a for a, k in zip(arrays, mapped) if k is None]
+            body = lambda c, a: (c, f("vocab")(*([a[0], *rest, *a[1:]] if rest else a)))
+            return jax.lax.scan(body, 0, tuple(a for a, k in zip(arrays, mapped) if k is not None))[1]
+        for how, g in (("vmap inside", inside), ("vmap outside", jax.vmap(split(f("vocab"), *single), mapped)),
+                       ("scan", split(steps, *specs)), ("checkpoint", split(jax.checkpoint(jax.vmap(f("vocab"), mapped)), *specs))):
+            near(f"{name} {how} value", g(*arrays), alone(*arrays))
+            near(f"{name} {how} gradient", jax.jit(gradients(g))(*arrays), gradients(alone)(*arrays))
+    # Rows over one axis and columns over another; columns over two axes, in both orders.
+    two = mesh_of(data=2, vocab=2)
+    for name, f, arrays, specs in (
+            ("cross_entropy", lambda a: entropy(a, reduction="none"), (z, t), (P("data", None, "vocab"), P("data"))),
+            ("ids", lambda a: some(a, reduction="none"), (z, ids), (P("data", None, "vocab"), P("data"))),
+            ("linear", lambda a: head(a, reduction="none"), (x, m, t), (P("data"), P("vocab"), P("data")))):
+        for checked in (True, False):
+            g = split(f("vocab"), *specs, out=P("data"), mesh=two, checked=checked)
+            near(f"{name} data and vocab, value", g(*arrays), f(None)(*arrays))
+            near(f"{name} data and vocab, gradient", jax.jit(gradients(g))(*arrays), gradients(f(None))(*arrays))
+    for axes in (("data", "vocab"), ("vocab", "data")):
+        g = split(entropy(axes, **every), P(None, None, axes), P(), mesh=two)
+        near(f"columns over {axes}, value", g(z, t), entropy(None, **every)(z, t))
+        near(f"columns over {axes}, gradient", jax.jit(gradients(g))(z, t), gradients(entropy(None, **every))(z, t))
+    # Numbers that are operands, and their gradients; a gradient inside of the shard_map.
+    for checked in (True, False):
+        for name, o in (("number", lambda s: dict(logit_scale=s.mean(), z_loss=s[0, 0])),
+                        ("numbers", lambda s: dict(temperature=s))):
+            s = 0.5 + jnp.abs(r)
+            ours = split(lambda v, s: entropy("vocab", **o(s), row_weight=r)(v, t), 2, P(), checked=checked)
+            near(f"{name} gradient", gradients(ours)(z, s), gradients(lambda v, s: entropy(None, **o(s), row_weight=r)(v, t))(z, s))
+            ours = split(lambda v, m, s: head("vocab", **o(s))(v, m, t), P(), 0, P(), checked=checked)
+            near(f"head, {name} gradient", gradients(ours)(x, m, s),
+                 gradients(lambda v, m, s: head(None, **o(s))(v, m, t))(x, m, s))
+        # Unchecked, JAX differentiates the sum of the losses of four devices.
+        inside = split(lambda v: jax.grad(lambda v: entropy("vocab")(v, t))(v), 2, out=P(None, None, "vocab"), checked=checked)
+        near("inside gradient", inside(z) / (1 if checked else 4), jax.grad(entropy(None))(z, t))
+    inside = split(lambda v, m: jax.value_and_grad(head("vocab"), (0, 1))(v, m, t), P(), 0, out=(P(), (P(), P("vocab"))))
+    near("head, inside gradient", inside(x, m), jax.value_and_grad(head(None), (0, 1))(x, m, t))
+
+
+def ranks_mistakes():
+    P = jax.sharding.PartitionSpec
+    x, t, m, v, ids = normal(1, 4, 8), jnp.zeros(4, jnp.int32), normal(2, 8, 6), normal(3, 4, 6), jnp.zeros((4, 2), jnp.int32)
+    no_axis = "axis_name is 'model', and there is no such axis here; call inside jax.shard_map, over a mesh that has it"
+    for kind, expected, f in [
+        (ValueError, no_axis, lambda: lk.cross_entropy(x, t, axis_name="model")),
+        (ValueError, no_axis, lambda: lk.cross_entropy_ids(x, ids, axis_name="model")),
+        (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, axis_name="model"), P(), 0)(v, m)),
+        (ValueError, "logits does not vary along the axis 'vocab'; each device must have columns of its own",
+         lambda: split(lambda x: lk.cross_entropy(x, t, axis_name="vocab"), P())(x)),
+        (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",
+         lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, axis_name="vocab"), P(), P())(v, m)),
+        (ValueError, "targets varies along the axis 'vocab'; all its devices must have the same",
+         lambda: split(lambda x, t: lk.cross_entropy(x, t, axis_name="vocab"), P("vocab"), P("vocab"))(x, t)),
+        (ValueError, "target_weight varies along the axis 'vocab'; all its devices must have the same",
+         lambda: split(lambda x: lk.cross_entropy_ids(x, ids, x, axis_name="vocab"), 1)(x)),
+        (ValueError, "class_weight has the shape (2,); it must have (8,)",
+         lambda: split(lambda x: lk.cross_entropy(x, t, class_weight=x[0], axis_name="vocab"), 1)(x)),
+        (ValueError, "bias has the shape (8,); it must have (2,)",
+         lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, bias=x[0], axis_name="vocab"), P(), 0)(v, m)),
+        (ValueError, "with axis_name there is no tail",
+         lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail=True, axis_name="vocab").tail, 1)(x)),
+        (ValueError, "with axis_name there is no tail",
+         lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail_weight=x[:, 0], axis_name="vocab").loss, 1)(x)),
+        (ValueError, "batch_invariant needs", lambda: split(lambda v, m: lk.linear_cross_entropy(
+            v, m, t, batch_invariant=True, axis_name="vocab"), P(), 0)(v, m)),
+        (TypeError, "class_weight would need a gradient", lambda: jax.grad(lambda c: split(lambda x, c: lk.cross_entropy(
+            x, t, class_weight=c, axis_name="vocab"), 1, P())(x, c))(jnp.ones(8))),
+    ]:
+        try:
+            jax.block_until_ready(f())
+            check(expected, False, "no error")
+        except (TypeError, ValueError) as error:
+            check(expected, type(error) is kind and expected in str(error), f"a {type(error).__name__}: {error}")
+    os.environ["LK_CHECK_TARGETS"] = "1"
+    try:
+        f = split(lambda x, t: lk.cross_entropy(x, t, axis_name="vocab"), 1, P())
+        check("LK_CHECK_TARGETS, a column of another device", bool(jnp.isfinite(f(x, t.at[2].set(7)))))
+        jax.effects_barrier()
+    finally:
+        del os.environ["LK_CHECK_TARGETS"]
+
+
 def graphs():
     """Every call in a CUDA graph of its own: the flag of this process makes graphs of single calls."""
     for name, (f, mapped, others) in functions().items():
@@ -1652,7 +1941,7 @@ def main():
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
               "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms", "mistakes",
               "x64",
-              "graphs" if lk.platform() == "CUDA" else "devices"]
+              *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from ._ffi import TYPES, call, platform, rescale as _rescale, same_axes
+from ._ffi import TYPES, axes_of, call, platform, rescale as _rescale, same_axes, spread
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
@@ -172,15 +172,18 @@ def _values(*primals):
     return [None if p is None else p.value for p in primals]
 
 
-def _given(cotangent):
-    """The gradient of an output, None where it is certainly 0."""
-    return None if type(cotangent) is SymbolicZero else cotangent
+def _given(cotangent, ranks=None):
+    """The gradient of an output, None where it is certainly 0. Without check_vma each of `ranks` has its own, for a loss of its
+    own: JAX differentiates their sum."""
+    if type(cotangent) is SymbolicZero:
+        return None
+    return cotangent if ranks is None or ranks.checked else jax.lax.psum(cotangent, ranks.axis)
 
 
-def _upstream(cotangents):
+def _upstream(cotangents, ranks):
     """Of a cross entropy: the gradients of loss, lse and entropy."""
     loss, aux = cotangents
-    return _given(loss), *(_given(aux[n]) if n in aux else None for n in _SMOOTH)
+    return _given(loss, ranks), *(_given(aux[n], ranks) if n in aux else None for n in _SMOOTH)
 
 
 def _saved(saved, dentropy):
@@ -428,6 +431,85 @@ def _linear_kl(options, reduced):
     return f
 
 
+# ---- Columns over the devices of an axis -------------------------------------------------------------------------------------
+# Forward leaves the states of a device's columns, an all-gather follows, and lk's finish computes the results from all of them.
+# Backward is of a device's columns again. lk wants to know the first of them on the host, where it is a traced number. So each
+# device counts all columns from its own first one on, the last column being followed by column 0: its own begin at 0.
+
+
+class _Ranks(NamedTuple):
+    axis: str | tuple
+    size: int
+    checked: bool  # shard_map knows along which axes an array varies: check_vma
+
+    @property
+    def axes(self):
+        return frozenset(self.axis if isinstance(self.axis, tuple) else [self.axis])
+
+
+def _ranks(axis_name):
+    if axis_name is None:
+        return None
+    axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+    try:
+        return _Ranks(axis_name, jax.lax.axis_size(axis_name), bool(axes_of(jax.lax.axis_index(axis_name))))
+    except NameError:
+        raise ValueError(f"axis_name is {axis_name!r}, and there is no such axis here; call inside jax.shard_map, over a mesh that "
+                         "has it") from None
+
+
+def _placed(ranks, own, others, **arrays):
+    """same_axes of the arrays. own: that of a device's columns, which with ranks has to vary along the axis; others: those that
+    vary there too; no other one may."""
+    if not (ranks and ranks.checked):
+        return same_axes(*arrays.values())
+    _demand(ranks.axes <= axes_of(arrays[own]),
+            f"{own} does not vary along the axis {ranks.axis!r}; each device must have columns of its own")
+    for name, a in arrays.items():
+        _demand(name == own or name in others or a is None or not ranks.axes & axes_of(a),
+                f"{name} varies along the axis {ranks.axis!r}; all its devices must have the same")
+    rest = frozenset().union(*(axes_of(a) for a in arrays.values() if a is not None)) - ranks.axes
+    return [spread(a, rest | ranks.axes if name == own or name in others else rest) for name, a in arrays.items()]
+
+
+def _first_column(ranks, vocab):
+    return jax.lax.axis_index(ranks.axis) * vocab
+
+
+def _of_rank(ranks, direction, options, vocab, targets, class_weight=None):
+    """Targets and class_weight as the call of a device gets them, and more fields; vocab: its columns. An ignored target becomes
+    -1, a bad one -2: neither is a column then."""
+    if not ranks:
+        return targets, class_weight, {}
+    total = vocab * ranks.size
+    fields = {"parallel.vocab_total": total, "parallel.ranks": ranks.size}
+    if direction == "finish":  # of all columns
+        return targets, class_weight, fields
+    first, good = _first_column(ranks, vocab), (targets >= 0) & (targets < total)
+    found = jnp.where(good, (targets - first.astype(targets.dtype)) % total, -2)
+    if options["use_ignore_index"]:
+        found = jnp.where(targets == options["ignore_index"], -1, found)
+    class_weight = None if class_weight is None else jnp.roll(class_weight, -first)
+    return found, class_weight, {**fields, "ignore_index": -options["use_ignore_index"]}
+
+
+def _finish(ranks, run, arrays, states, outputs):
+    gathered = jax.lax.all_gather(states, ranks.axis, to="invarying" if ranks.checked else "varying")
+    return run("finish", arrays, {"all_states": gathered}, outputs)
+
+
+def _forward(ranks, run, arrays, outputs, options, shape, vocab, statistics):
+    """Forward of cross_entropy or linear_cross_entropy."""
+    if not ranks:
+        return run("forward", arrays, {}, outputs)
+    larger = {n: a for n, a in outputs.items() if n in ("entropy", "argmax")}  # finish writes them; a state is larger for them
+    words = 10 if statistics else 8 if larger or options["label_smoothing"] else 4
+    states = run("forward", arrays, {}, {"states": _of((*shape, words), jnp.int32), **larger})["states"]
+    if "argmax" in larger:  # word 6, the low half of lk_ce_top, is less by 1 for each column; without one all stays below others
+        states = states - _first_column(ranks, vocab) * (jnp.arange(words) == 6)
+    return _finish(ranks, run, arrays, states, outputs)
+
+
 # ---- cross_entropy, linear_cross_entropy, and both with ids ------------------------------------------------------------------
 
 
@@ -568,7 +650,7 @@ def _row_weight(row_weight, shape, name="row_weight"):
 
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                   logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
-                  row_weight=None, grad_scale=None, in_place=False, aux=()):
+                  row_weight=None, grad_scale=None, in_place=False, aux=(), axis_name=None):
     """Softmax cross entropy of logits [..., vocab] with integer targets [...], float32.
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
@@ -590,9 +672,16 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     "log_sum_sq_probs" (log sum_j p_j^2), "mean_logits" (after logit_scale, softcap and temperature), "top_logprob" (of argmax).
     Of them lse and entropy have gradients.
     A target outside [0, vocab) that is not ignored makes the loss NaN.
+    axis_name: a mesh axis, or a tuple of them, over whose devices the columns are split, in a jax.shard_map under jit. logits are
+    the columns of this device, as many as each of the others has, in the order of the axis; vocab above counts those of all. All
+    devices pass the same targets and options, class_weight for all columns, and get the same results, bit for bit. The gradient
+    is that of this device's logits, made in backward, so grad_scale has no effect. Forward has one all-gather, of 16 bytes for each
+    target, 32 with label_smoothing, entropy or argmax, 40 with one of the last three of aux; backward has none. Where the devices
+    do not divide vocab, pad the last columns with -inf; with label_smoothing or a softcap these count. With check_vma=False JAX
+    takes each device's loss for one of its own, and differentiates their sum: backward then adds up their upstream gradients.
     """
-    logits = _array(logits, "logits", 1)
-    shape, vocab = logits.shape[:-1], logits.shape[-1]
+    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
+    shape, vocab = logits.shape[:-1], logits.shape[-1] * (ranks.size if ranks else 1)
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     targets = _targets(targets, shape, "logits", vocab, ignore_index)
@@ -602,57 +691,65 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
         logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "target"))
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
-    arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), denominator, row_weight,
-                       _grad_scale(grad_scale, reduction))
-    call = lambda aux: _cross_entropy(tuple(fields.items()), bool(in_place), aux)(*arrays)
+    arrays = _placed(ranks, "logits", (), logits=logits, targets=targets, class_weight=_class_weight(class_weight, vocab),
+                     denominator=denominator, row_weight=row_weight, grad_scale=_grad_scale(grad_scale, reduction))
+    call = lambda aux: _cross_entropy(tuple(fields.items()), bool(in_place), aux, ranks)(*arrays)
     ignored = lambda: False if ignore_index is None else targets == ignore_index
     return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux))
 
 
 @functools.lru_cache(None)
-def _cross_entropy(options, in_place, aux):
+def _cross_entropy(options, in_place, aux, ranks):
     options = dict(options)
     reduced = bool(options["reduction"])
     smooth, statistics = [n for n in _SMOOTH if n in aux], _has_statistics(aux)
 
     def run(direction, arrays, inputs, outputs, upstream_per_row=0):
         logits, targets, class_weight, denominator, row_weight, _ = arrays
-        fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32),
-                      upstream_per_row=upstream_per_row, statistics=int(statistics and direction == "forward"))
-        found = call(f"cross_entropy_{direction}_{TYPES[logits.dtype.name]}",
-                     {"logits": logits, "target": targets, "class_weight": class_weight, "denominator": denominator,
-                      "row_weight": row_weight, **inputs}, outputs, fields, "rows", _shared(reduced, upstream_per_row),
+        finish, vocab = direction == "finish", logits.shape[-1]
+        targets, class_weight, more = _of_rank(ranks, direction, options, vocab, targets, class_weight)
+        fields = dict(options, rows=targets.size, vocab=vocab, target_dtype=int(targets.dtype == jnp.int32),
+                      upstream_per_row=upstream_per_row, statistics=int(statistics and direction in ("forward", "finish")), **more)
+        found = call(f"cross_entropy_{'parallel_' if ranks and not finish else ''}{direction}_{TYPES[logits.dtype.name]}",
+                     {"logits": None if finish else logits, "target": targets, "class_weight": class_weight,
+                      "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "rows",
+                     _shared(reduced, upstream_per_row),
                      [("logits", "dlogits")] if in_place and "dlogits" in outputs else [],
-                     ("entropy",) if fields["statistics"] else ())
+                     ("all_states", "entropy")[:1 + fields["statistics"]])
         return _split(found, fields["statistics"])
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
         return _loss_outputs(names, names, reduced, targets.shape)
 
+    def forward(arrays, outputs):
+        logits, targets, *_ = arrays
+        return _forward(ranks, run, arrays, outputs, options, targets.shape, logits.shape[-1], statistics)
+
     @jax.custom_vjp
     def f(*arrays):
-        return _result(aux, run("forward", arrays, {}, outputs(arrays[1])))
+        return _result(aux, forward(arrays, outputs(arrays[1])))
 
     def fwd(*primals):
         arrays = logits, targets, class_weight, *_, grad_scale = _values(*primals)
         _constants(class_weight=primals[2], denominator=primals[3], row_weight=primals[4], grad_scale=primals[5])
         # A reduced loss has one upstream gradient, almost always 1. So the gradient is made together with the loss, and
         # multiplied later: the logits are read once and not twice. Not for float16, whose gradients need a loss scale before
-        # they are rounded, unless that is known; not where lse or entropy has a gradient of its own; and not with statistics,
-        # which forward alone computes.
-        if reduced and (logits.dtype != jnp.float16 or grad_scale is not None) and not smooth and not statistics:
+        # they are rounded, unless that is known; not where lse or entropy has a gradient of its own; not with statistics, which
+        # forward alone computes; and not where all devices have to be asked before a gradient is known.
+        early = logits.dtype != jnp.float16 or grad_scale is not None
+        if reduced and early and not smooth and not statistics and not ranks:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), "dlogits": _like(logits)})
             return _result(aux, found), {"made": {"dlogits": found["dlogits"]}, "grad_scale": grad_scale}
         more = ["lse", *smooth, *(["valid_rows"] if options["reduction"] == 1 else []),
                 *(["weight_sum"] if options["reduction"] == 1 and class_weight is not None else [])]
-        low = {"lse_low": _of(targets.shape, _f32)}
-        found = run("forward", arrays, {}, {**outputs(targets, more), **low})
-        saved = {n: found[n] for n in (*more, "lse_low")}
+        beside = dict.fromkeys(("lse_low", "others") if ranks else ("lse_low",), _of(targets.shape, _f32))
+        found = forward(arrays, {**outputs(targets, more), **beside})
+        saved = {n: found[n] for n in (*more, *beside)}
         return _result(aux, found), {"arrays": arrays, "saved": saved}
 
     def bwd(kept, cotangents):
-        dloss, dlse, dentropy = _upstream(cotangents)
+        dloss, dlse, dentropy = _upstream(cotangents, ranks)
         if dloss is None and dlse is None and dentropy is None:
             return (None,) * 6
         if "made" in kept:
@@ -714,7 +811,7 @@ class CrossEntropyIdsTailOutput(NamedTuple):
 
 def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean", ignore_index=-100, z_loss=0.0, softcap=0.0,
                       logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None, row_weight=None,
-                      tail_weight=None, tail=False):
+                      tail_weight=None, tail=False, axis_name=None):
     """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput, float32. lk/cross_entropy_ids.cuh has
     the formulas.
 
@@ -732,11 +829,15 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     and is -inf where nothing is left. With `tail_weight=1 - q.sum(-1)` the loss is, up to the teacher's entropy, the KL of n
     classes and the rest.
 
+    axis_name: as in cross_entropy; ids are columns of all devices. There is no tail then. Forward's all-gather is of 16 bytes a row
+    and the logits of its ids.
+
     The other arguments are those of cross_entropy; logit_scale and temperature may have one number per row. Gradients are made in
     backward, with any reduction.
     """
-    logits = _array(logits, "logits", 1)
-    shape, vocab = logits.shape[:-1], logits.shape[-1]
+    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
+    shape, vocab = logits.shape[:-1], logits.shape[-1] * (ranks.size if ranks else 1)
+    _demand(not ranks or not tail and tail_weight is None, "tail or tail_weight is given; with axis_name there is no tail")
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
     ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "logits", vocab, ignore_index)
@@ -745,8 +846,9 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
     tail_weight = _row_weight(tail_weight, shape, "tail_weight")
-    arrays = same_axes(logits, ids, target_weight, denominator, row_weight, tail_weight)
-    call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
+    arrays = _placed(ranks, "logits", (), logits=logits, target_ids=ids, target_weight=target_weight, denominator=denominator,
+                     row_weight=row_weight, tail_weight=tail_weight)
+    call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux, ranks)(*arrays)
     return _ids_result(tail, tail_weight, call, z_loss, fields, denominator, row_weight, ignored)
 
 
@@ -781,10 +883,11 @@ def _ids_outputs(aux, reduced, ids, more=()):
     return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32), **tail}
 
 
-def _ids_upstream(cotangents, reduced):
+def _ids_upstream(cotangents, reduced, ranks=None):
     """upstream, whether it is one per row, and dlogp, dlse and dtail; None where all are certainly 0."""
     loss, others = cotangents
-    dloss, (dlogp, dlse, dtail) = _given(loss), (_given(others[n]) if n in others else None for n in ("logp", "lse", "tail"))
+    dloss = _given(loss, ranks)
+    dlogp, dlse, dtail = (_given(others[n], ranks) if n in others else None for n in ("logp", "lse", "tail"))
     if all(d is None for d in (dloss, dlogp, dlse, dtail)):
         return None
     # Beside dlogp and dtail lk takes a NULL upstream for 0.
@@ -798,35 +901,45 @@ def _ids_saved(kept, dtail):
 
 
 @functools.lru_cache(None)
-def _cross_entropy_ids(options, aux):
+def _cross_entropy_ids(options, aux, ranks):
     """aux: logp, perhaps tail, and lse and valid_rows where a traced z_loss needs them."""
     options = dict(options)
     reduced = bool(options["reduction"])
 
     def run(direction, arrays, inputs, outputs, upstream_per_row=0):
         logits, ids, target_weight, denominator, row_weight, tail_weight = arrays
-        fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=logits.shape[-1], ids_per_row=ids.shape[-1],
-                      target_dtype=int(ids.dtype == jnp.int32), upstream_per_row=upstream_per_row)
-        return call(f"cross_entropy_ids_{direction}_{TYPES[logits.dtype.name]}",
-                    {"logits": logits, "target_ids": ids, "target_weight": target_weight, "denominator": denominator,
-                     "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields, "rows",
-                    _shared(reduced, upstream_per_row))
+        finish, vocab = direction == "finish", logits.shape[-1]
+        ids, _, more = _of_rank(ranks, direction, options, vocab, ids)
+        fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=vocab, ids_per_row=ids.shape[-1],
+                      target_dtype=int(ids.dtype == jnp.int32), upstream_per_row=upstream_per_row, **more)
+        return call(f"cross_entropy_ids_{'parallel_' if ranks and not finish else ''}{direction}_{TYPES[logits.dtype.name]}",
+                    {"logits": None if finish else logits, "target_ids": ids, "target_weight": target_weight,
+                     "denominator": denominator, "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields,
+                    "rows", ("states", "all_states", *_shared(reduced, upstream_per_row)))
+
+    def forward(arrays, outputs):
+        if not ranks:
+            return run("forward", arrays, {}, outputs)
+        logits, ids, *_ = arrays  # the states of all rows lie before the logits of all ids, so that they are no rows of one array
+        words = 4 + -(-ids.shape[-1] * logits.dtype.itemsize // 16) * 4
+        states = {"states": _of((math.prod(ids.shape[:-1]) * words,), jnp.int32)}
+        return _finish(ranks, run, arrays, run("forward", arrays, {}, states)["states"], outputs)
 
     @jax.custom_vjp
     def f(*arrays):
-        return _result(aux, run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[1])))
+        return _result(aux, forward(arrays, _ids_outputs(aux, reduced, arrays[1])))
 
     def fwd(*primals):
         _constants(target_weight=primals[2], denominator=primals[3], row_weight=primals[4], tail_weight=primals[5])
         arrays = _values(*primals)
         more = ["lse", *(["valid_rows"] if options["reduction"] == 1 else [])]
-        found = run("forward", arrays, {}, {**_ids_outputs(aux, reduced, arrays[1], more),
-                                            "lse_low": _of(arrays[1].shape[:-1], _f32)})
+        beside = dict.fromkeys(("lse_low", "others") if ranks else ("lse_low",), _of(arrays[1].shape[:-1], _f32))
+        found = forward(arrays, {**_ids_outputs(aux, reduced, arrays[1], more), **beside})
         more += ["tail"] if "tail" in aux else []
-        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in (*more, "lse_low")}}
+        return _result(aux, found), {"arrays": arrays, "saved": {n: found[n] for n in (*more, *beside)}}
 
     def bwd(kept, cotangents):
-        if (ups := _ids_upstream(cotangents, reduced)) is None:
+        if (ups := _ids_upstream(cotangents, reduced, ranks)) is None:
             return (None,) * 6
         dloss, each, dlogp, dlse, dtail = ups
         saved = _ids_saved(kept, dtail)
@@ -841,7 +954,7 @@ def _cross_entropy_ids(options, aux):
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
                          softcap=0.0, logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False,
                          denominator=None, row_weight=None, grad_scale=None, max_counted=None, fast_logits=False,
-                         tf32=False, batch_invariant=False, workspace_mib=None, aux=()):
+                         tf32=False, batch_invariant=False, workspace_mib=None, aux=(), axis_name=None):
     """cross_entropy of the logits x @ weight.T + bias, without storing all of them. x [..., hidden], weight [vocab, hidden].
 
     The other options are those of cross_entropy; aux may have them all.
@@ -852,12 +965,15 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     number per token is not for use with a bias.
     batch_invariant: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a; gradients are then
     made in backward.
+    axis_name: as in cross_entropy. weight, bias and their gradients are of this device's columns; x is of all tokens. Backward
+    computes the logits again: 4 matmuls in all. A device's part of the gradient of x is rounded to x's type. Where all devices
+    have the same x, JAX adds up the parts, in that type. Pad the last columns by a bias of -inf.
     """
-    x = _array(x, "x", 1)
+    x, ranks = _array(x, "x", 1), _ranks(axis_name)
     weight = _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
-    shape, vocab = x.shape[:-1], weight.shape[0]
-    bias = None if bias is None else _beside(bias, "bias", x.dtype, (vocab,))
+    shape, vocab = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1)
+    bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     targets = _targets(targets, shape, "x", vocab, ignore_index)
@@ -870,9 +986,10 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     x, bias = _scaled_head(x, bias, logit_scale)
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
-    arrays = same_axes(x, weight, targets, bias, _class_weight(class_weight, vocab), denominator, row_weight,
-                       _grad_scale(grad_scale, reduction))
-    call = lambda aux: _linear_cross_entropy(tuple(fields.items()), aux)(*arrays)
+    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, targets=targets, bias=bias,
+                     class_weight=_class_weight(class_weight, vocab), denominator=denominator, row_weight=row_weight,
+                     grad_scale=_grad_scale(grad_scale, reduction))
+    call = lambda aux: _linear_cross_entropy(tuple(fields.items()), aux, ranks)(*arrays)
     ignored = lambda: False if ignore_index is None else targets == ignore_index
     return _loss_result(aux, *_add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux))
 
@@ -887,31 +1004,41 @@ def _budget(workspace_mib):
 
 
 @functools.lru_cache(None)
-def _linear_cross_entropy(options, aux):
+def _linear_cross_entropy(options, aux, ranks):
     options = dict(options)
     reduced = bool(options["reduction"])
     smooth, statistics = [n for n in _SMOOTH if n in aux], _has_statistics(aux)
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, targets, bias, class_weight, denominator, row_weight, _ = arrays
-        fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=weight.shape[0],
+        finish, vocab = direction == "finish", weight.shape[0]
+        targets, class_weight, more = _of_rank(ranks, direction, options, vocab, targets, class_weight)
+        fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=vocab,
                       target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype),
-                      upstream_per_token=upstream_per_token, statistics=int(statistics and direction == "forward"))
+                      upstream_per_token=upstream_per_token,
+                      statistics=int(statistics and direction in ("forward", "finish")), **more)
+        head = {"x": x, "weight": weight.astype(x.dtype), "bias": bias}
+        if finish:  # which has no plan, so no budget
+            head, fields["workspace_bytes"] = {}, 0
         for name in ("dweight", "dbias"):
             fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
         found = call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
-                     {"x": x, "weight": weight.astype(x.dtype), "target": targets, "bias": bias, "class_weight": class_weight,
-                      "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
-                     _shared(reduced, upstream_per_token), behind=("entropy",) if fields["statistics"] else ())
+                     {**head, "target": targets, "class_weight": class_weight, "denominator": denominator,
+                      "row_weight": row_weight, **inputs}, outputs, fields, "tokens", _shared(reduced, upstream_per_token),
+                     behind=("all_states", "entropy")[:1 + fields["statistics"]])
         return _split(found, fields["statistics"])
 
     def outputs(targets, more=()):
         names = dict.fromkeys((*aux, *more))
         return _loss_outputs(names, names, reduced, targets.shape)
 
+    def forward(arrays, outputs):
+        _, weight, targets, *_ = arrays
+        return _forward(ranks, run, arrays, outputs, options, targets.shape, weight.shape[0], statistics)
+
     @jax.custom_vjp
     def f(*arrays):
-        return _result(aux, run("forward", arrays, {}, outputs(arrays[2])))
+        return _result(aux, forward(arrays, outputs(arrays[2])))
 
     def fwd(*primals):
         arrays = x, weight, targets, bias, *_, grad_scale = _values(*primals)
@@ -920,15 +1047,16 @@ def _linear_cross_entropy(options, aux):
         likes = {name: _like(dict(dx=x, dweight=weight, dbias=bias)[name]) for name in wanted}
         # As in cross_entropy. Here it also saves one of four matmuls, since backward computes the logits again.
         early = x.dtype != jnp.float16 or grad_scale is not None
-        if reduced and early and not smooth and not statistics and not options["batch_invariant"]:
+        if reduced and early and not smooth and not statistics and not options["batch_invariant"] and not ranks:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), **likes})
             return _result(aux, found), {"made": _made(found, wanted, _HEAD), "grad_scale": grad_scale}
-        found = run("forward", arrays, {}, outputs(targets, ["lse", *smooth]))
-        saved = {n: found[n] for n in ("lse", *smooth)}
+        beside = {"others": _of(targets.shape, _f32)} if ranks else {}
+        found = forward(arrays, {**outputs(targets, ["lse", *smooth]), **beside})
+        saved = {n: found[n] for n in ("lse", *smooth, *beside)}
         return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
 
     def bwd(kept, cotangents):
-        dloss, dlse, dentropy = _upstream(cotangents)
+        dloss, dlse, dentropy = _upstream(cotangents, ranks)
         if dloss is None and dlse is None and dentropy is None:
             return (None,) * 8
         if "made" in kept:

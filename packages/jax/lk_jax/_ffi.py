@@ -62,26 +62,32 @@ def _workspace_bytes(function, tensors, fields):
     return found
 
 
-def _axes(array):
+def axes_of(array):
     """The axes of a shard_map along which the array differs."""
     return jax.typeof(array).manual_axis_type.varying
 
 
 def _struct(like, inputs):
     """The type of a result: it differs along all axes along which some input does."""
-    axes = frozenset().union(*map(_axes, inputs))
+    axes = frozenset().union(*map(axes_of, inputs))
     if not axes:
         return like
-    mesh = next(jax.typeof(a).sharding.mesh for a in inputs if _axes(a))
+    mesh = next(jax.typeof(a).sharding.mesh for a in inputs if axes_of(a))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(None,) * len(like.shape)))
     return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding,
                                 manual_axis_type=jax.sharding.ManualAxisType(varying=axes))
 
 
+def spread(array, axes):
+    """Lets an array differ along these axes too. JAX then sums the gradient of one that did not."""
+    more = () if array is None else tuple(axes - axes_of(array))
+    return jax.lax.pcast(array, more, to="varying") if more else array
+
+
 def same_axes(*arrays):
-    """In a shard_map, lets all arrays differ along the same axes. JAX then sums gradients of those that did not."""
-    axes = frozenset().union(*(_axes(a) for a in arrays if a is not None))
-    return [a if a is None or axes == _axes(a) else jax.lax.pcast(a, tuple(axes - _axes(a)), to="varying") for a in arrays]
+    """In a shard_map, lets all arrays differ along the same axes."""
+    axes = frozenset().union(*(axes_of(a) for a in arrays if a is not None))
+    return [spread(a, axes) for a in arrays]
 
 
 def _bind(function, inputs, outputs, fields, alias):
@@ -102,7 +108,7 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=(), behind=()
 
     inputs: {field: array}; outputs: {field: ShapeDtypeStruct}; those that are None are not given. fields: the numbers of the
     struct. rows: which of them counts the rows; max_counted, if given, bounds those that count. shared: the inputs and outputs that have no dimension of rows, such as weights
-    and reduced losses. alias: pairs of an input and an output in the same memory. behind: outputs whose rows come
+    and reduced losses. alias: pairs of an input and an output in the same memory. behind: tensors whose rows come
     after a first dimension of another kind.
 
     vmap makes the new dimension part of the rows, in one call, where every shared tensor is common to all. Where there is one
@@ -122,6 +128,7 @@ def call(function, inputs, outputs, fields, rows, shared=(), alias=(), behind=()
         if common:
             arrays = [a if k in shared or b else jnp.broadcast_to(a, (size, *a.shape))
                       for k, a, b in zip(inputs, arrays, batched)]
+            arrays = [jnp.moveaxis(a, 0, 1) if k in behind else a for k, a in zip(inputs, arrays)]
             more = {k: jax.ShapeDtypeStruct((*o.shape[:k in behind], size, *o.shape[k in behind:]), o.dtype)
                     for k, o in outputs.items()}
             larger = {k: v * size if k in (rows, "max_counted") else v for k, v in fields.items()}
