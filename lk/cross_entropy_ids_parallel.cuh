@@ -208,8 +208,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
 }
 
 /* Backward, before the rows: what all ids add to the factor of p. Where one of the rank's ids has more than half of p, it is the
- * target of the rows' kernel. A warp owns a row. */
-template <class T>
+ * target of the rows' kernel. A warp owns a row. bad_is_zero: as in lk_ce_ids_call. */
+template <class T, bool bad_is_zero = false>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_weigh_kernel(const __grid_constant__ lk_ce_ids_slice call)
 {
@@ -247,7 +247,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     rest += up.dlse;
     if (!there || lane != 0) return;
     if (a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
-    space.target[row] = good ? y : s.bad ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;
+    space.target[row] = good ? y : s.bad && !bad_is_zero ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;
     space.upstream[row] = own, space.dlse[row] = rest;
 }
 
@@ -377,11 +377,17 @@ LK_HOST lk_status lk_ce_ids_launch(const lk_ce_ids_job &job, void (*kernel)(lk_c
     return lk_launch_pdl(job.op, &job.device, kernel, blocks, 1, 32 * LK_CE_IDS_WARPS, 0, job.stream, call);
 }
 
-/* The states of a rank's columns, and the logits of its ids. */
-template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &job)
+/* The states of a rank's columns, and the logits of its ids, in the block of `all` rows that common.states is. The job's rows are
+ * those from `first` on. */
+template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &job, int64_t first, int64_t all)
 {
     lk_cross_entropy_call rows;
-    const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_FORWARD, &rows);
+    lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_FORWARD, &rows);
+    lk_cross_entropy_args &a = call.ids.all.a;
+    char *const block = (char *)a.states;
+    rows.a.states = block + first * call.state_bytes;
+    /* The kernel looks for the logits behind the states of its rows. */
+    a.states = block + (all - a.rows) * call.state_bytes + first * call.logits_of_row * (int64_t)sizeof(T);
     const lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_slice_kernel<T>, call);
     return status ? status : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(job.op, &job.device, rows, job.stream);
 }
@@ -401,20 +407,43 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_finish(const lk_ce_ids_job &j
     return !status && (a.valid_rows || a.weight_sum) ? lk_cross_entropy_count(job.op, &job.device, rows, job.stream) : status;
 }
 
-/* The gradients of a rank's columns. */
-template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job &job)
+/* What computes the gradients of a rank's columns. */
+typedef struct {
+    void (*weigh)(lk_ce_ids_slice);
+    lk_status (*rows)(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream);
+    void (*put)(lk_ce_ids_slice);
+} lk_ce_ids_gradients;
+
+template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job &job, const lk_ce_ids_gradients &by)
 {
     lk_cross_entropy_call rows;
     const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_BACKWARD, &rows);
     if (job.x.common.rows == 0) return LK_OK;
     rows.classes = INT32_MAX; /* ELSEWHERE is a column too */
-    lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_weigh_kernel<T>, call);
-    if (!status) status = lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>(job.op, &job.device, rows, job.stream);
-    if (status) return status;
-    return lk_ce_ids_launch(job,
-                            rows.a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_ids_put_kernel<T, true>
-                                                                  : lk_cross_entropy_ids_put_kernel<T, false>,
-                            call);
+    lk_status status = lk_ce_ids_launch(job, by.weigh, call);
+    if (!status) status = by.rows(job.op, &job.device, rows, job.stream);
+    return status ? status : lk_ce_ids_launch(job, by.put, call);
+}
+template <class T> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job &job)
+{
+    const bool eight = job.x.common.dlogits_dtype == LK_DTYPE_E5M2;
+    return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T>, lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>,
+                                            eight ? lk_cross_entropy_ids_put_kernel<T, true>
+                                                  : lk_cross_entropy_ids_put_kernel<T, false>});
+}
+
+/* Checks a call, and fills in its job. */
+template <class T>
+LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids_args *args, int direction, cudaStream_t stream,
+                                      lk_ce_ids_job *job)
+{
+    const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
+    *job = {op, {}, stream, {}, {}};
+    const cudaError_t error = lk_current_device(&job->device);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : job->device.arch, &job->x, &split);
+    if (!status) status = lk_asked_device(op, error);
+    if (!status) job->space = lk_ce_ids_slice_space_of<T>(&job->x, direction);
+    return status;
 }
 
 /* All calls. */
@@ -422,20 +451,16 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_entropy_ids_args *args, int direction,
                                                  cudaStream_t stream)
 {
-    const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
-    lk_ce_ids_job job = {op, {}, stream, {}, {}};
-    const cudaError_t error = lk_current_device(&job.device);
-    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : job.device.arch, &job.x, &split);
-    if (!status) status = lk_asked_device(op, error);
+    lk_ce_ids_job job;
+    lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, stream, &job);
     if (status) return status;
-    job.space = lk_ce_ids_slice_space_of<T>(&job.x, direction);
-    if (direction == LK_CE_BACKWARD) return lk_ce_ids_run_gradients<T>(job);
+    if (direction == LK_CE_BACKWARD) return lk_ce_ids_run_backward<T>(job);
     if (direction == LK_CE_FINISH) return lk_ce_ids_run_finish<T>(job);
 
     lk_cross_entropy_args &a = job.x.common;
     const lk_vocab_parallel v = a.parallel;
     const bool both = direction == LK_CE_BOTH, some = a.rows > 0;
-    const int64_t bytes = a.rows * (lk_ce_state_bytes(&a) + split.state_bytes);
+    const int64_t bytes = a.rows * (lk_ce_state_bytes(&a) + lk_ce_ids_split_of<T>(args).state_bytes);
     if (v.all_gather) a.states = job.space.states, a.all_states = job.space.all_states;
     if (both) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
         if (!a.lse) a.lse = job.space.ids.lse;
@@ -445,12 +470,12 @@ LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_
         if (a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows) a.valid_rows = &job.space.ids.counts->valid_rows;
     }
     if (v.all_gather) status = lk_check_all_slices(op, &v, a.vocab, a.states, (void *)a.all_states, (size_t)bytes, stream);
-    if (!status && some) status = lk_ce_ids_run_states<T>(job);
+    if (!status && some) status = lk_ce_ids_run_states<T>(job, 0, a.rows);
     if (status || !v.all_gather) return status;
     if (some) status = lk_called_back(op, "all_gather", v.all_gather(v.user, a.states, (void *)a.all_states, (size_t)bytes, stream));
     if (!status) status = lk_ce_ids_run_finish<T>(job);
     a.bad_targets = NULL; /* finish has counted them */
-    return !status && both ? lk_ce_ids_run_gradients<T>(job) : status;
+    return !status && both ? lk_ce_ids_run_backward<T>(job) : status;
 }
 
 /* The functions that LK_EMIT calls. */

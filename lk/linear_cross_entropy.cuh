@@ -300,7 +300,7 @@ typedef struct {
     bool saves;                 /* forward leaves, or backward reads, a.saved */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
     bool stores;                /* a.saved has logits, not exponentials */
-    bool no_panels;             /* the plan may not be LK_LINEAR_CROSS_ENTROPY_PANELS */
+    bool no_panels;             /* there are lk_lce_other_rows: the plan may not be PANELS, and with ranks it is CHUNKS */
     int64_t classes;            /* the columns of all ranks */
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
     int state_bytes;            /* of a packed state */
@@ -515,7 +515,8 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
 struct lk_lce_job;
 struct lk_lce_fused;
 
-/* What linear_cross_entropy_ids.cuh does in place of the kernels for rows. begin comes before all other kernels. */
+/* What linear_cross_entropy_ids.cuh does in place of the kernels for rows. begin comes before all other kernels. With ranks there
+ * are begin and rows alone. */
 typedef struct {
     lk_status (*begin)(const lk_lce_job *job);
     lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call); /* CHUNKS */
@@ -946,9 +947,11 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, 
         if (!status) status = lk_lce_rows<L>(job, slice);
     }
     if (!status) status = lk_lce_dbias<T>(job, chunk);
-    if (!status && a.dweight) status = lk_lce_dweight<T>(job, chunk); /* before dx, which may overwrite the copy of x */
+    if (!status && a.dweight && !call.split) status = lk_lce_dweight<T>(job, chunk); /* before dx: it may overwrite the copy of x */
     if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
-    return status ? status : lk_lce_put_dx<T>(job, chunk);
+    if (!status) status = lk_lce_put_dx<T>(job, chunk);
+    if (!status) status = lk_lce_reduce_dx(job, chunk);
+    return !status && a.dweight && call.split ? lk_lce_dweight<T>(job, chunk) : status;
 }
 
 /* ---- PANELS: some columns of the vocabulary at a time -------------------------------------------------------------------- */
@@ -1202,7 +1205,7 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     const bool empty = a->tokens == 0;
     call->weights = a->class_weight;
     if (a->class_weight && call->split) a->class_weight += a->parallel.vocab_start;
-    if (call->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS)
+    if (call->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && !call->no_panels)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
@@ -1376,21 +1379,29 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     p.a.states = a.states, p.a.lse = (float *)call.saved_lse, p.a.class_weight = call.weights, p.classes = v.vocab_total;
     lk_status status = LK_OK;
     if (a.tokens == 0) return LK_OK;
+    if (direction == LK_LCE_FORWARD && job->other_rows) {
+        lk_lce_work all = job->p;
+        all.rows = a.tokens;
+        return job->other_rows->rows(job, all, p);
+    }
     if (direction == LK_LCE_FORWARD) p.state_bytes = call.state_bytes;
     if (direction == LK_LCE_FORWARD) return lk_cross_entropy_gradient<lk_f32, LK_CE_FORWARD>(op, &job->device, p, stream);
-    if (a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_CE_BACKWARD>(op, &job->device, p, stream);
+    if (a.bad_targets && job->other_rows) status = job->other_rows->begin(job);
+    if (!status && a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_CE_BACKWARD>(op, &job->device, p, stream);
     if (status || !a.dx) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
     const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));
     return set || !v.reduce ? set : lk_called_back(op, "reduce", v.reduce(v.user, a.dx, a.tokens, stream));
 }
 
-/* Fills in the call of a step and begins its plan: its arguments have been checked as those of the whole call. */
+/* Fills in the call of a step and begins its plan: its arguments have been checked as those of the whole call. no_panels: as in
+ * lk_lce_call. */
 template <class T>
 LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
-                                    lk_lce_planner *planner)
+                                    lk_lce_planner *planner, bool no_panels)
 {
     lk_lce_copy_args<T>(args, direction, call);
+    call->no_panels = no_panels;
     return lk_lce_begin<T>(op, query, call, planner);
 }
 
@@ -1404,14 +1415,14 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     lk_lce_planner planner;
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &call = job.p.call;
-    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner)
+    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, other_rows != NULL)
                                     : lk_lce_check<T>(op, args, direction, false, &call, &planner, other_rows != NULL)};
     lk_check_device(&checks, error);
     if (checks.status) return checks.status;
     const lk_lce_args &a = call.a;
     const lk_lce_plan &plan = job.plan;
-    if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
     job.op = op, job.stream = stream, job.shape = planner.shape, job.other_rows = other_rows;
+    if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
     lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
     const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
     lk_check_allocations(&checks, &workspace, 1);
@@ -1436,21 +1447,44 @@ typedef struct {
     lk_lce_args forward, backward;
     lk_cross_entropy_args finish;
     char *states, *all_states;
+    int64_t bytes;              /* of states */
     size_t fixed, least;        /* bytes besides those of the steps; the smallest workspace */
     size_t saved, least_saving; /* the bytes of exponentials, and the smallest workspace with them; 0: they cannot be kept */
 } lk_lce_ranks;
 
-/* The smallest workspace of these steps; backward: NULL where there is none. */
+/* The smallest workspace of these steps; backward: NULL where there is none. no_panels: as in lk_lce_call. */
 template <class T>
-LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward, const lk_lce_args *backward, size_t *least)
+LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward, const lk_lce_args *backward, bool no_panels,
+                                     size_t *least)
 {
     lk_lce_call call;
     lk_lce_planner planner;
-    lk_status status = lk_lce_begin_step<T>(op, forward, LK_LCE_FORWARD, true, &call, &planner);
+    lk_status status = lk_lce_begin_step<T>(op, forward, LK_LCE_FORWARD, true, &call, &planner, no_panels);
     if (!status) *least = planner.least;
-    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_LCE_BACKWARD, true, &call, &planner);
+    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_LCE_BACKWARD, true, &call, &planner, no_panels);
     if (!status && *least < planner.least) *least = planner.least;
     return status;
+}
+
+/* The steps of a call that is checked, and what they share, from the arena. ids_bytes: what a token has behind the states. */
+LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, int64_t ids_bytes, lk_arena *arena, lk_lce_ranks *r)
+{
+    const int64_t tokens = args->tokens;
+    const lk_lce_args &checked = r->call.a;
+    lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
+    f.parallel.all_gather = NULL;
+    /* The check has filled in the strides. */
+    f.x_stride = b.x_stride = checked.x_stride, f.weight_stride = b.weight_stride = checked.weight_stride;
+    b.dx_stride = checked.dx_stride, b.dweight_stride = checked.dweight_stride;
+    if (!both) f.dentropy = NULL; /* forward has none */
+    if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
+    if (both && !f.others) lk_take(&f.others, arena, true, tokens);
+    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
+    b.lse = f.lse, b.others = f.others, b.entropy = f.entropy;
+    r->bytes = tokens * (lk_ce_state_bytes(&f) + ids_bytes);
+    lk_take(&r->states, arena, true, r->bytes);
+    lk_take(&r->all_states, arena, true, r->bytes * f.parallel.ranks);
+    f.states = r->states, b.bad_targets = NULL;
 }
 
 /* Checks the call as a whole and divides the workspace. */
@@ -1458,41 +1492,28 @@ template <class T>
 LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_ranks *r)
 {
     const bool both = direction == LK_LCE_FORWARD_BACKWARD;
-    const int64_t tokens = args->tokens;
     lk_lce_call &call = r->call;
     size_t finish_bytes = 0, least = 0;
     lk_arena arena = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
     *r = {};
     lk_status status = lk_lce_check<T>(op, args, direction, query, &call, NULL);
     if (status) return status;
-    lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
-    f.parallel.all_gather = NULL;
-    /* The check has filled in the strides. */
-    f.x_stride = b.x_stride = call.a.x_stride, f.weight_stride = b.weight_stride = call.a.weight_stride;
-    b.dx_stride = call.a.dx_stride, b.dweight_stride = call.a.dweight_stride;
-    if (!both) f.dentropy = NULL; /* forward has none */
-    if (both && !f.lse) lk_take(&f.lse, &arena, true, tokens);
-    if (both && !f.others) lk_take(&f.others, &arena, true, tokens);
-    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, &arena, true, tokens);
-    b.lse = f.lse, b.others = f.others, b.entropy = f.entropy;
-    const int64_t bytes = tokens * lk_ce_state_bytes(&f);
-    lk_take(&r->states, &arena, true, bytes);
-    lk_take(&r->all_states, &arena, true, bytes * f.parallel.ranks);
+    lk_lce_split_call(args, both, 0, &arena, r);
+    lk_lce_args &f = r->forward, &b = r->backward;
     r->finish = lk_lce_finish_args(&f);
     status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &finish_bytes);
     r->finish.workspace = lk_take_bytes(&arena, finish_bytes > 0, (int64_t)finish_bytes);
-    r->finish.workspace_bytes = finish_bytes;
-    r->finish.all_states = r->all_states, f.states = r->states, b.bad_targets = NULL;
+    r->finish.workspace_bytes = finish_bytes, r->finish.all_states = r->all_states;
     f.saved = both ? NULL : args->saved, b.saved = NULL;
     r->fixed = arena.used ? arena.used + 256 : 0;
-    if (!status) status = lk_lce_steps_least<T>(op, &f, both && call.gradient ? &b : NULL, &least);
+    if (!status) status = lk_lce_steps_least<T>(op, &f, both && call.gradient ? &b : NULL, false, &least);
     r->least = r->fixed + least;
     const lk_lce_shape shape = lk_lce_shape_of(&call);
-    if (status || !both || !call.fused || !lk_lce_keeps(&shape) || args->vocab == 0 || tokens == 0) return status;
+    if (status || !both || !call.fused || !lk_lce_keeps(&shape) || args->vocab == 0 || args->tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
     r->saved = lk_lce_saved_size(&call);
     kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
-    status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, &least);
+    status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, false, &least);
     r->least_saving = r->fixed + r->saved + least;
     return status;
 }
@@ -1509,21 +1530,30 @@ LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_ranks *r
     }
 }
 
+/* The first steps: the states, and the collective. */
+template <class T>
+LK_HOST lk_status lk_lce_gather(const char *op, const lk_lce_args *args, lk_lce_ranks *r, const lk_lce_other_rows *other_rows,
+                                cudaStream_t stream)
+{
+    const lk_vocab_parallel &v = args->parallel;
+    const size_t bytes = (size_t)r->bytes;
+    lk_checks checks = {op, LK_OK};
+    lk_check_workspace(&checks, args->workspace, args->workspace_bytes, r->least);
+    if (checks.status) return checks.status;
+    lk_lce_share(args, args->workspace_bytes, r);
+    lk_status status = lk_check_all_slices(op, &v, args->vocab, r->states, r->all_states, bytes, stream);
+    if (!status) status = lk_lce_step<T>(op, &r->forward, LK_LCE_FORWARD, true, stream, other_rows);
+    if (status || !bytes) return status;
+    return lk_called_back(op, "all_gather", v.all_gather(v.user, r->states, r->all_states, bytes, stream));
+}
+
 template <class T>
 LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
 {
     lk_lce_ranks r;
     if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
-    const lk_vocab_parallel &v = args->parallel;
-    lk_checks checks = {op, lk_lce_split_workspace<T>(op, args, direction, false, &r)};
-    if (!checks.status) lk_check_workspace(&checks, args->workspace, args->workspace_bytes, r.least);
-    if (checks.status) return checks.status;
-    lk_lce_share(args, args->workspace_bytes, &r);
-    const size_t bytes = (size_t)args->tokens * (size_t)lk_ce_state_bytes(&r.forward);
-    lk_status status = lk_check_all_slices(op, &v, args->vocab, r.states, r.all_states, bytes, stream);
-    if (!status) status = lk_lce_step<T>(op, &r.forward, LK_LCE_FORWARD, true, stream);
-    if (!status && bytes)
-        status = lk_called_back(op, "all_gather", v.all_gather(v.user, r.states, r.all_states, bytes, stream));
+    lk_status status = lk_lce_split_workspace<T>(op, args, direction, false, &r);
+    if (!status) status = lk_lce_gather<T>(op, args, &r, NULL, stream);
     if (!status) status = lk_cross_entropy_finish<T>(op, &r.finish, stream);
     return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, true, stream);
 }
@@ -1562,29 +1592,27 @@ LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_lce_planner *planner
 /* The plan of a call whose steps share the workspace. */
 template <class T>
 LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
-                                     lk_linear_cross_entropy_plan *plan)
+                                     lk_lce_ranks *r, lk_linear_cross_entropy_plan *plan)
 {
-    lk_lce_ranks r;
     lk_lce_call call;
     lk_lce_planner planner;
     lk_lce_plan of[2] = {};
-    lk_status status = lk_lce_split_workspace<T>(op, args, direction, true, &r);
-    if (status) return status;
-    if (budget < r.least && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r.least);
-    if (budget < r.least) budget = r.least;
-    lk_lce_share(args, budget, &r);
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD && r.call.gradient;
-    const size_t left = r.forward.workspace_bytes;
+    lk_status status = LK_OK;
+    if (budget < r->least && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r->least);
+    if (budget < r->least) budget = r->least;
+    lk_lce_share(args, budget, r);
+    const bool both = direction == LK_LCE_FORWARD_BACKWARD && r->call.gradient;
+    const size_t left = r->forward.workspace_bytes;
     for (int i = 0; i <= both && !status; i++) {
-        status = lk_lce_begin_step<T>(op, i ? &r.backward : &r.forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &call,
-                                      &planner);
+        status = lk_lce_begin_step<T>(op, i ? &r->backward : &r->forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &call,
+                                      &planner, r->call.no_panels);
         if (!status) lk_lce_choose(&planner, left, &of[i]);
     }
     if (status) return status;
     const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
     *plan = lk_lce_answer(&planner, &of[both]);
-    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = r.least;
+    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = r->least;
     plan->matmuls = of[0].matmuls + of[1].matmuls;
     char text[sizeof plan->text];
     memcpy(text, plan->text, sizeof text);
@@ -1601,8 +1629,11 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     lk_lce_planner planner;
     lk_lce_plan plan;
     if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    if (args && lk_lce_in_steps(args, direction))
-        return lk_lce_query_ranks<T>(op, args, direction, budget, least, answer);
+    if (args && lk_lce_in_steps(args, direction)) {
+        lk_lce_ranks r;
+        const lk_status status = lk_lce_split_workspace<T>(op, args, direction, true, &r);
+        return status ? status : lk_lce_query_ranks<T>(op, args, direction, budget, least, &r, answer);
+    }
     const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner, no_panels);
     if (status) return status;
     if (budget < planner.least && !least)

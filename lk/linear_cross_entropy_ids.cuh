@@ -23,8 +23,9 @@
  *            forward computes loss, logp and lse, backward the gradients from a saved lse and from dlogp, and computes the logits
  *            again. ..._plan answers as in linear_cross_entropy.cuh.
  * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
- * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
- *            ranks. Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
+ * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted and batch_invariant.
+ *            Columns that are split over ranks have functions of their own, in linear_cross_entropy_ids_parallel.cuh.
+ *            Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
  *            all logp, its tail and dx are NaN, and it adds nothing to dweight and dbias. The tail is that of cross_entropy_ids.cuh
  *            too; a call with a tail has path CHUNKS.
  *            path is CHUNKS, FUSED or 0. 0 means FUSED where linear_cross_entropy.cuh takes it for one target, if there is one id,
@@ -108,7 +109,7 @@ typedef struct {
     float *dlogp;      /* [tokens, ids_per_row], over alpha */
     float *dtail;      /* [tokens], over alpha */
     float *tail;       /* [tokens], the caller's where it has one; NULL: the call has no tail */
-    float *lse_low;    /* [tokens], forward_backward with a tail */
+    float *lse_low;    /* [tokens], forward_backward with a tail or of ranks */
     float *zero;       /* [1], the upstream where there are dlogp and dtail alone */
     float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token, its tail's too */
     float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q, lk_lce_ids_power */
@@ -506,6 +507,14 @@ LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
                          job->stream, p);
 }
 
+/* What a slice's rows of one target do not have. */
+LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, const lk_lce_work &chunk, lk_cross_entropy_args *a)
+{
+    a->target_dtype = ids->ids.target_dtype, a->ignore_index = ids->ids.ignore_index;
+    a->use_ignore_index = ids->ids.use_ignore_index;
+    if (ids->lse_low) a->lse_low = ids->lse_low + chunk.first_row;
+}
+
 /* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; L: the type of the logits. */
 template <class L>
 LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f, int direction)
@@ -518,9 +527,7 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     if (!lk_ce_ids_has_tail(&call.x, direction)) call.tail = NULL; /* backward, where the tail is an output alone */
     call.all = f;
     lk_cross_entropy_args &a = call.all.a;
-    a.target_dtype = ids->ids.target_dtype, a.ignore_index = ids->ids.ignore_index;
-    a.use_ignore_index = ids->ids.use_ignore_index;
-    if (ids->lse_low) a.lse_low = ids->lse_low + chunk.first_row;
+    lk_lce_ids_put_options(ids, chunk, &a);
     if (direction == LK_CE_FORWARD) a.dlogits = NULL, a.upstream = a.dlse = a.dentropy = NULL;
     if (direction == LK_CE_BACKWARD) a.argmax = NULL, a.entropy = a.dentropy ? a.entropy : NULL;
     lk_cross_entropy_ids_args space = call.x;
@@ -546,21 +553,26 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
 }
 
+/* What the gradients of a slice's rows need first. */
+LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chunk)
+{
+    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const int threads = 32 * LK_CE_IDS_WARPS;
+    lk_lce_ids_work p = {};
+    if (!chunk.call.gradient || (!ids->bound && !ids->most)) return LK_OK;
+    p.all = *ids, p.all.ids.rows = chunk.rows, p.dlse = ids->x.common.dlse, p.first_row = chunk.first_row;
+    p.scaled_dlse = chunk.ws.dlse + chunk.first_row, p.factor = chunk.ws.factor + chunk.first_row, p.counts = chunk.ws.counts;
+    return lk_launch_pdl(job->op, &job->device, lk_lce_ids_scale_kernel, lk_ceil_div(chunk.rows * ids->x.ids_per_row, threads), 1,
+                         threads, 0, job->stream, p);
+}
+
 /* The rows of a slice. With a tail, which the gradients need before the rows are read for them, in two passes. */
 template <class L>
 LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
     const bool gives_loss = chunk.call.gives_loss, gradient = chunk.call.gradient;
-    const int threads = 32 * LK_CE_IDS_WARPS;
-    lk_status status = LK_OK;
-    if ((ids->bound || ids->most) && gradient) {
-        lk_lce_ids_work p = {};
-        p.all = *ids, p.all.ids.rows = chunk.rows, p.dlse = ids->x.common.dlse, p.first_row = chunk.first_row;
-        p.scaled_dlse = chunk.ws.dlse + chunk.first_row, p.factor = chunk.ws.factor + chunk.first_row, p.counts = chunk.ws.counts;
-        status = lk_launch_pdl(job->op, &job->device, lk_lce_ids_scale_kernel,
-                               lk_ceil_div(chunk.rows * ids->x.ids_per_row, threads), 1, threads, 0, job->stream, p);
-    }
+    lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
     if (!gradient) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_FORWARD);
     if (!gives_loss) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BACKWARD);
@@ -575,11 +587,13 @@ LK_HOST bool lk_lce_ids_has_tail(const lk_lce_ids_args *x, int direction)
     return x->tail_weight || (direction != LK_LCE_BACKWARD && x->tail) || (direction != LK_LCE_FORWARD && x->dtail);
 }
 
-/* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. */
-LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool fused, void *workspace)
+/* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. split: the columns are
+ * split over ranks. */
+LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool fused, bool split, void *workspace)
 {
     const lk_lce_ids_args &x = ids->x;
     const bool both = direction == LK_LCE_FORWARD_BACKWARD, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
+    const bool halves = both && (tail || split); /* forward, then backward */
     sizes = sizes && direction != LK_LCE_FORWARD;
     lk_arena arena = {(uintptr_t)workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_cross_entropy_ids_args space = {};
@@ -589,7 +603,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
     lk_take(&ids->bound, &arena, given, x.common.tokens);
     lk_take(&ids->dtail, &arena, x.dtail, x.common.tokens);
     lk_take(&ids->tail, &arena, tail && !x.tail, x.common.tokens);
-    lk_take(&ids->lse_low, &arena, tail && both, x.common.tokens);
+    lk_take(&ids->lse_low, &arena, halves, x.common.tokens);
     if (x.tail) ids->tail = x.tail;
     space.tail = ids->tail;
     lk_take(&ids->zero, &arena, given && !x.common.upstream, 1);
@@ -601,7 +615,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
     lk_take(&ids->dlogp, &arena, x.dlogp, x.common.tokens * x.ids_per_row);
     const size_t forward = lk_ce_ids_space_of(&space, LK_CE_FORWARD).bytes, back = lk_ce_ids_space_of(&space, LK_CE_BACKWARD).bytes;
     const size_t passes = forward > back ? forward : back, one = lk_ce_ids_space_of(&space, LK_CE_BOTH).bytes;
-    const size_t bytes = direction == LK_LCE_FORWARD ? forward : !both ? back : tail ? passes : one;
+    const size_t bytes = direction == LK_LCE_FORWARD ? forward : !both ? back : halves ? passes : one;
     ids->rows = lk_take_bytes(&arena, true, (int64_t)bytes);
     lk_take(&ids->fused.logit, &instead, fused && several, x.common.tokens * x.ids_per_row);
     lk_take(&ids->fused.column, &instead, fused && several && gradient, x.common.tokens * x.ids_per_row);
@@ -610,11 +624,18 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
     ids->bytes = arena.used < instead.used ? instead.used : arena.used;
 }
 
-/* Checks what this header adds, and fills in the call that linear_cross_entropy gets. */
+/* What a call of linear_cross_entropy_ids_parallel.cuh has otherwise. */
+typedef struct {
+    lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call); /* lk_lce_other_rows's */
+    int state_bytes; /* of the ids' logits of a token */
+} lk_lce_ids_split;
+
+/* Checks what this header adds, and fills in the call that linear_cross_entropy gets. split: NULL where a call has all columns. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, int direction, bool query, lk_lce_ids *ids,
-                                   lk_lce_args *call)
+                                   lk_lce_args *call, const lk_lce_ids_split *split)
 {
+    static const char *const names[] = {"forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *ids = {};
     ids->x = *args;
@@ -627,11 +648,18 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
                                 : a.saved                     ? "saved"
                                 : a.max_counted != 0          ? "max_counted"
                                 : a.batch_invariant           ? "batch_invariant"
-                                : a.parallel.vocab_total != 0 ? "parallel.vocab_total"
                                 : a.statistics                ? "statistics"
                                                               : NULL;
     lk_checks checks = {op, LK_OK};
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);
+    if (a.parallel.vocab_total && !split)
+        lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_linear_cross_entropy_ids_parallel_%s, which "
+                  "is in linear_cross_entropy_ids_parallel.cuh", names[direction]);
+    if (!a.parallel.vocab_total && split)
+        lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
+    if (split && a.path != LK_LINEAR_CROSS_ENTROPY_AUTO && a.path != LK_LINEAR_CROSS_ENTROPY_CHUNKS)
+        lk_reject(&checks, LK_ERR_PATH,
+                  "path is %d; where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS", a.path);
     if (a.path != LK_LINEAR_CROSS_ENTROPY_AUTO && a.path != LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
         a.path != LK_LINEAR_CROSS_ENTROPY_FUSED)
         lk_reject(&checks, LK_ERR_PATH,
@@ -642,11 +670,17 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (a.ignore_index != 0 && !a.use_ignore_index)
         lk_reject(&checks, LK_ERR_VALUE, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
                   (long long)a.ignore_index);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
     if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_lce_ids_has_tail(x, direction);
+    if (tail && split)
+        lk_reject(&checks, LK_ERR_VALUE, "%s is given; there is no tail where columns are split over ranks",
+                  x->tail_weight ? "tail_weight" : x->dtail ? "dtail" : "tail");
+    if (split) lk_cross_entropy_check_slice(&checks, &a);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
+    const bool leaves_states = split && forward && !a.parallel.all_gather;
+    int64_t state = split ? (lk_ce_state_bytes(&x->common) + split->state_bytes) / 16 : 0; /* of a token, in 16 bytes */
     if (tail && a.path == LK_LINEAR_CROSS_ENTROPY_FUSED)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail");
     lk_tensor list[] = {
@@ -660,6 +694,7 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
         {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
         {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
         {"tail", x->tail, 4, !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens},
+        {"states", a.states, 16, leaves_states ? LK_OUT : LK_UNUSED, state, {{a.tokens, &state, "states"}}},
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query && a.tokens && !x->target_ids) lk_reject(&checks, LK_ERR_NULL, "target_ids is NULL");
@@ -671,9 +706,9 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
 
     *call = a;
     const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
-    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || split)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, a.workspace);
+    lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, split != NULL, a.workspace);
     call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
     call->use_ignore_index = 1, call->ignore_index = LK_CE_IDS_IGNORED;
     if (ids->bound) {
@@ -684,20 +719,20 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (ids->lse) call->lse = ids->lse;
     call->workspace = (char *)a.workspace + ids->bytes;
     call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
-    ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = a.vocab;
+    ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? a.parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
     return LK_OK;
 }
 
-/* The plan within a budget; least: or the smallest, where that is more. */
+/* The plan within a budget; least: or the smallest, where that is more. split: as in lk_lce_ids_check. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
-                                   lk_linear_cross_entropy_plan *plan)
+                                   lk_linear_cross_entropy_plan *plan, const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
     lk_lce_args call;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &call);
+    lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &call, split);
     if (!status) status = lk_lce_query<T>(op, &call, direction, budget > ids.bytes ? budget - ids.bytes : 0, true, plan, true);
     if (status) return status;
     plan->workspace_bytes += ids.bytes, plan->minimum_bytes += ids.bytes;
@@ -708,14 +743,17 @@ LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, 
 }
 
 template <class T>
-LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream,
+                                 const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
     lk_lce_args call;
     lk_linear_cross_entropy_plan plan;
-    lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &call);
+    lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &call, split);
     if (status) return status;
-    const lk_lce_other_rows rows = {lk_lce_ids_begin, call.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>,
+    const lk_lce_other_rows rows = {lk_lce_ids_begin, split              ? split->rows
+                                                      : call.fast_logits ? lk_lce_ids_rows<T>
+                                                                         : lk_lce_ids_rows<float>,
                                     lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms,
                                     lk_lce_ids_fused_panel, &ids};
     lk_checks checks = {op, LK_OK};
@@ -724,37 +762,37 @@ LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, in
     return checks.status ? checks.status : lk_lce_step<T>(op, &call, direction, false, stream, &rows);
 }
 
-/* The functions of a direction. */
-#define LK_LCE_IDS_ENTRY(name, direction)                                                                                      \
+/* The functions of a direction. run, query: those above, or those for ranks. */
+#define LK_LCE_IDS_ENTRY(name, direction, run, query)                                                                          \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_linear_cross_entropy_ids_##name(const char *op, const lk_lce_ids_args *args, cudaStream_t stream)     \
     {                                                                                                                          \
-        return lk_lce_ids_run<T>(op, args, direction, stream);                                                                 \
+        return run<T>(op, args, direction, stream);                                                                            \
     }                                                                                                                          \
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_linear_cross_entropy_ids_##name##_workspace(const char *op, const lk_lce_ids_args *args, size_t *n)   \
     {                                                                                                                          \
         lk_linear_cross_entropy_plan plan;                                                                                     \
-        const lk_status status = lk_lce_ids_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);            \
+        const lk_status status = query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);                       \
         if (!status && n) *n = plan.workspace_bytes;                                                                           \
         return status;                                                                                                         \
     }
-LK_LCE_IDS_ENTRY(forward, LK_LCE_FORWARD)
-LK_LCE_IDS_ENTRY(backward, LK_LCE_BACKWARD)
-LK_LCE_IDS_ENTRY(forward_backward, LK_LCE_FORWARD_BACKWARD)
+LK_LCE_IDS_ENTRY(forward, LK_LCE_FORWARD, lk_lce_ids_run, lk_lce_ids_query)
+LK_LCE_IDS_ENTRY(backward, LK_LCE_BACKWARD, lk_lce_ids_run, lk_lce_ids_query)
+LK_LCE_IDS_ENTRY(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run, lk_lce_ids_query)
 
-#define LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(direction, which, T)                                                                  \
+#define LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(direction, which, query, T)                                                           \
     LK_EMIT(linear_cross_entropy_ids, direction, T)                                                                            \
     LK_API lk_status lk_linear_cross_entropy_ids_##direction##_plan_##T(const lk_lce_ids_args *args, size_t budget,            \
                                                                         lk_linear_cross_entropy_plan *plan)                    \
     {                                                                                                                          \
-        return lk_lce_ids_query<lk_##T>("lk_linear_cross_entropy_ids_" #direction "_plan_" #T, args, which, budget, false, plan); \
+        return query<lk_##T>("lk_linear_cross_entropy_ids_" #direction "_plan_" #T, args, which, budget, false, plan);         \
     }
 #define LK_LINEAR_CROSS_ENTROPY_IDS_DEFINE(T)                                                                                  \
     LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                     \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(forward, LK_LCE_FORWARD, T)                                                               \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(backward, LK_LCE_BACKWARD, T)                                                             \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)
+    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(forward, LK_LCE_FORWARD, lk_lce_ids_query, T)                                             \
+    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(backward, LK_LCE_BACKWARD, lk_lce_ids_query, T)                                           \
+    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_query, T)
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_DEFINE, T)
 
 #else

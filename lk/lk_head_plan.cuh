@@ -48,7 +48,7 @@ typedef struct {
     bool saves;                 /* forward leaves, or backward reads, `saved` */
     bool split;                 /* the columns are split over ranks */
     bool stores;                /* `saved` has logits, not exponentials */
-    bool no_panels;             /* the plan may not be LK_LCE_PATH_PANELS */
+    bool no_panels;             /* the plan may not be LK_LCE_PATH_PANELS; with `split` it is CHUNKS */
     bool fused;                 /* the plan may be, or must be, LK_LCE_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
@@ -513,7 +513,7 @@ LK_HOST int64_t lk_lce_panel_cols(const lk_lce_shape *s, int64_t most)
 LK_HOST bool lk_lce_may_be(const lk_lce_shape *s, int path)
 {
     if (s->saves) return path == (s->stores ? LK_LCE_PATH_CHUNKS : LK_LCE_PATH_FUSED);
-    if (path == LK_LCE_PATH_CHUNKS && s->split) return false; /* its kernels see whole rows */
+    if (path == LK_LCE_PATH_CHUNKS && s->split && !s->no_panels) return false; /* its kernels see whole rows then */
     if (path == LK_LCE_PATH_PANELS && s->no_panels) return false;
     return path == LK_LCE_PATH_FUSED ? s->fused : !s->path || s->path == path;
 }
