@@ -676,7 +676,6 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (tail && split)
         lk_reject(&checks, LK_ERR_VALUE, "%s is given; there is no tail where columns are split over ranks",
                   x->tail_weight ? "tail_weight" : x->dtail ? "dtail" : "tail");
-    if (split) lk_cross_entropy_check_slice(&checks, &a);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
     const bool leaves_states = split && forward && !a.parallel.all_gather;

@@ -1,29 +1,39 @@
 // SPDX-License-Identifier: MIT
-/* tests/linear_cross_entropy_ids.cu - lk/linear_cross_entropy_ids.cuh against the formulas of linear_cross_entropy.cuh and
- * cross_entropy_ids.cuh in double, on the GPU or on the simulator.
+/* tests/linear_cross_entropy_ids.cu - lk/linear_cross_entropy_ids.cuh and lk/linear_cross_entropy_ids_parallel.cuh against the
+ * formulas of linear_cross_entropy.cuh and cross_entropy_ids.cuh in double, on the GPU or on the simulator.
  *
  * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs must not
  * change. The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T; that moves a log-probability
  * by at most twice the row's largest such error. dZ follows by its formula, and is rounded to T once; dx and dweight sum it times
  * exact factors. Where FUSED keeps exponentials, these are rounded, once more in a row with several references, and so is v x.
+ * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/linear_cross_entropy.cu. The
+ * sum of their dx is compared, each part of which is rounded to T.
  */
-#include "lk/linear_cross_entropy_ids.cuh"
+#include "lk/linear_cross_entropy_ids_parallel.cuh"
 
 #include "tests/test.h"
 
 TEST_DEFINE(LINEAR_CROSS_ENTROPY)
 TEST_DEFINE(LINEAR_CROSS_ENTROPY_IDS)
+TEST_DEFINE(LINEAR_CROSS_ENTROPY_IDS_PARALLEL)
 
 typedef lk_linear_cross_entropy_ids_args args_t;
 typedef lk_linear_cross_entropy_plan plan_t;
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
-#define ALL(what)                                                                                                              \
-    {TEST_OF_TYPES(lk_linear_cross_entropy_ids_forward##what), TEST_OF_TYPES(lk_linear_cross_entropy_ids_backward##what),       \
-     TEST_OF_TYPES(lk_linear_cross_entropy_ids_forward_backward##what)}
-static lk_status (*const call_of[][TEST_TYPES])(const args_t *, cudaStream_t) = ALL();
-static lk_status (*const query_of[][TEST_TYPES])(const args_t *, size_t *) = ALL(_workspace_bytes);
-static lk_status (*const plan_of[][TEST_TYPES])(const args_t *, size_t, plan_t *) = ALL(_plan);
+typedef lk_status (*call_function)(const args_t *, cudaStream_t);
+typedef lk_status (*query_function)(const args_t *, size_t *);
+typedef lk_status (*plan_function)(const args_t *, size_t, plan_t *);
+#define ALL(whose, what)                                                                                                       \
+    {TEST_OF_TYPES(lk_linear_cross_entropy_ids_##whose##forward##what),                                                        \
+     TEST_OF_TYPES(lk_linear_cross_entropy_ids_##whose##backward##what),                                                       \
+     TEST_OF_TYPES(lk_linear_cross_entropy_ids_##whose##forward_backward##what)}
+static const call_function call_of[][TEST_TYPES] = ALL(, ), split_call_of[][TEST_TYPES] = ALL(parallel_, );
+static const query_function query_of[][TEST_TYPES] = ALL(, _workspace_bytes);
+static const query_function split_query_of[][TEST_TYPES] = ALL(parallel_, _workspace_bytes);
+static const plan_function plan_of[][TEST_TYPES] = ALL(, _plan), split_plan_of[][TEST_TYPES] = ALL(parallel_, _plan);
+static const call_function finish_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_finish);
+static const query_function finish_query_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_finish_workspace_bytes);
 static lk_linear_cross_entropy_context context;
 
 /* Tensors. The first are inputs; LSE, ENTROPY and TAIL are inputs of backward. */
@@ -37,10 +47,12 @@ enum { DEFAULT, SMALLEST, BETWEEN }; /* or a number of bytes, no less than the s
 enum { AUTO = LK_LINEAR_CROSS_ENTROPY_AUTO, FUSED = LK_LINEAR_CROSS_ENTROPY_FUSED };
 static int path_here; /* of the cases */
 static bool fused_here; /* the device has FUSED */
+static int split_over; /* the ranks of new problems */
 
 typedef struct {
     int type, direction, ids, reduction, budget, path;
-    int64_t tokens, hidden, vocab, chunk, panel;
+    int ranks; /* not 0: the columns are split over so many */
+    int64_t tokens, hidden, vocab, chunk, panel, slice;
     int gap, at;
     float scale, softcap, z_loss, spread; /* spread: of the logits, 0: 1 */
     bool has[TENSORS], accumulate, dweight_f32, fast, per_token, int32, ignore, bad, repeated, masked;
@@ -53,6 +65,7 @@ static problem plain(int type, int direction, int64_t tokens, int64_t hidden, in
 {
     problem p = {};
     p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.ids = ids, p.path = path_here;
+    p.ranks = split_over;
     p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type + 77 * ids), p.per_token = true;
     const int with[] = {X, WEIGHT, IDS, ID_WEIGHT, UPSTREAM, LSE, LOSS, LOGP, DX, DWEIGHT};
     for (int i = 0; i < LENGTH_OF(with); i++) p.has[with[i]] = true;
@@ -63,10 +76,11 @@ static const char *describe(const problem *p)
 {
     static char text[800];
     int n = snprintf(text, sizeof text,
-                     "%s %s path %d, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, panel %lld, budget %d, gap %d at %d, "
-                     "scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s%s, seed %llu, has",
-                     direction_name[p->direction], test_type_name[p->type], p->path, (long long)p->tokens, (long long)p->hidden,
-                     (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, (long long)p->panel, p->budget, p->gap, p->at,
+                     "%s %s path %d, %d ranks, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, panel %lld, slice %lld, "
+                     "budget %d, gap %d at %d, scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s%s, seed %llu, has",
+                     direction_name[p->direction], test_type_name[p->type], p->path, p->ranks, (long long)p->tokens,
+                     (long long)p->hidden, (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, (long long)p->panel,
+                     (long long)p->slice, p->budget, p->gap, p->at,
                      (double)p->scale, (double)p->softcap, (double)p->z_loss, (double)p->spread, p->cancel ? ", cancel" : "",
                      p->peaked ? ", peaked" : "", p->accumulate ? ", accumulate" : "",
                      p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->per_token ? ", per token" : "",
@@ -243,6 +257,184 @@ static void fill(const problem *p)
     }
 }
 
+/* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
+
+static int64_t cut[65];      /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static size_t room_of[64];   /* each rank's workspace */
+static char *table;          /* the blocks of all ranks; the sums of the others' p; counts of bad tokens; each rank's dx; scratch */
+static size_t table_bytes, block_bytes, others_at, counts_at, dx_at, dx_each, scratch_at;
+static int acting;           /* the rank whose call runs */
+static int64_t handed;       /* tokens of dx that it has handed over */
+
+/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
+static bool gathers(const problem *p) { return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2); }
+
+/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
+static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    const problem *const p = (const problem *)user;
+    if (!test_that(bytes == block_bytes)) test_detail("%zu bytes are gathered, not %zu; %s", bytes, block_bytes, describe(p));
+    cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
+}
+
+static char *dx_of(const problem *p, int rank)
+{
+    const layout l = layout_of(p, DX);
+    return table + dx_at + (size_t)rank * dx_each + l.at * l.bytes;
+}
+
+/* dx comes once, with all tokens, before the last matmul of dweight. */
+static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
+{
+    const problem *const p = (const problem *)user;
+    if (!test_that(handed == 0 && tokens == p->tokens && dx == (void *)dx_of(p, acting)))
+        test_detail("dx of %lld tokens is handed over, after %lld; %s", (long long)tokens, (long long)handed, describe(p));
+    handed += tokens;
+#if defined(LK_SIMT)
+    if (!test_that(simt_cublaslt_sms == 0)) test_detail("a matmul before reduce leaves SMs; %s", describe(p));
+    simt_cublaslt_sms = -1;
+#endif
+    return LK_OK;
+}
+
+static args_t slice_of(const problem *p, int rank)
+{
+    args_t x = args;
+    lk_linear_cross_entropy_args &a = x.common;
+    const int64_t first = cut[rank];
+    const layout weight = layout_of(p, WEIGHT), bias = layout_of(p, BIAS), dweight = layout_of(p, DWEIGHT);
+    a.vocab = cut[rank + 1] - first;
+    a.weight = (const char *)a.weight + first * weight.stride * weight.bytes;
+    if (a.bias) a.bias = (const char *)a.bias + first * bias.bytes;
+    if (a.dx) a.dx = dx_of(p, rank);
+    if (a.dweight) a.dweight = (char *)a.dweight + first * dweight.stride * dweight.bytes;
+    if (a.dbias) a.dbias = (char *)a.dbias + first * bias.bytes;
+    if (a.vocab == 0 && rank % 2) a.weight = a.bias = NULL; /* of no size */
+    a.parallel.vocab_start = first, a.parallel.vocab_total = p->vocab, a.parallel.rank = rank, a.parallel.ranks = p->ranks;
+    a.parallel.user = (void *)(uintptr_t)p, a.parallel.reduce_sms = (int)((rank + p->tokens) % 3);
+    if (p->seed % 8) a.parallel.reduce = hand;
+    if (gathers(p)) a.parallel.all_gather = gather;
+    a.states = table + (size_t)rank * block_bytes, a.bad_targets = (int32_t *)(table + counts_at) + rank;
+    a.others = p->direction == BACKWARD ? (float *)(table + others_at) : NULL, a.workspace_bytes = room_of[rank];
+    return x;
+}
+
+/* The table, the slices, and for backward the sums of the p of all columns but the target, by the lse that it gets. */
+static void make_table(const problem *p)
+{
+    const layout dx = layout_of(p, DX), dweight = layout_of(p, DWEIGHT);
+    const bool more = p->has[ENTROPY] || p->has[ARGMAX] || (p->direction == BOTH && p->has[DENTROPY]);
+    const size_t of_ids = (size_t)(p->ids * (p->fast ? test_type_bytes[p->type] : 4) + 15) / 16 * 16, n = (size_t)p->tokens;
+    block_bytes = n * ((more && p->direction != BACKWARD ? 32 : 16) + of_ids), others_at = block_bytes * (size_t)p->ranks;
+    counts_at = others_at + n * 4, dx_at = (counts_at + (size_t)p->ranks * 4 + 255) / 256 * 256;
+    dx_each = (size_t)(p->tokens * dx.stride * dx.bytes + dx.at * dx.bytes + 511) / 256 * 256;
+    scratch_at = dx_at + dx_each * (size_t)p->ranks;
+    const size_t bytes = scratch_at + (size_t)(p->vocab * (dweight.stride + 1)) * 4 + 256;
+    if (bytes > table_bytes) {
+        TEST_CUDA(cudaFree(table));
+        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
+    }
+    TEST_CUDA(cudaMemset(table, 0xff, bytes));
+    float *const others = (float *)malloc(n * 4 + 4);
+    for (int64_t row = 0; row < p->tokens && p->direction == BACKWARD; row++) {
+        int64_t y = -1;
+        refer(p, row);
+        for (int k = 0; k < p->ids; k++)
+            if (status_of(p, row, k) == GOOD && (y < 0 || logits[id_of(p, row, k)] > logits[y])) y = id_of(p, row, k);
+        double sum = 0;
+        for (int64_t j = 0; j < p->vocab; j++) sum += j == y ? 0 : exp(logits[j] - (double)(float)row_lse);
+        others[row] = (float)sum;
+    }
+    if (p->direction == BACKWARD) TEST_CUDA(cudaMemcpy(table + others_at, others, n * 4, cudaMemcpyHostToDevice));
+    free(others);
+    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+}
+
+/* All ranks' calls; of a forward that does not gather, finish too. */
+static lk_status launch_split(const problem *p)
+{
+    lk_status status = LK_OK;
+    const bool back = p->direction != FORWARD;
+    const int rounds = gathers(p) && p->ranks > 1 ? 2 : 1;
+    TEST_CUDA(cudaMemsetAsync(table + counts_at, 0, (size_t)p->ranks * 4, test.stream));
+    for (int round = 0; round < rounds; round++)
+        for (acting = 0; acting < p->ranks && !status; acting++) {
+            args_t x = slice_of(p, acting);
+            lk_linear_cross_entropy_args &a = x.common;
+            const bool rehearsal = round + 1 < rounds, reduces = back && a.dx && a.parallel.reduce;
+            handed = 0;
+            if (rehearsal) a.bad_targets = NULL;
+            if (rehearsal && a.dweight) a.dweight = table + scratch_at;
+            if (rehearsal && a.dbias) a.dbias = table + scratch_at + p->vocab * layout_of(p, DWEIGHT).stride * 4 + 64;
+            status = split_call_of[p->direction][p->type](&x, test.stream);
+#if defined(LK_SIMT)
+            const int sms = a.parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
+            if (!test_that(simt_cublaslt_sms == -1 || simt_cublaslt_sms == want))
+                test_detail("a matmul for %d SMs, not %d; %s", simt_cublaslt_sms, want, describe(p));
+            if (!test_that(!want || a.vocab == 0 || !a.dweight || simt_cublaslt_sms == want))
+                test_detail("dweight's matmul comes before reduce; %s", describe(p));
+            simt_cublaslt_sms = 0;
+#endif
+            if (!status && !test_that(handed == (reduces ? p->tokens : 0)))
+                test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
+            if (status || rehearsal || !gathers(p)) continue;
+            if (x.logp) test_same_on_ranks(x.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, acting);
+            else if (a.lse) test_same_on_ranks(a.lse, p->tokens, acting);
+        }
+    if (status || p->direction != FORWARD || gathers(p)) return status;
+    args_t x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
+    x.common.all_states = table;
+    finish_query_of[p->type](&x, &x.common.workspace_bytes);
+    return finish_of[p->type](&x, test.stream);
+}
+
+/* Each rank, or the one that finishes, counts the tokens with a bad id. */
+static void verify_counts(const problem *p)
+{
+    int32_t count = 0, got[64];
+    bool bad;
+    for (int64_t row = 0; row < p->tokens; row++) counts(p, row, &bad), count += bad;
+    TEST_CUDA(cudaMemcpy(got, table + counts_at, (size_t)p->ranks * 4, cudaMemcpyDeviceToHost));
+    for (int rank = 0; rank < p->ranks; rank++) {
+        const bool here = p->direction != FORWARD || gathers(p) || rank == (int)(p->seed % (uint64_t)p->ranks);
+        if (!test_that(got[rank] == (here ? count : 0)))
+            test_detail("rank %d counts %d bad tokens of %d; %s", rank, got[rank], count, describe(p));
+    }
+}
+
+/* The sum of all ranks' dx. */
+static void sum_dx(const problem *p)
+{
+    const layout l = layout_of(p, DX);
+    char *const host = (char *)malloc((size_t)p->ranks * dx_each + 1);
+    TEST_CUDA(cudaMemcpy(host, table + dx_at, (size_t)p->ranks * dx_each, cudaMemcpyDeviceToHost));
+    for (int64_t row = 0; row < l.rows; row++)
+        for (int64_t c = 0; c < l.cols; c++) {
+            double sum = 0;
+            for (int rank = 0; rank < p->ranks; rank++)
+                sum += (double)test_get(l.type, host + (size_t)rank * dx_each + l.at * l.bytes, row * l.stride + c);
+            test_put(l.type, test_buffer_back(&buffer[DX]), row * l.stride + c, (float)sum);
+        }
+    free(host);
+}
+
+/* The workspace of a call: the plan, and its bytes. */
+static size_t choose_room(const problem *p, const args_t *a)
+{
+    const plan_function ask = p->ranks ? split_plan_of[p->direction][p->type] : plan_of[p->direction][p->type];
+    plan_t any = {};
+    size_t bytes = 0;
+    test_launched(ask(a, SIZE_MAX, &any), describe(p));
+    test_launched((p->ranks ? split_query_of : query_of)[p->direction][p->type](a, &bytes), describe(p));
+    if (p->budget == SMALLEST) bytes = any.minimum_bytes;
+    if (p->budget > BETWEEN) bytes = (size_t)p->budget > any.minimum_bytes ? (size_t)p->budget : any.minimum_bytes;
+    if (p->budget == BETWEEN) bytes = any.minimum_bytes * (2 + p->seed % 5) / 2 + 100;
+    test_launched(ask(a, bytes, &plan), describe(p));
+    if (!test_that(plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes)) test_detail("%s", plan.text);
+    return plan.workspace_bytes;
+}
+
 static void prepare_run(const problem *p, int run)
 {
     for (int t = 0; t < TENSORS; t++) {
@@ -265,7 +457,7 @@ static void prepare_run(const problem *p, int run)
     a->tokens = p->tokens, a->hidden = p->hidden, a->vocab = p->vocab, a->chunk_tokens = p->chunk;
     a->x_stride = layout_of(p, X).stride, a->weight_stride = layout_of(p, WEIGHT).stride;
     if (p->gap) a->dx_stride = a->dweight_stride = p->hidden + p->gap;
-    a->argmax = (int64_t *)at[ARGMAX], a->path = p->path, a->panel_vocab = p->panel;
+    a->argmax = (int64_t *)at[ARGMAX], a->path = p->path, a->panel_vocab = p->panel, a->slice_tokens = p->slice;
     a->logit_scale = p->scale, a->softcap = p->softcap, a->z_loss = p->z_loss, a->reduction = p->reduction;
     a->use_ignore_index = p->ignore, a->ignore_index = p->ignore ? 3 : 0;
     a->target_dtype = p->int32 ? LK_TARGET_INT32 : LK_TARGET_INT64;
@@ -275,26 +467,32 @@ static void prepare_run(const problem *p, int run)
     args.tail_weight = (float *)at[TAIL_WEIGHT], args.dtail = (float *)at[DTAIL], args.tail = (float *)at[TAIL];
     if (p->gap) args.target_ids_stride = args.target_weight_stride = args.dlogp_stride = args.logp_stride = p->ids + p->gap;
 
-    plan_t any = {};
     size_t bytes = 0;
-    test_launched(plan_of[p->direction][p->type](&args, SIZE_MAX, &any), describe(p));
-    test_launched(query_of[p->direction][p->type](&args, &bytes), describe(p));
-    if (p->budget == SMALLEST) bytes = any.minimum_bytes;
-    if (p->budget > BETWEEN) bytes = (size_t)p->budget > any.minimum_bytes ? (size_t)p->budget : any.minimum_bytes;
-    if (p->budget == BETWEEN) bytes = any.minimum_bytes * (2 + p->seed % 5) / 2 + 100;
-    test_launched(plan_of[p->direction][p->type](&args, bytes, &plan), describe(p));
-    if (!test_that(plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes)) test_detail("%s", plan.text);
-    a->workspace_bytes = plan.workspace_bytes;
-    test_buffer_size(&workspace, plan.workspace_bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
+    if (p->ranks) make_table(p);
+    else bytes = choose_room(p, &args);
+    for (int rank = 0; rank < p->ranks; rank++) {
+        const args_t x = slice_of(p, rank);
+        size_t of_finish = 0;
+        room_of[rank] = choose_room(p, &x);
+        if (p->direction == FORWARD) test_launched(finish_query_of[p->type](&x, &of_finish), describe(p));
+        if (of_finish > bytes) bytes = of_finish;
+        if (room_of[rank] > bytes) bytes = room_of[rank];
+    }
+    a->workspace_bytes = bytes;
+    test_buffer_size(&workspace, bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
     test_buffer_upload(&workspace);
-    a->workspace = plan.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    a->workspace = bytes ? test_buffer_device(&workspace) : NULL;
 }
 static void prepare(const problem *p) { prepare_run(p, 0); }
-static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
+static lk_status launch(const problem *p)
+{
+    return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
+}
 
-static void collect(void)
+static void collect(const problem *p)
 {
     for (int t = 0; t < TENSORS; t++) test_buffer_download(&buffer[t]);
+    if (p->ranks && is_of(p, DX)) sum_dx(p);
     test_buffer_download(&workspace), test_buffer_accept_all(&workspace);
 }
 
@@ -376,13 +574,19 @@ static void verify_gradients(const problem *p, double most)
         bool bad;
         counts(p, row, &bad);
         for (int64_t d = 0; d < p->hidden; d++) {
-            double want = 0, slack = 0, tail = 0;
-            for (int64_t j = 0; j < v; j++) {
-                const double g = dz[row * v + j], w = input(p, WEIGHT, j, d);
-                want += g * w, slack += dz_slack[row * v + j] * fabs(w) + sums * fabs(g * w);
-                tail += j >= v / 8 * 8 ? fabs(g * w) : 0;
+            double want = 0, slack = 0;
+            for (int rank = 0; rank < (p->ranks ? p->ranks : 1); rank++) { /* each rank's part is rounded */
+                const int64_t first = p->ranks ? cut[rank] : 0, end = p->ranks ? cut[rank + 1] : v;
+                double part = 0, off = 0, tail = 0;
+                for (int64_t j = first; j < end; j++) {
+                    const double g = dz[row * v + j], w = input(p, WEIGHT, j, d);
+                    part += g * w, off += dz_slack[row * v + j] * fabs(w) + sums * fabs(g * w);
+                    tail += j >= first + (end - first) / 8 * 8 ? fabs(g * w) : 0;
+                }
+                if (p->type == TEST_BF16 && !fused) off += 0x1p-8 * tail; /* of tail columns: rounded before the rest is added */
+                if (p->ranks) off += test_half_ulp(p->type, fabs(part) + off);
+                want += part, slack += off;
             }
-            if (p->type == TEST_BF16 && !fused) slack += 0x1p-8 * tail; /* dx of tail columns is rounded before the rest is added */
             verify_number(p, DX, row, d, bad ? NAN : want, slack);
         }
     }
@@ -465,7 +669,7 @@ static void verify(const problem *p)
     if (p->direction != FORWARD) verify_gradients(p, most);
 }
 
-static void compare(const problem *p, const char *what) { collect(), settle(p, false, what); }
+static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
 static const test_op<problem> again = {describe, prepare, launch, compare};
 
 static void check(const problem *p)
@@ -473,9 +677,10 @@ static void check(const problem *p)
     for (int run = 0; run < 2; run++) {
         prepare_run(p, run);
         const bool ran = test_launched(launch(p), describe(p));
-        collect();
+        collect(p);
         if (!ran) return;
         if (run == 0) verify(p);
+        if (p->ranks) verify_counts(p);
         settle(p, run == 0, "a second run");
     }
 }
@@ -519,7 +724,8 @@ static void options(int type, int direction, int)
         if (i & 4) p.z_loss = 0.01f;
         p.has[ROW_WEIGHT] = i & 8, p.ignore = i & 16, p.bad = i % 7 == 3, p.repeated = i % 3 == 2, p.int32 = i % 2;
         p.has[DLOGP] = back && i % 3 != 1, p.has[DLSE] = back && (i % 4 == 2 || i % 7 == 3), p.has[DENTROPY] = back && i % 5 == 3;
-        p.has[ENTROPY] = p.has[DENTROPY] || (direction != BACKWARD && i % 6 == 1), p.has[ID_WEIGHT] = i % 6 != 4;
+        p.has[ENTROPY] = (p.has[DENTROPY] && (direction == BACKWARD || i % 2)) || (direction != BACKWARD && i % 6 == 1);
+        p.has[ID_WEIGHT] = i % 6 != 4;
         p.has[DENOMINATOR] = p.reduction == LK_REDUCTION_MEAN && i % 2, p.has[VALID] = direction != BACKWARD && i % 2;
         p.has[Z_LOSS] = p.z_loss > 0, p.has[DBIAS] = i % 4 == 1, p.has[ARGMAX] = direction != BACKWARD && i % 7 == 2;
         p.has[LOSS] = i % 8 != 5, p.has[LOGP] = i % 8 != 6, p.has[LSE] = direction == BACKWARD || i % 8 != 7;
@@ -620,12 +826,36 @@ static void budgets(int type, int direction, int path)
         test_detail("kept: none %d, some %d, in dweight %d, all %d; panels %d, chunks %d", none, some, lent, all, panels, chunked);
 }
 
+/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
+static void split(int type, int direction, int)
+{
+    const bool small = test.small;
+    test.small = true;
+    static const int ranks[] = {1, 2, 3, 8};
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (small && (i + type + direction) % LENGTH_OF(ranks)) continue; /* the others with other types */
+        split_over = ranks[i];
+        sizes(type, direction, 0), chunks(type, direction, 0), options(type, direction, 0), peaks(type, direction, 0);
+        if (i % 2) places(type, direction, 0), empty(type, direction, 0);
+        if (i == 1) graphs(type, direction, 0);
+        for (int k = 0; k < 5; k++) { /* slices, and several chunks of each rank's own plan */
+            problem p = k < 4 ? plain(type, direction, 70, 16, 90, k % 2 ? 40 : 8) : plain(type, direction, 23, 16, 12, 8);
+            if (k == 4) p.spread = 4, p.chunk = 5; /* each token has another p, and some of them more than half */
+            p.seed += (uint64_t)k, p.budget = k % 2 ? SMALLEST : BETWEEN, p.dweight_f32 = k & 2, p.bad = k == 1;
+            p.slice = k == 2 ? 7 : 0;
+            p.has[DLOGP] = direction != FORWARD && k % 2, p.reduction = k % 3, p.has[ROW_WEIGHT] = k == 2;
+            check(&p);
+        }
+    }
+    split_over = 0, test.small = small;
+}
+
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
                                         {"places", places}, {"peaks", peaks},   {"graphs", graphs}, {"empty", empty}};
-    test_theme chunks_only[LENGTH_OF(themes) + 1] = {{"tails", tails}};
-    for (int i = 0; i < LENGTH_OF(themes); i++) chunks_only[i + 1] = themes[i];
+    test_theme chunks_only[LENGTH_OF(themes) + 2] = {{"tails", tails}, {"split over ranks", split}};
+    for (int i = 0; i < LENGTH_OF(themes); i++) chunks_only[i + 2] = themes[i];
     path_here = AUTO;
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(chunks_only, LENGTH_OF(chunks_only), direction, 0, direction_name[direction], "auto");
@@ -659,7 +889,7 @@ static void one_id(int type, int path)
     test_buffer_size(&workspace, bytes, 0, 0x7f), test_buffer_upload(&workspace);
     a.workspace = test_buffer_device(&workspace), a.workspace_bytes = bytes;
     test_launched(plain_call[type](&a, test.stream), "linear_cross_entropy");
-    collect();
+    collect(&p);
     for (int64_t row = 0; row < p.tokens; row++) {
         const float got = ((const float *)kept[LOSS])[row], want = ((const float *)test_buffer_back(&buffer[LOSS]))[row];
         if (!test_that(!memcmp(&got, &want, sizeof got)))
@@ -669,6 +899,32 @@ static void one_id(int type, int path)
             const double y = (double)test_get(type, test_buffer_back(&buffer[DX]), row * p.hidden + d);
             if (!test_within(fabs(x - y), 2 * test_half_ulp(type, y) + 1e-6))
                 test_detail("dx[%lld] is %g, not %g", (long long)row, x, y);
+        }
+    }
+}
+
+/* Ranks beside the call of all columns: each result differs by the order of its sums alone. */
+static void beside_one_call(int type)
+{
+    static const int list[][2] = {{1, 1}, {2, 8}, {3, 128}, {8, 8}};
+    for (int i = 0; i < LENGTH_OF(list); i++) {
+        problem p = plain(type, BOTH, 7, 24, 90, list[i][1]);
+        p.ranks = list[i][0], p.ignore = true, p.has[LSE] = p.has[DBIAS] = true, p.has[DLOGP] = i % 2, p.dweight_f32 = i == 2;
+        check(&p); /* leaves its results in kept */
+        p.ranks = 0, p.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        prepare(&p);
+        test_launched(launch(&p), describe(&p)), collect(&p);
+        const int outputs[] = {LSE, LOSS, LOGP, DX, DWEIGHT, DBIAS};
+        for (const int t : outputs) {
+            const layout l = layout_of(&p, t);
+            for (int64_t k = 0; k < l.rows * l.cols; k++) {
+                const double x = (double)test_get(l.type, kept[t], k);
+                const double y = (double)test_get(l.type, test_buffer_back(&buffer[t]), k);
+                const int ulps = 2 + (t == DX ? 8 * list[i][0] : t >= DX ? 16 : 0);
+                const double slack = ulps * test_half_ulp(l.type, 1 + fabs(y)) + 1e-5;
+                if (!test_within(fabs(x - y), slack))
+                    test_detail("%s[%lld] is %.9g, of all columns %.9g; %s", tensor_name[t], (long long)k, x, y, describe(&p));
+            }
         }
     }
 }
@@ -785,6 +1041,111 @@ static void errors(int type, int direction)
     if (!test_that(plan_of[direction][type](&args, plan.minimum_bytes, NULL) == LK_ERR_NULL)) test_detail("plan NULL is taken");
 }
 
+/* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
+static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
+static lk_status broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
+
+static void rank_errors(int type)
+{
+    enum { FINISH = DIRECTIONS };
+    static const struct {
+        int direction;
+        lk_status want;
+        bool asked; /* the query says so too */
+        const char *says;
+        void (*spoil)(args_t *a);
+    } cases[] = {
+        {FORWARD, LK_OK, false, "", SPOIL((void)a)},
+        {FINISH, LK_OK, false, "", SPOIL((void)a)},
+        {BACKWARD, LK_OK, false, "", SPOIL((void)a)},
+        {BOTH, LK_OK, false, "", SPOIL((void)a)},
+        {FORWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
+        {FINISH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
+        {BACKWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
+        {BOTH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
+        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_total is -1", SPOIL(a->common.parallel.vocab_total = -1)},
+        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_start is", SPOIL(a->common.parallel.vocab_start = 21)},
+        {FORWARD, LK_ERR_SHAPE, true, "parallel.ranks is 0", SPOIL(a->common.parallel.ranks = 0)},
+        {FINISH, LK_ERR_SHAPE, true, "parallel.ranks is 65537", SPOIL(a->common.parallel.ranks = 65537)},
+        {BACKWARD, LK_ERR_SHAPE, true, "parallel.rank is 2", SPOIL(a->common.parallel.rank = 2)},
+        {BOTH, LK_ERR_SHAPE, true, "vocab is 41", SPOIL(a->common.vocab = 41)},
+        {FORWARD, LK_ERR_SHAPE, true, "ids_per_row is 0", SPOIL(a->ids_per_row = 0)},
+        {FINISH, LK_ERR_SHAPE, true, "ids_per_row is 129", SPOIL(a->ids_per_row = 129)},
+        {BOTH, LK_ERR_SHAPE, true, "hidden is 0", SPOIL(a->common.hidden = 0)},
+        {FORWARD, LK_ERR_PATH, true, "path is 3; where columns are split over ranks it is 0",
+         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED)},
+        {BOTH, LK_ERR_PATH, true, "path is 2; where columns are split over ranks it is 0",
+         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
+        {BOTH, LK_OK, false, "", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
+        {FORWARD, LK_ERR_NULL, false, "states is NULL", SPOIL(a->common.states = NULL)},
+        {FORWARD, LK_ERR_ALIGNMENT, false, "states", SPOIL(MOVED(a->common.states, 8))},
+        {FORWARD, LK_ERR_SHAPE, false, "states and target_ids overlap", /* in the last token's logits */
+         SPOIL(a->common.states = (char *)(uintptr_t)a->target_ids - block_bytes + 16)},
+        {FINISH, LK_ERR_NULL, false, "all_states is NULL", SPOIL(a->common.all_states = NULL)},
+        {FINISH, LK_ERR_NULL, false, "target_ids is NULL", SPOIL(a->target_ids = NULL)},
+        {FINISH, LK_ERR_SHAPE, false, "logp and all_states overlap", /* in the last rank's logits */
+         SPOIL(a->logp = (float *)((uintptr_t)a->common.all_states + 2 * block_bytes - 4))},
+        {FINISH, LK_ERR_WORKSPACE, false, "workspace is NULL", SPOIL(a->common.workspace = NULL)},
+        {FORWARD, LK_ERR_WORKSPACE, false, "workspace is NULL", SPOIL(a->common.workspace = NULL)},
+        {BACKWARD, LK_ERR_WORKSPACE, false, "workspace_bytes is 100", SPOIL(a->common.workspace_bytes = 100)},
+        {BOTH, LK_ERR_WORKSPACE, false, "workspace_bytes is", SPOIL(a->common.workspace_bytes = plan.minimum_bytes - 1)},
+        {BACKWARD, LK_ERR_NULL, false, "others is NULL", SPOIL(a->common.others = NULL)},
+        {BACKWARD, LK_ERR_NULL, false, "lse is NULL", SPOIL(a->common.lse = NULL)},
+        {BOTH, LK_ERR_NULL, true, "parallel.all_gather is NULL; without it call", SPOIL(a->common.parallel.all_gather = NULL)},
+        {BOTH, LK_ERR_NULL, false, "weight is NULL", SPOIL(a->common.weight = NULL)},
+        {BOTH, LK_ERR_NULL, false, "context is NULL", SPOIL(a->common.context = NULL)},
+        {BOTH, (lk_status)77, false, "parallel.all_gather returned 77", SPOIL(a->common.parallel.all_gather = broken_gather)},
+        {FORWARD, (lk_status)77, false, "all_gather returned 77", SPOIL(a->common.parallel.all_gather = broken_gather)},
+        {BACKWARD, (lk_status)78, false, "parallel.reduce returned 78", SPOIL(a->common.parallel.reduce = broken_reduce)},
+        {FORWARD, LK_ERR_VALUE, true, "tail is given; there is no tail where", SPOIL(a->tail = a->logp)},
+        {FINISH, LK_ERR_VALUE, true, "tail_weight is given; there is no tail", SPOIL(a->tail_weight = a->logp)},
+        {BACKWARD, LK_ERR_VALUE, true, "dtail is given; there is no tail", SPOIL(a->dtail = a->common.others)},
+        {BOTH, LK_ERR_VALUE, true, "statistics is given", SPOIL(a->common.statistics = 1)},
+        {BACKWARD, LK_ERR_VALUE, true, "max_counted is given", SPOIL(a->common.max_counted = 2)},
+        {FINISH, LK_ERR_VALUE, true, "class_weight is given", SPOIL(a->common.class_weight = a->logp)},
+        {FINISH, LK_ERR_VALUE, true, "target is given", SPOIL(a->common.target = a->target_ids)},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const bool finish = cases[i].direction == FINISH;
+        const int direction = finish ? (int)FORWARD : cases[i].direction;
+        problem p = plain(type, direction, 3, 8, 40, 4);
+        p.ranks = 2, p.seed = 6; /* equal slices; of forward three calls */
+        prepare(&p);
+        acting = 0, handed = 0;
+        args_t x = slice_of(&p, 0);
+        x.common.parallel.reduce_sms = 0, x.common.parallel.reduce = NULL, x.common.bad_targets = NULL;
+        if (finish) x.common.all_states = table, x.common.workspace_bytes = args.common.workspace_bytes;
+        cases[i].spoil(&x);
+        const lk_status status = (finish ? finish_of : split_call_of[direction])[type](&x, test.stream);
+        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
+            test_detail("case %d, %s: status %d: %s", i, cases[i].says, status, lk_last_error());
+        size_t asked = TEST_NOT_ASKED;
+        const lk_status answer = (finish ? finish_query_of : split_query_of[direction])[type](&x, &asked);
+        if (!test_that(answer == (cases[i].asked ? cases[i].want : LK_OK) && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
+            test_detail("case %d, %s: the query says %d, %s", i, cases[i].says, answer, lk_last_error());
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        for (int t = direction == BACKWARD ? DX : LSE; t < TENSORS && status < 0; t++)
+            test_expect_unwritten(status, &buffer[t], tensor_name[t], cases[i].says);
+    }
+    for (int direction = 0; direction < DIRECTIONS; direction++) {
+        problem p = plain(type, direction, 3, 8, 40, 4);
+        p.ranks = 2, p.seed = 6;
+        prepare(&p);
+        plan_t any;
+        args_t x = slice_of(&p, 0);
+        const plan_function ask = split_plan_of[direction][type];
+        if (!test_that(split_call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
+        if (!test_that(ask(&x, SIZE_MAX, NULL) == LK_ERR_NULL)) test_detail("plan NULL is taken");
+        if (!test_that(ask(&x, SIZE_MAX, &any) == LK_OK && any.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+                       any.matmuls == (direction == FORWARD ? 1 : direction == BACKWARD ? 3 : 4)))
+            test_detail("%s: %s", direction_name[direction], any.text);
+        if (!test_that(ask(&x, any.minimum_bytes - 1, &any) == LK_ERR_WORKSPACE)) test_detail("a small budget is taken");
+    }
+    size_t asked = TEST_NOT_ASKED;
+    if (!test_that(finish_of[type](NULL, test.stream) == LK_ERR_NULL && finish_query_of[type](NULL, &asked) == LK_ERR_NULL))
+        test_detail("args NULL: %s", lk_last_error());
+}
+
 /* ---- Random draws -------------------------------------------------------------------------------------------------------- */
 
 static problem draw(uint64_t seed)
@@ -818,6 +1179,7 @@ static problem draw(uint64_t seed)
     if (p.path == FUSED && test_chance(r, 3)) p.vocab += 400, p.spread = test_chance(r, 2) ? 30.0f : 1.0f;
     if (p.path == FUSED && test_chance(r, 4)) p.panel = 256;
     p.has[ARGMAX] = direction != BACKWARD && test_chance(r, 4);
+    if (p.path != FUSED && !has_tail(&p) && !p.has[TAIL] && test_chance(r, 2)) p.ranks = 1 + (int)test_below(r, 9);
     return p;
 }
 
@@ -847,6 +1209,10 @@ int main(int argc, char **argv)
     all_themes();
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("one id %s", test_type_name[type])) one_id(type, LK_LINEAR_CROSS_ENTROPY_CHUNKS), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++) {
+        if (test_begin("errors of ranks %s", test_type_name[type])) rank_errors(type), test_finish();
+        if (test_begin("ranks beside one call %s", test_type_name[type])) beside_one_call(type), test_finish();
+    }
     if (test_begin("choices")) choices(), test_finish();
     if (fused_here && test_begin("one id bf16 fused")) one_id(TEST_BF16, FUSED), test_finish();
     fuzz();

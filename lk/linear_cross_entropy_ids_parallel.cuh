@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+/* linear_cross_entropy_ids_parallel.cuh - linear_cross_entropy_ids.cuh for columns that are split over ranks (GPUs, or processes):
+ * each rank has some rows of weight and all tokens, and gets the results of all columns.
+ *
+ *   logits, dx, dweight, dbias    as at the top of linear_cross_entropy.cuh, of the rank's columns; dx is the rank's part of a sum
+ *   states, the collective,       those of cross_entropy_ids_parallel.cuh for these logits
+ *   finish, dZ
+ *
+ * Use        In one .cu file, linked with -lcublasLt:
+ *                #include "lk/linear_cross_entropy_ids_parallel.cuh"
+ *                LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16)
+ *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16). The struct is
+ *            lk_linear_cross_entropy_ids_args, and common.parallel says which columns are this call's. weight, bias, dweight, dbias
+ *            and vocab are of these columns; target_ids has columns of the whole vocabulary. All ranks get the same x, ids, weights
+ *            and options, and all get the same results, bit for bit.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
+ *                lk_linear_cross_entropy_ids_args args = {};
+ *                args.common.context = &context, args.common.x = x, args.common.weight = weight, args.common.loss = loss;
+ *                args.common.dx = dx, args.common.dweight = dweight;
+ *                args.common.tokens = tokens, args.common.hidden = hidden, args.common.vocab = vocab;    // of this rank
+ *                args.common.parallel.vocab_start = first, args.common.parallel.vocab_total = all;
+ *                args.common.parallel.rank = rank, args.common.parallel.ranks = ranks;
+ *                args.common.parallel.all_gather = all_gather, args.common.parallel.reduce = reduce;
+ *                args.target_ids = ids, args.target_weight = weights, args.ids_per_row = ids_per_row, args.logp = logp;
+ *                size_t *const bytes = &args.common.workspace_bytes;
+ *                status = lk_linear_cross_entropy_ids_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
+ *                args.common.workspace = ...;
+ *                status = lk_linear_cross_entropy_ids_parallel_forward_backward_bf16(&args, stream);
+ *            Without it there are three calls. forward writes common.states alone, aligned to 16: 16 bytes per token, 32 with
+ *            entropy or argmax; then for each token the logits of its ids, in f32, or with fast_logits in T, and as many more as
+ *            make that a multiple of 16 bytes. The caller gathers those of all ranks, [ranks][those bytes]. finish computes the
+ *            results from them. backward reads lse and others, and with dentropy entropy; it counts a mean's tokens by itself:
+ *                args.common.parallel.all_gather = NULL, args.common.states = states;
+ *                status = lk_linear_cross_entropy_ids_parallel_forward_bf16(&args, stream);
+ *                args.common.all_states = ...;          // gathered from the states of all ranks
+ *                args.common.lse = lse, args.common.others = others;
+ *                status = lk_linear_cross_entropy_ids_finish_bf16(&args, stream);
+ *                status = lk_linear_cross_entropy_ids_parallel_backward_bf16(&args, stream);
+ *            Each of them needs a workspace, and has a function that says how much; all but finish have a ..._plan. entropy and
+ *            argmax are set in forward too, though finish writes them: they decide how large states are. To call backward after a
+ *            forward with all_gather, give forward `lse` and `others`.
+ *            dx and parallel.reduce are those of linear_cross_entropy.cuh, under Ranks: reduce is called once, with all tokens.
+ *            Where it is NULL, the caller sums dx of all ranks. A rank without columns (vocab 0) adds 0 to it.
+ * Needs      linear_cross_entropy_ids.cuh, cross_entropy_ids_parallel.cuh and what these need.
+ * Options    Those of linear_cross_entropy_ids.cuh, without the tail. path is CHUNKS or 0, which means CHUNKS. Every rank counts
+ *            all tokens with a bad id; without all_gather, finish and backward count them, and forward does not.
+ *            forward_backward keeps lse in two floats between its halves, so its gradients are more exact than those of backward.
+ * Errors     As in linear_cross_entropy_ids.cuh; those of finish as in cross_entropy_ids_parallel.cuh. Besides, LK_ERR_SHAPE:
+ *            parallel.vocab_total is 0; LK_ERR_PATH: path is neither CHUNKS nor 0; LK_ERR_VALUE: tail_weight is given; so is dtail
+ *            in a call with gradients, and tail in one with a loss. A wrong size in `parallel` comes before a NULL all_gather.
+ * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
+ *
+ * CHUNKS of linear_cross_entropy_ids.cuh with a rank's columns for all columns. For each slice of logits:
+ *   forward    lk_cross_entropy_ids_slice_kernel and the rows' kernel of a rank write the states and the ids' logits
+ *   backward   lk_lce_ids_scale_kernel; then dZ by lk_cross_entropy_ids_weigh_kernel, the rows' kernel and
+ *              lk_cross_entropy_ids_put_kernel
+ * forward_backward is forward, the collective, finish and backward in one workspace. The logits are computed in both halves, so it
+ * has 4 matmuls.
+ */
+#ifndef LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_CUH
+#define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_CUH
+
+#include "cross_entropy_ids_parallel.cuh"
+#include "linear_cross_entropy_ids.cuh"
+
+#define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                        \
+    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(parallel_forward, T)                                                         \
+    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(parallel_backward, T)                                                        \
+    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(parallel_forward_backward, T)                                                \
+    LK_PROTOTYPES(linear_cross_entropy_ids, finish, T)
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- The rows of a slice ------------------------------------------------------------------------------------------------- */
+
+/* In place of lk_lce_ids_rows. L: the type of the logits. */
+template <class L>
+LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
+{
+    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const lk_lce_args &call = chunk.call.a;
+    const bool forward = chunk.call.gives_loss;
+    lk_ce_ids_job rows = {job->op, job->device, job->stream, lk_lce_ids_call_of(ids, chunk.first_row, chunk.rows).x, {}};
+    lk_cross_entropy_args &a = rows.x.common;
+    a = f.a, a.parallel = call.parallel, a.states = call.states, a.workspace = ids->rows;
+    if (call.others) a.others = call.others + chunk.first_row;
+    lk_lce_ids_put_options(ids, chunk, &a);
+    rows.space.ids = lk_ce_ids_space_of(&rows.x, forward ? LK_CE_FORWARD : LK_CE_BACKWARD);
+    if (forward) return lk_ce_ids_run_states<L>(rows, chunk.first_row, call.tokens);
+    const lk_status status = lk_lce_ids_scale(job, chunk);
+    if (status) return status;
+    return lk_ce_ids_run_gradients<L>(rows, {lk_cross_entropy_ids_weigh_kernel<L, true>,
+                                             lk_cross_entropy_gradient<L, LK_CE_BACKWARD>,
+                                             lk_cross_entropy_ids_put_kernel<L, false>});
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* A call that gathers, in steps. */
+typedef struct {
+    lk_lce_ids ids;
+    lk_lce_ranks steps; /* its `finish` is not used */
+    lk_cross_entropy_ids_args finish;
+} lk_lce_ids_ranks;
+
+template <class L> LK_HOST lk_lce_ids_split lk_lce_ids_split_of(const lk_lce_ids_args *args)
+{
+    lk_cross_entropy_ids_args x = {};
+    if (args) x.ids_per_row = args->ids_per_row;
+    return {lk_lce_ids_rank_rows<L>, lk_ce_ids_split_of<L>(&x).state_bytes};
+}
+
+/* The arguments of finish. */
+LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *x)
+{
+    lk_cross_entropy_ids_args f = {};
+    f.common = lk_lce_finish_args(&x->common);
+    f.target_ids = x->target_ids, f.target_weight = x->target_weight, f.logp = x->logp, f.ids_per_row = x->ids_per_row;
+    f.target_ids_stride = x->target_ids_stride, f.target_weight_stride = x->target_weight_stride, f.logp_stride = x->logp_stride;
+    f.tail_weight = x->tail_weight, f.tail = x->tail; /* which it refuses */
+    return f;
+}
+
+/* Checks the call as a whole and divides the workspace. */
+template <class T, class L>
+LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_args *args, int direction, bool query,
+                                             lk_lce_ids_ranks *r)
+{
+    const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
+    const bool both = direction == LK_LCE_FORWARD_BACKWARD;
+    lk_lce_ranks &s = r->steps;
+    lk_lce_args call;
+    size_t bytes = 0, least = 0;
+    *r = {};
+    lk_status status = lk_lce_ids_check<T>(op, args, direction, query, &r->ids, &call, &split);
+    if (!status) status = lk_lce_check<T>(op, &call, direction, query, &s.call, NULL, true);
+    if (status) return status;
+    lk_arena arena = {(uintptr_t)args->common.workspace, r->ids.bytes, LK_WORKSPACE_ALIGNMENT};
+    lk_lce_split_call(&call, both, split.state_bytes, &arena, &s);
+    lk_lce_ids_args x = r->ids.x;
+    x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
+    r->finish = lk_lce_ids_finish_args(&x);
+    r->finish.common.lse_low = r->ids.lse_low;
+    status = lk_cross_entropy_ids_finish_workspace<L>(op, &r->finish, &bytes);
+    r->finish.common.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), r->finish.common.workspace_bytes = bytes;
+    r->finish.common.all_states = s.all_states;
+    s.fixed = arena.used + 256;
+    if (!status) status = lk_lce_steps_least<T>(op, &s.forward, both && s.call.gradient ? &s.backward : NULL, true, &least);
+    s.least = s.fixed + least;
+    return status;
+}
+
+/* Finish, from the blocks of all ranks. */
+template <class L>
+LK_HOST lk_status lk_lce_ids_run_finish(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
+{
+    lk_ce_ids_job job;
+    const lk_status status = lk_ce_ids_begin_job<L>(op, args, LK_CE_FINISH, stream, &job);
+    return status ? status : lk_ce_ids_run_finish<L>(job);
+}
+
+template <class T, class L>
+LK_HOST lk_status lk_lce_ids_run_split(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream)
+{
+    const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
+    if (!args || !lk_lce_in_steps(&args->common, direction)) return lk_lce_ids_run<T>(op, args, direction, stream, &split);
+    lk_lce_ids_ranks r;
+    lk_status status = lk_lce_ids_split_workspace<T, L>(op, args, direction, false, &r);
+    const lk_lce_other_rows rows = {lk_lce_ids_begin, split.rows, NULL, NULL, NULL, NULL, &r.ids};
+    if (!status) status = lk_lce_gather<T>(op, &args->common, &r.steps, &rows, stream);
+    if (!status) status = lk_lce_ids_run_finish<L>(op, &r.finish, stream);
+    if (status || !r.steps.call.gradient) return status;
+    return lk_lce_step<T>(op, &r.steps.backward, LK_LCE_BACKWARD, true, stream, &rows);
+}
+template <class T>
+LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream)
+{
+    const bool fast = args && args->common.fast_logits;
+    return fast ? lk_lce_ids_run_split<T, T>(op, args, direction, stream)
+                : lk_lce_ids_run_split<T, lk_f32>(op, args, direction, stream);
+}
+
+/* The plan within a budget; least: or the smallest, where that is more. */
+template <class T, class L>
+LK_HOST lk_status lk_lce_ids_query_split(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
+                                         lk_linear_cross_entropy_plan *plan)
+{
+    const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
+    lk_lce_ids_ranks r;
+    if (!plan || !args || !lk_lce_in_steps(&args->common, direction))
+        return lk_lce_ids_query<T>(op, args, direction, budget, least, plan, &split);
+    const lk_status status = lk_lce_ids_split_workspace<T, L>(op, args, direction, true, &r);
+    return status ? status : lk_lce_query_ranks<T>(op, &args->common, direction, budget, least, &r.steps, plan);
+}
+template <class T>
+LK_HOST lk_status lk_lce_ids_query_ranks(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
+                                         lk_linear_cross_entropy_plan *plan)
+{
+    const bool fast = args && args->common.fast_logits;
+    return fast ? lk_lce_ids_query_split<T, T>(op, args, direction, budget, least, plan)
+                : lk_lce_ids_query_split<T, lk_f32>(op, args, direction, budget, least, plan);
+}
+
+/* The results from the blocks of all ranks, which the caller has gathered. */
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_ids_finish(const char *op, const lk_lce_ids_args *args, cudaStream_t stream)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
+    return args->common.fast_logits ? lk_lce_ids_run_finish<T>(op, &f, stream) : lk_lce_ids_run_finish<lk_f32>(op, &f, stream);
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_ids_finish_workspace(const char *op, const lk_lce_ids_args *args, size_t *bytes)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
+    return args->common.fast_logits ? lk_cross_entropy_ids_finish_workspace<T>(op, &f, bytes)
+                                    : lk_cross_entropy_ids_finish_workspace<lk_f32>(op, &f, bytes);
+}
+
+LK_LCE_IDS_ENTRY(parallel_forward, LK_LCE_FORWARD, lk_lce_ids_run_ranks, lk_lce_ids_query_ranks)
+LK_LCE_IDS_ENTRY(parallel_backward, LK_LCE_BACKWARD, lk_lce_ids_run_ranks, lk_lce_ids_query_ranks)
+LK_LCE_IDS_ENTRY(parallel_forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run_ranks, lk_lce_ids_query_ranks)
+
+#define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DEFINE(T)                                                                         \
+    LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                            \
+    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(parallel_forward, LK_LCE_FORWARD, lk_lce_ids_query_ranks, T)                              \
+    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(parallel_backward, LK_LCE_BACKWARD, lk_lce_ids_query_ranks, T)                            \
+    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(parallel_forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_query_ranks, T)            \
+    LK_EMIT(linear_cross_entropy_ids, finish, T)
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DEFINE, T)
+
+#else
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL")
+#endif /* CUDA or the simulator */
+#endif
