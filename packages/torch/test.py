@@ -1731,9 +1731,11 @@ def tools():
             loss.requires_grad and loss.backward()
         found, right = counter.get_total_flops(), 2 * 6 * 20 * (own * 16 + teachers * 8)
         verdict(f"flops of linear_kl, {options}", found == right, f"{found}, not {right}")
-    with FlopCounterMode(display=False) as counter:
-        LF.linear_cross_entropy_ids(x, w, t[:, None]).loss.backward()
-    verdict("flops of linear_cross_entropy_ids", counter.get_total_flops() == 4 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
+    for options in {}, dict(group=dist.group.WORLD):
+        with FlopCounterMode(display=False) as counter:
+            LF.linear_cross_entropy_ids(x, w, t[:, None], **options).loss.backward()
+        found = counter.get_total_flops()
+        verdict(f"flops of linear_cross_entropy_ids, {sorted(options)}", found == 4 * 2 * 6 * 16 * 20, f"{found}")
     compare("dims of numpy", ("one", LF.logsumexp(x, numpy.int64(1)), torch.logsumexp(x, 1), 1e-5),
             ("two", LF.logsumexp(x, (numpy.int32(0), 1)), torch.logsumexp(x, (0, 1)), 1e-5))
     other = "import torch; torch.__version__ = '1.0.0'; import lk_torch"  # an upgrade of PyTorch, after which nothing was built
@@ -2313,6 +2315,8 @@ def opcheck():
         ("group", lambda x, w: LF.linear_cross_entropy(x, w, t, **alone), [x, w]),
         ("group, stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, t, **alone)), [x, w]),
         ("group, several ids", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, t[:, None].repeat(1, 3), **alone)), [x]),
+        ("group, several ids of a head",
+         lambda x, w: sum(v.sum() for v in LF.linear_cross_entropy_ids(x, w, t[:, None].repeat(1, 3), **alone)), [x, w]),
         ("options", lambda x: LF.cross_entropy(x, t, torch.ones(12, device=D), -100, "sum", 0.125, z_loss=0.01, softcap=8.0,
                                                zero_when_empty=True), [x]),
         ("f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12), F16)]),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""linear_cross_entropy and cross_entropy_ids with their classes split over the ranks of a group, against the call of one rank.
+"""linear_cross_entropy and both calls of several ids with their classes split over the ranks of a group, against the call of one
+rank.
 
     python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
 
@@ -131,6 +132,9 @@ def against_one_rank(ranks):
         for i, (a, b) in enumerate(zip(case.part, case.whole)):
             a.requires_grad_(i in leaves), b.requires_grad_(i in leaves)
         case.compare(f"gradients of {leaves}", case.loss(*case.part, **case.split), case.loss(*case.whole), leaves)
+    empty = Case(F32, (6,), 16, [0] * (ranks - 1) + [50], F32)  # ranks without rows, whose dweight is an empty tensor
+    empty.part[0].requires_grad_(False), empty.whole[0].requires_grad_(False)
+    empty.compare("gradients of (1, 2)", empty.loss(*empty.part, **empty.split), empty.loss(*empty.whole), (1, 2))
     with torch.no_grad():
         case.compare("no_grad", case.loss(*case.part, **case.split), case.loss(*case.whole), ())
     for name, more in (("denominator", dict(denominator=torch.full((), 3.0, device=device))),
@@ -259,6 +263,93 @@ def several_ids(ranks):
             verdict(f"ids: {name}", word in str(error), str(error))
 
 
+class HeadIds(Case):
+    """linear_cross_entropy_ids of all classes, and of this rank's."""
+
+    def __init__(self, dtype, spread, n, hidden, sizes, bias=None, **more):
+        super().__init__(dtype, spread, hidden, sizes, bias, **more)
+        self.ids = torch.where(torch.rand(*spread, n) < 0.2, -100, torch.randint(sum(sizes), (*spread, n))).to(device)
+        self.weight = torch.rand(*spread, n).to(device)
+        self.ups = [self.ups[0], torch.randn(*spread, n).to(device)]
+        self.name = f"ids of a head, n={n}: {self.name}"
+
+    def __call__(self, x, w, b=None, **split):
+        return tuple(LF.linear_cross_entropy_ids(x, w, self.ids, self.weight, linear_bias=b, **self.more, **split))
+
+
+def ids_of_a_head(ranks):
+    rng = random.Random(5)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
+        spread = rng.choice(((6,), (3, 4), (9,)))
+        values = dict(softcap=6.0, z_loss=0.01, logit_scale=0.75, row_weight=torch.rand(spread).to(device), workspace_mib=1)
+        values |= dict(denominator=3.5) if reduction == "mean" else {}
+        case = HeadIds(dtype, spread, rng.choice((1, 5, 40)), 16, sizes, rng.choice((None, dtype, F32)), reduction=reduction,
+                       **{k: v for k, v in values.items() if rng.random() < 0.4})
+        ours, theirs = case(*case.part, **case.split), case(*case.whole)
+        case.compare("both", ours, theirs)
+        for i in range(2):  # the gradient of the loss alone, and of logp alone
+            found, right = (torch.autograd.grad(case(*leaves, **split)[i], leaves[1], case.ups[i])[0]
+                            for leaves, split in ((case.part, case.split), (case.whole, {})))
+            close(f"{case.name}, dweight of {('loss', 'logp')[i]}", found, right[case.mine], 2e-6 + 4 * HALF[dtype])
+    case = HeadIds(F32, (6,), 5, 16, shards[1], F32)
+    for leaves in ((0,), (1,), (2,), (0, 2), (1, 2)):
+        for i, (a, b) in enumerate(zip(case.part, case.whole)):
+            a.requires_grad_(i in leaves), b.requires_grad_(i in leaves)
+        case.compare(f"gradients of {leaves}", case(*case.part, **case.split), case(*case.whole), leaves)
+    with torch.no_grad():
+        out = case(*case.part, **case.split)
+    verdict("ids of a head: no_grad", not out[0].requires_grad and not out[1].requires_grad)
+    case = HeadIds(BF16, (6,), 5, 16, shards[1], fast_logits=True)
+    case.more["fast_logits"], whole = False, case(*case.whole)
+    case.more["fast_logits"] = True
+    for name, a, b in zip(("loss", "logp"), case(*case.part, **case.split), whole):
+        identical(f"ids of a head, fast_logits, {name}", a)
+        close(f"ids of a head, fast_logits, {name}", a, b, 16 * HALF[BF16])
+    case = HeadIds(F32, (6,), 5, 16, shards[1], reduction="none")
+    case.weight, case.ids = None, case.ids.int()
+    case.compare("int32, weights of 1", case(*case.part, **case.split), case(*case.whole))
+    case.ids[2, 1] = sum(shards[1])
+    out = case(*case.part, **case.split)
+    verdict("ids of a head: a bad id", bool(out[1][2].isnan().all()) and not out[1][3].isnan().any() and bool(out[0][2].isnan()))
+    case = HeadIds(F32, (0,), 5, 16, shards[1], zero_when_empty=True)
+    case.compare("no tokens", case(*case.part, **case.split), case(*case.whole))
+    case = HeadIds(F32, (6,), 5, 16, shards[0])
+    case.dtype = BF16
+    with torch.autocast(device.type, BF16):
+        case.compare("autocast", case(*case.part, **case.split), case(*case.whole))
+    for dtype, scale in itertools.product((F32, BF16), (torch.ones(6), torch.ones(()))):
+        case = HeadIds(dtype, (6,), 5, 16, shards[0])
+        scales = [scale.to(device).mul(0.7).requires_grad_() for _ in range(2)]
+        found = [torch.autograd.grad(case(*leaves, logit_scale=s, **split)[0], [s, leaves[0]])
+                 for leaves, split, s in zip((case.part, case.whole), (case.split, {}), scales)]
+        for name, a, b in zip(("logit_scale", "dx"), *found):
+            identical(f"ids of a head, {dtype}, {name} of {list(scale.shape)}", a)
+            close(f"ids of a head, {dtype}, {name} of {list(scale.shape)}", a, b, 64 * HALF[dtype])
+    for case, backend in ((HeadIds(F32, (6,), 5, 16, shards[1], F32), "aot_eager"),
+                          (HeadIds(BF16, (3, 4), 7, 16, shards[0]), "inductor")):
+        torch._dynamo.reset()
+        fast = torch.compile(lambda *leaves, **split: case(*leaves, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(*case.part, **case.split), case(*case.whole))
+    case, scale = HeadIds(F32, (6,), 5, 16, shards[0], F32), torch.ones(6, device=device).requires_grad_()
+    x, w, b = case.part
+    for name, word, call in (
+            ("a tail", "tail", lambda: case(x, w, tail=True, **case.split)),
+            ("a tail's weight", "tail", lambda: case(x, w, tail_weight=torch.ones(6, device=device), **case.split)),
+            ("a learned scale with a bias", "linear_bias", lambda: case(x, w, b, temperature=scale, **case.split)),
+            ("too few shards", "shards", lambda: case(x, w, group=dist.group.WORLD, shards=[24])),
+            ("another rank's shard", "linear_weight", lambda: case(x, w, group=dist.group.WORLD, shards=[25] * ranks)),
+            ("one rank has fewer rows", "linear_weight", lambda: case(x, w[dist.get_rank():], group=dist.group.WORLD,
+                                                                      shards=[24] * (ranks - 1) + [24 + ranks])),
+            ("shards without group", "shards", lambda: case(x, w, shards=[24] * ranks))):
+        try:
+            call()
+            verdict(f"ids of a head: {name}", False, "no exception")
+        except ValueError as error:
+            dist.barrier()  # which all ranks come to
+            verdict(f"ids of a head: {name}", word in str(error), str(error))
+
+
 def dtensors(ranks):
     """Rows that lie on several ranks: the results and gradients of all rows."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -378,7 +469,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, several_ids, module, learned, dtensors, compiled, mistakes):
+    for group in (against_one_rank, several_ids, ids_of_a_head, module, learned, dtensors, compiled, mistakes):
         torch.manual_seed(1)
         group(ranks)
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)

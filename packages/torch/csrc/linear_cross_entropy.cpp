@@ -178,6 +178,7 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
     if (!want_dx && !want_dweight && !want_dbias) return {};
+    if (!want_dx && !c.a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
     std::optional<Kept> kept;
     if (has(saved)) {
         kept.emplace(*saved), c.align();
@@ -225,13 +226,6 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool stat
     return {loss, lse, others, of_tokens.entropy, argmax, of_tokens.statistics, saved};
 }
 
-// lk hands over dx once, before dweight.
-static lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
-{
-    HeadCall &c = *(HeadCall *)user;
-    collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
-    return LK_OK;
-}
 static tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &lse,
                                        const Tensor &others, const Maybe &entropy, const Maybe &saved, PARAMETERS, LK_RANKS_PARAMETERS,
@@ -239,7 +233,7 @@ linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, co
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
     const Tensor o = others.contiguous();
-    c.a.others = (float *)o.const_data_ptr(), c.a.parallel.user = &c, c.a.parallel.reduce = sum_dx;
+    c.a.others = (float *)o.const_data_ptr(), c.a.parallel.user = &c, c.a.parallel.reduce = sum_dx<HeadCall>;
     const auto gradients =
         run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT
-// linear_cross_entropy_ids: lk/linear_cross_entropy_ids.cuh.
+// linear_cross_entropy_ids, on one device or with the classes split over the ranks of a group: lk/linear_cross_entropy_ids.cuh and
+// lk/linear_cross_entropy_ids_parallel.cuh.
 #include "lk_torch.h"
 
 #include <ATen/autocast_mode.h>
 
-#include "lk/linear_cross_entropy_ids.cuh"
+#include "lk/linear_cross_entropy_ids_parallel.cuh"
 LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY)
 LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_IDS)
+LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_IDS_PARALLEL)
 
 namespace lk_torch {
 
-// label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
+// label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it, and with ranks tail_weight too.
 #define PARAMETERS                                                                                                             \
     const Tensor &x, const Tensor &weight, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,     \
         const Maybe &bias, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits
@@ -23,12 +25,13 @@ struct HeadIdsCall {
     Rows rows, columns;
     Tensor ids, ids_weight, of_tail, b, unused, divisor, factors, dx, dweight, dbias;
     size_t budget;
-    HeadIdsCall(PARAMETERS)
+    std::string group;
+    HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
         : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target_ids, "target_ids"),
                   check_device(x, target_weight, "target_weight"), check_device(x, tail_weight, "tail_weight"),
                   check_device(x, bias, "linear_bias"), check_device(x, denominator, "denominator"),
                   check_device(x, row_weight, "row_weight"), x)),
-          rows(x, "input"), columns(weight, "linear_weight")
+          rows(x, "input"), columns(weight, "linear_weight"), group(group)
     {
         lk_linear_cross_entropy_args &c = a.common;
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
@@ -36,6 +39,9 @@ struct HeadIdsCall {
         TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
+        TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows),
+                          "lk: linear_weight has ", columns.rows, " rows on rank ", rank, ", but shards is ", shards);
+        if (!shards.empty()) fill_slice(c, shards, rank);
         a.ids_per_row = fill_ids(c, x, target_ids, target_weight, &ids, &ids_weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = ids_weight.defined() ? ids_weight.const_data_ptr<float>() : nullptr;
         a.tail_weight = fill_tail(x, tail_weight, &of_tail);
@@ -80,11 +86,11 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PA
     return {loss, logp, tail, lse};
 }
 
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
-                                                                       const Tensor &lse, const Maybe &tail, PARAMETERS,
-                                                                       bool want_dx, bool want_dweight, bool want_dbias)
+// ranks: the classes are split over ranks.
+static tuple<Tensor, Tensor, Tensor> run_backward(HeadIdsCall &c, const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
+                                                  const Tensor &lse, const Maybe &tail, const Tensor &x, const Tensor &weight,
+                                                  int64_t reduction, bool ranks, bool want_dx, bool want_dweight, bool want_dbias)
 {
-    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
     lk_linear_cross_entropy_args &a = c.a.common;
     const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail);
     const Tensor l = lse.contiguous();
@@ -98,48 +104,116 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const May
     if (want_dweight) c.dweight = make(weight.sizes(), weight), a.dweight = c.dweight.mutable_data_ptr();
     if (want_dbias) c.dbias = make({a.vocab}, c.b), a.dbias = c.dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     if (!want_dx && !want_dweight && !want_dbias) return {};
-    RUN(backward, c, x);
+    if (!want_dx && !a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
+    if (ranks) RUN(parallel_backward, c, x);
+    else RUN(backward, c, x);
     return {c.dx, c.dweight, c.dbias};
+}
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
+                                                                       const Tensor &lse, const Maybe &tail, PARAMETERS,
+                                                                       bool want_dx, bool want_dweight, bool want_dbias)
+{
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
+    return run_backward(c, dloss, dlogp, dtail, lse, tail, x, weight, reduction, false, want_dx, want_dweight, want_dbias);
+}
+
+// loss, logp, lse, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+    lk_linear_cross_entropy_args &a = c.a.common;
+    const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
+    const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), logp = make(target_ids.sizes(), x, at::kFloat);
+    const Tensor lse = make(tokens, x, at::kFloat), others = make(tokens, x, at::kFloat);
+    const int64_t bytes = c.a.ids_per_row * (fast_logits ? (int64_t)x.element_size() : 4);
+    const Tensor states = make({a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
+    a.states = states.mutable_data_ptr();
+    RUN(parallel_forward, c, x);
+    const Tensor all = a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
+                                : states;
+    wait(all);
+    a.all_states = all.const_data_ptr(), a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
+    a.lse = lse.mutable_data_ptr<float>(), a.others = others.mutable_data_ptr<float>();
+    LK_RUN(lk_linear_cross_entropy_ids_finish_workspace_bytes, x, &c.a, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_linear_cross_entropy_ids_finish, x, &c.a, c.stream);
+    return {loss, logp, lse, others};
+}
+static tuple<Tensor, Tensor, Tensor>
+linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &lse, const Tensor &others,
+                                           PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+{
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+    const Tensor o = others.contiguous();
+    c.a.common.others = (float *)o.const_data_ptr();
+    c.a.common.parallel.user = &c, c.a.common.parallel.reduce = sum_dx<HeadIdsCall>;
+    const auto gradients =
+        run_backward(c, dloss, dlogp, {}, lse, {}, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
+    if (want_dx) wait(c.dx);
+    return gradients;
 }
 
 struct LinearCrossEntropyIdsBackward : Node {
-    SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, divisor, factors;
+    SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, others, divisor, factors;
+    std::string group; // "": the classes are not split
+    std::vector<int64_t> shards;
+    int64_t rank = 0;
     int64_t reduction, ignore_index, workspace_mib;
     double label_smoothing, z_loss, softcap, logit_scale;
-    bool zero_when_empty, fast_logits, has_tail;
+    bool zero_when_empty, fast_logits, has_tail = false;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(linear_cross_entropy_ids_backward);
+        LK_OP(linear_cross_entropy_ids_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         const Maybe dtail = has_tail ? maybe(up[2]) : Maybe();
         if (!up[0].defined() && !up[1].defined() && !has(dtail)) return variable_list(3);
-        const Tensor in = x.unpack(), w = weight.unpack(), i = ids.unpack(), l = lse.unpack();
+        const Tensor in = x.unpack(), w = weight.unpack(), i = ids.unpack(), l = lse.unpack(), o = others.unpack();
         const Maybe t = has_tail ? maybe(tail.unpack(held(this))) : Maybe();
         const Maybe by = maybe(ids_weight.unpack()), tail_by = maybe(of_tail.unpack()), b = maybe(bias.unpack());
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
-        auto [dx, dweight, dbias] = linear_cross_entropy_ids_backward_op.call(
-            maybe(up[0]), maybe(up[1]), dtail, l, t, in, w, i, by, tail_by, b, OPTIONS, task_should_compute_output(0),
-            task_should_compute_output(1), task_should_compute_output(2));
+        const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
+        auto [dx, dweight, dbias] =
+            group.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, t, in, w, i, by,
+                                                                      tail_by, b, OPTIONS, wants[0], wants[1], wants[2])
+                          : linear_cross_entropy_ids_parallel_backward_op.call(
+                                maybe(up[0]), maybe(up[1]), l, o, in, w, i, by, tail_by, b, OPTIONS, group, shards, rank, wants[0],
+                                wants[1], wants[2]);
         return once({dx, dweight, dbias}, "linear_cross_entropy_ids");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), ids.reset_data(), ids_weight.reset_data();
         bias.reset_data(), lse.reset_data(), divisor.reset_data(), factors.reset_data();
-        of_tail.reset_data(), tail.reset_data();
+        of_tail.reset_data(), tail.reset_data(), others.reset_data();
+    }
+    void keep(PARAMETERS, const Tensor &lse)
+    {
+        this->x = save(x), this->weight = save(weight), ids = save(target_ids), ids_weight = save(target_weight);
+        of_tail = save(tail_weight), this->bias = save(bias), this->lse = save(lse);
+        divisor = save(denominator), factors = save(row_weight);
+        this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
+        this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale, this->zero_when_empty = zero_when_empty;
+        this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
     }
 };
 
-// Gradients are made in backward: what of logp comes from above is known only then.
-tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tail)
+static void check_ids(PARAMETERS)
 {
-    LK_OP(linear_cross_entropy_ids_forward);
     check_input(x, "input"), check_constants(target_ids, {}, denominator, row_weight);
     TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
                       "the loss of logp, which has one");
     TORCH_CHECK_VALUE(!wants_gradient(tail_weight), "lk: tail_weight requires a gradient, and gets none; detach it, or build the "
                       "loss of tail, which has one");
+}
+
+// Gradients are made in backward: what of logp comes from above is known only then.
+tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tail)
+{
+    LK_OP(linear_cross_entropy_ids_forward);
+    check_ids(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
     want_tail = want_tail || has(tail_weight); // backward reads it
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
@@ -152,25 +226,51 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tai
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node), node->tail = SavedVariable(tail, true);
-    node->has_tail = want_tail, node->of_tail = save(tail_weight);
-    node->x = save(x), node->weight = save(weight), node->ids = save(target_ids), node->ids_weight = save(target_weight);
-    node->bias = save(bias), node->lse = save(lse), node->divisor = save(denominator), node->factors = save(row_weight);
-    node->reduction = reduction, node->ignore_index = ignore_index, node->label_smoothing = label_smoothing;
-    node->z_loss = z_loss, node->softcap = softcap, node->logit_scale = logit_scale, node->zero_when_empty = zero_when_empty;
-    node->workspace_mib = workspace_mib, node->fast_logits = fast_logits;
+    node->has_tail = want_tail;
+    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, lse);
     node_is_made(node);
     return {loss, logp, tail};
 }
 
-// As F.linear: the matmuls' tensors in autocast's type.
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETERS, bool want_tail)
+// The classes split over ranks: forward and backward have a collective each.
+static tuple<Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETERS, LK_RANKS_PARAMETERS)
 {
-    LK_OP(linear_cross_entropy_ids);
+    LK_OP(linear_cross_entropy_ids_parallel_forward);
+    check_ids(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
+    const bool wanted = wants_gradient(x, weight, bias);
+    const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
+    Tensor loss, logp, lse, others;
+    {
+        const Below below;
+        std::tie(loss, logp, lse, others) = linear_cross_entropy_ids_parallel_forward_op.call(
+            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+    }
+    if (!wanted) return {loss, logp};
+    for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->others = save(others);
+    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, lse);
+    node_is_made(node);
+    return {loss, logp};
+}
+
+// As F.linear: the matmuls' tensors in autocast's type.
+template <class Op, class... More> static auto autocast(const Op &op, PARAMETERS, More... more)
+{
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
-    return linear_cross_entropy_ids_op.call(cast(x), cast(weight), target_ids, target_weight, tail_weight, cast(bias), OPTIONS,
-                                            want_tail);
+    return op.call(cast(x), cast(weight), target_ids, target_weight, tail_weight, cast(bias), OPTIONS, more...);
+}
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETERS, bool want_tail)
+{
+    LK_OP(linear_cross_entropy_ids);
+    return autocast(linear_cross_entropy_ids_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, want_tail);
+}
+static tuple<Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    LK_OP(linear_cross_entropy_ids_parallel);
+    return autocast(linear_cross_entropy_ids_parallel_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group,
+                    shards, rank);
 }
 
 #define INPUTS                                                                                                                 \
@@ -185,6 +285,16 @@ LK_OPS(m)
            "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, " INPUTS
            ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_backward);
+    user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_RANKS_SCHEMA ") -> (Tensor, Tensor)",
+            &linear_cross_entropy_ids_parallel);
+    kernel(m, "linear_cross_entropy_ids_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_ids_parallel_forward);
+    kernel(m, "linear_cross_entropy_ids_parallel_backward",
+           "(Tensor? dloss, Tensor? dlogp, Tensor lse, Tensor others, " INPUTS LK_RANKS_SCHEMA
+           ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_ids_parallel_backward);
+    m.impl("linear_cross_entropy_ids_parallel",
+           torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_parallel_autocast));
     m.impl("linear_cross_entropy_ids", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_autocast));
 }
 

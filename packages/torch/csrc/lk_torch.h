@@ -302,6 +302,14 @@ template <class... Args> Tensor collective(const char *name, const Args &...args
 }
 inline void wait(const Tensor &t) { collective("_c10d_functional::wait_tensor", t); }
 
+// parallel.reduce of a head's call: lk hands over dx once, before dweight.
+template <class Call> lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
+{
+    Call &c = *(Call *)user;
+    collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
+    return LK_OK;
+}
+
 // This rank's classes, of so many on each rank.
 template <class Args> void fill_slice(Args &a, at::IntArrayRef shards, int64_t rank)
 {

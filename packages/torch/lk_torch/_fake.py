@@ -203,6 +203,18 @@ def linear_cross_entropy_ids_backward(dloss, dlogp, dtail, lse, tail, x, weight,
 
 
 @fake
+def linear_cross_entropy_ids_parallel_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
+    return tuple(x.new_empty(shape, dtype=F32) for shape in ([] if reduction else x.shape[:-1], target_ids.shape, x.shape[:-1],
+                                                             x.shape[:-1]))
+
+
+@fake
+def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, lse, others, x, weight, target_ids, target_weight, tail_weight, bias,
+                                               *options):
+    return head(x, weight, bias, *options[-3:])
+
+
+@fake
 def linear_cross_entropy_parallel_forward(x, weight, target, bias, class_weight, reduction, *options):
     stats, statistics, saved_bytes = options[-3:]
     per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32)]

@@ -659,7 +659,7 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
 def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
                              linear_bias=None, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                              denominator=None, row_weight=None, temperature=1.0, tail_weight=None, tail=False,
-                             workspace_mib=None, fast_logits=False):
+                             workspace_mib=None, fast_logits=False, group=None, shards=None):
     """cross_entropy_ids of a head, without storing all logits: several weighted targets per token and their log-probabilities, a
     CrossEntropyIdsOutput, with gradients for input, linear_weight and linear_bias. For distillation from a teacher's largest
     probabilities, and for several targets per token.
@@ -675,8 +675,12 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     where one without a tail stores none in bfloat16.
 
     workspace_mib and fast_logits: as in linear_cross_entropy. backward computes the logits again. A linear_weight of 16 bits
-    gets its gradient from sums in float. There is no group and no keep: backward has no saved logits to read. The other
-    arguments are those of cross_entropy."""
+    gets its gradient from sums in float. There is no keep: backward has no saved logits to read. The other arguments are those
+    of cross_entropy.
+
+    group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
+    alike on all ranks, as are their weights. loss and logp have the same bits on all ranks. Forward has one all-gather, of 16
+    bytes a token and the logits of its ids; backward sums the gradient of input. There is no tail, and logits are stored."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int:
@@ -685,18 +689,32 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
         factor = _per_row(factor, input.shape[:-1])
         input = (input.float() * factor).to(input.dtype)
         if linear_bias is not None:
+            if group is not None:  # whose other ranks have the rest of the gradient
+                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
             if factor.dim():
                 raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
             linear_bias = linear_bias.float() * factor
+    classes = linear_weight.shape[0]
+    if group is not None:
+        if tail or tail_weight is not None:
+            raise ValueError("lk: with group there is no tail")
+        shards = _agreed_shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+        classes = sum(shards)
+    elif shards is not None:
+        raise ValueError("lk: shards are those of a group; group is None")
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
-        _check_targets(used, ignore_index, linear_weight.shape[0])
-    op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
+        _check_targets(used, ignore_index, classes)
     if denominator is not None:
         denominator = _denominator(denominator, input)
-    loss, logp, rest = op(input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
-                          _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale,
-                          zero_when_empty, denominator, row_weight, _mib(workspace_mib), fast_logits, bool(tail))
+    options = (input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
+               _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty,
+               denominator, row_weight, _mib(workspace_mib), fast_logits)
+    if group is not None:
+        return CrossEntropyIdsOutput(*_ops.linear_cross_entropy_ids_parallel.default(*options, group.group_name, shards,
+                                                                                     group.rank()))
+    op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
+    loss, logp, rest = op(*options, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
