@@ -23,7 +23,7 @@
 #include "lk/cross_entropy_ids_parallel.cuh"
 #include "lk/kl.cuh"
 #include "lk/linear_cross_entropy.cuh"
-#include "lk/linear_cross_entropy_ids.cuh"
+#include "lk/linear_cross_entropy_ids_parallel.cuh"
 #include "lk/linear_kl.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
@@ -93,7 +93,7 @@ FIELDS(linear_cross_entropy_ids, COMMON(x) COMMON(weight) COMMON(bias) FIELD(tar
        COMMON(workspace_bytes) COMMON(tokens) COMMON(hidden) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)
        COMMON(logit_scale) COMMON(softcap) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty)
        COMMON(upstream_per_token) COMMON(target_dtype) COMMON(bias_dtype) COMMON(dweight_dtype) COMMON(dbias_dtype)
-       COMMON(fast_logits) COMMON(tf32))
+       COMMON(fast_logits) COMMON(tf32) RANKS(COMMON))
 FIELDS(linear_kl, FIELD(x) FIELD(weight) FIELD(bias) FIELD(teacher_x) FIELD(teacher_weight) FIELD(teacher_bias) FIELD(row_weight)
        FIELD(upstream) FIELD(loss) FIELD(dx) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens)
        FIELD(hidden) FIELD(teacher_hidden) FIELD(vocab) FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap)
@@ -320,6 +320,7 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     LK_DECLARE_KL(T)                                                                                                 \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
     LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                           \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                  \
     LK_DECLARE_LINEAR_KL(T)                                                                                          \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
@@ -349,6 +350,9 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     FUNCTION(linear_cross_entropy, finish, T, nullptr)                                                               \
     FUNCTION(linear_cross_entropy_ids, forward, T, lk_linear_cross_entropy_ids_forward_plan_##T)                     \
     FUNCTION(linear_cross_entropy_ids, backward, T, lk_linear_cross_entropy_ids_backward_plan_##T)                   \
+    FUNCTION(linear_cross_entropy_ids, parallel_forward, T, lk_linear_cross_entropy_ids_parallel_forward_plan_##T)   \
+    FUNCTION(linear_cross_entropy_ids, finish, T, nullptr)                                                           \
+    FUNCTION(linear_cross_entropy_ids, parallel_backward, T, lk_linear_cross_entropy_ids_parallel_backward_plan_##T) \
     FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                   \
     FUNCTION(linear_kl, backward, T, lk_linear_kl_backward_plan_##T)                                                 \
     FUNCTION(linear_kl, forward_backward, T, lk_linear_kl_forward_backward_plan_##T)                                 \

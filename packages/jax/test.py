@@ -1633,6 +1633,7 @@ def ranks():
     ranks_cross_entropy()
     ranks_ids()
     ranks_linear()
+    ranks_linear_ids()
     ranks_transforms()
     ranks_mistakes()
 
@@ -1806,6 +1807,71 @@ def ranks_linear():
         check("head, one sum of dx", len(re.findall(r" all-reduce(?:-start)?\(f32\[2,3,24", re.sub(r"%\S+", "", text))) < 2, text)
 
 
+def ranks_linear_ids():
+    P, over = jax.sharding.PartitionSpec, functools.partial(lk.linear_cross_entropy_ids, axis_name="vocab")
+    tokens, hidden, vocab = 11, 24, 40
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    options_of = [{}, {"ignore_index": None, "softcap": 5.0}, {"ignore_index": 3, "z_loss": 0.01},
+                  {"tf32": True, "workspace_mib": 1},
+                  dict(z_loss=0.01, softcap=8.0, logit_scale=1.5, temperature=2.0, ignore_index=1, denominator=2.5)]
+    modes = itertools.cycle((True, False))
+    for dtype, n, (k, options) in itertools.product(DTYPES, (5, 1), enumerate(options_of)):
+        if (dtype == "float16" or n == 1) and k % 4:
+            continue
+        x, r, ignored = normal(7, tokens, hidden, dtype=dtype), np.array(normal(6, tokens)), options.get("ignore_index", -100)
+        ids, w = ids_case(3, vocab, n, tokens, ignore_index=ignored)
+        if ignored is not None:
+            r[0] = np.nan
+        reduction, checked = ("mean", "none", "sum", "none", "mean")[k], next(modes)
+        weight_type, bias_type = ((dtype, dtype), (dtype, None), ("float32", "float32"))[k % 3]
+        arrays = [x, weights.astype(dtype).astype(weight_type)] + ([bias.astype(bias_type)] if bias_type else [])
+        full = dict(options, reduction=reduction)
+        known = {k: v for k, v in full.items() if k not in ("tf32", "workspace_mib")}
+        ups = 4096 / n * jnp.abs(normal(6, *((tokens,) if reduction == "none" else ()))), 512 * normal(7, tokens, n)
+        name = f"head's ids {dtype} {weight_type} {bias_type} n={n} {full} {'' if checked else 'unchecked'}"
+        like = "float16" if "tf32" in full and dtype == "float32" else None
+        plain = np.where(w == 0, 2, ids)
+        for what, i, q, more in (("weights", ids, w, {}), ("no weights", plain, None, {"row_weight": r})):
+            compare(f"{name} {what}", split(lambda v, m, b=None: tuple(over(v, m, i, q, bias=b, **full, **more)),
+                                            *(P(), 0, 0)[:len(arrays)], checked=checked),
+                    lambda v, m, b=0.0: exact_ids(v @ m.T + b, i, q, **known, **more), arrays, ups, 4, like=like)
+    # The results of one device, a chunk of tokens at a time; ids of a row in one device and in several, bad ones, none.
+    v, m, k = normal(1, 700, 8, dtype="bfloat16"), normal(2, 40, 8, dtype="bfloat16"), ids_case(5, 40, 3, 700)
+    compare("head's ids, chunks", split(lambda v, m: tuple(over(v, m, *k, workspace_mib=0.061)), P(), 0),
+            lambda v, m: exact_ids(v @ m.T, *k), [v, m], (jnp.float32(1024), normal(3, 700, 3)), 6)
+    x = normal(7, 2, 3, hidden)
+    ids = np.array([[[3, 3, 9, 3], [4, 39, 14, 20], [40, 2, 3, 4]], [[-1, 2, -100, 99], [-100] * 4, [-101, 1, 1, 2]]], np.int32)
+    f = lambda axis: lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, reduction="none", axis_name=axis))
+    near("head's_ids, special rows", split(f("vocab"), P(), 0)(x, weights), f(None)(x, weights))
+    near("head's_ids, special rows, gradient", gradients(split(f("vocab"), P(), 0))(x, weights), gradients(f(None))(x, weights))
+    each = split(lambda v, m: [a[None] for a in f("vocab")(v, m)], P(), 0, out=P("vocab"), checked=False)(x, weights)
+    same = all(np.array_equal(a[:1].repeat(4, 0), a, equal_nan=True) for a in each)
+    check("head's ids, the same bits on all devices", same, each)
+    none = split(lambda v, m: tuple(over(v, m, ids[:0], reduction="none")), P(), 0)
+    check("head's ids of no tokens", [a.shape for a in none(x[:0], weights)] == [(0, 3), (0, 3, 4)] and
+          not jax.grad(lambda m: none(x[:0], m)[1].sum())(weights).any())
+    for dtype in ("float16", "bfloat16"):  # half an ulp of every logit, which are below 8
+        v, m, (i, w) = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype), ids_case(3, vocab, 5, tokens)
+        ours = split(lambda v, m: tuple(over(v, m, i, w, fast_logits=True, reduction="none")), P(), 0)(v, m)
+        exact = lambda v, m: exact_ids(v @ m.T, i, w, "none")
+        for a, b in zip(ours, exactly(exact, v, m, upstream=(jnp.ones(tokens), jnp.ones((tokens, 5))))[0]):
+            check(f"head's ids {dtype} fast_logits", bool((jnp.abs(a - b) <= 32 * ROUNDING[dtype]).all()), a - b)
+    # What runs: only what is wanted, one all-gather and one sum of dx.
+    back, head = "linear_cross_entropy_ids_parallel_backward_f32", split(lambda v, m: over(v, m, ids).loss, P(), 0)
+    read = "x weight target_ids lse others upstream"
+    for wanted, made in ((0, "dx"), (1, "dweight"), ((0, 1), "dweight dx")):
+        calls = calls_in(jax.grad(head, wanted), x, weights)
+        check(f"head's ids, the gradient of {made}", calls == [
+            ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states workspace"),
+            ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp others workspace"),
+            (back, read, f"{made} workspace")], calls)
+    for checked in (True, False):
+        text = jax.jit(jax.grad(split(lambda v, m: over(v, m, ids).loss, P(), 0, checked=checked))).lower(
+            x, weights).compile().as_text()
+        check("head's ids, collectives", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 and
+              len(re.findall(r" all-reduce(?:-start)?\(f32\[2,3,24", re.sub(r"%\S+", "", text))) < 2, text)
+
+
 def ranks_transforms():
     P = jax.sharding.PartitionSpec
     x, m, t, r = normal(1, 4, 6, 24), normal(2, 40, 24, scale=0.3), jnp.asarray(integers(3, 40, 4, 6)), normal(4, 4, 6)
@@ -1813,11 +1879,13 @@ def ranks_transforms():
     entropy = lambda axis, **o: lambda v, t: lk.cross_entropy(v, t, axis_name=axis, **o)
     head = lambda axis, **o: lambda v, m, t: lk.linear_cross_entropy(v, m, t, axis_name=axis, **o)
     some = lambda axis, **o: lambda v, i: tuple(lk.cross_entropy_ids(v, i, axis_name=axis, **o))
+    headed = lambda axis, **o: lambda v, m, i: tuple(lk.linear_cross_entropy_ids(v, m, i, axis_name=axis, **o))
     every = dict(aux=("lse", "entropy", "argmax", "mean_logits"), reduction="none")
     # vmap inside and outside of the shard_map, scan, checkpoint: as without.
     for name, f, arrays, specs in (
             ("cross_entropy", entropy, (z, t), (2, P())), ("none", lambda a: entropy(a, **every), (z, t), (2, P())),
-            ("ids", some, (z, ids), (2, P())), ("linear", head, (x, m, t), (P(), 0, P()))):
+            ("ids", some, (z, ids), (2, P())), ("linear", head, (x, m, t), (P(), 0, P())),
+            ("linear_ids", headed, (x, m, ids), (P(), 0, P()))):
         mapped = tuple(None if a is m else 0 for a in arrays)
         alone = jax.vmap(f(None), mapped)
         inside = split(jax.vmap(f("vocab"), mapped), *specs)
@@ -1835,7 +1903,8 @@ def ranks_transforms():
     for name, f, arrays, specs in (
             ("cross_entropy", lambda a: entropy(a, reduction="none"), (z, t), (P("data", None, "vocab"), P("data"))),
             ("ids", lambda a: some(a, reduction="none"), (z, ids), (P("data", None, "vocab"), P("data"))),
-            ("linear", lambda a: head(a, reduction="none"), (x, m, t), (P("data"), P("vocab"), P("data")))):
+            ("linear", lambda a: head(a, reduction="none"), (x, m, t), (P("data"), P("vocab"), P("data"))),
+            ("linear_ids", lambda a: headed(a, reduction="none"), (x, m, ids), (P("data"), P("vocab"), P("data")))):
         for checked in (True, False):
             g = split(f("vocab"), *specs, out=P("data"), mesh=two, checked=checked)
             near(f"{name} data and vocab, value", g(*arrays), f(None)(*arrays))
@@ -1846,7 +1915,7 @@ def ranks_transforms():
         near(f"columns over {axes}, gradient", jax.jit(gradients(g))(z, t), gradients(entropy(None, **every))(z, t))
     # Numbers that are operands, and their gradients; a gradient inside of the shard_map.
     for checked in (True, False):
-        for name, o in (("number", lambda s: dict(logit_scale=s.mean(), z_loss=s[0, 0])),
+        for name, o in (("number", lambda s: dict(logit_scale=s.mean(), z_loss=s[0, 0] / 8)),
                         ("numbers", lambda s: dict(temperature=s))):
             s = 0.5 + jnp.abs(r)
             ours = split(lambda v, s: entropy("vocab", **o(s), row_weight=r)(v, t), 2, P(), checked=checked)
@@ -1854,6 +1923,9 @@ def ranks_transforms():
             ours = split(lambda v, m, s: head("vocab", **o(s))(v, m, t), P(), 0, P(), checked=checked)
             near(f"head, {name} gradient", gradients(ours)(x, m, s),
                  gradients(lambda v, m, s: head(None, **o(s))(v, m, t))(x, m, s))
+            ours = split(lambda v, m, s: headed("vocab", **o(s))(v, m, ids), P(), 0, P(), checked=checked)
+            near(f"head's_ids, {name} gradient", gradients(ours)(x, m, s),
+                 gradients(lambda v, m, s: headed(None, **o(s))(v, m, ids))(x, m, s))
         # Unchecked, JAX differentiates the sum of the losses of four devices.
         inside = split(lambda v: jax.grad(lambda v: entropy("vocab")(v, t))(v), 2, out=P(None, None, "vocab"), checked=checked)
         near("inside gradient", inside(z) / (1 if checked else 4), jax.grad(entropy(None))(z, t))
@@ -1869,12 +1941,19 @@ def ranks_mistakes():
         (ValueError, no_axis, lambda: lk.cross_entropy(x, t, axis_name="model")),
         (ValueError, no_axis, lambda: lk.cross_entropy_ids(x, ids, axis_name="model")),
         (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, axis_name="model"), P(), 0)(v, m)),
+        (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
+            v, m, ids, axis_name="model").loss, P(), 0)(v, m)),
         (ValueError, "logits does not vary along the axis 'vocab'; each device must have columns of its own",
          lambda: split(lambda x: lk.cross_entropy(x, t, axis_name="vocab"), P())(x)),
         (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",
          lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, axis_name="vocab"), P(), P())(v, m)),
         (ValueError, "targets varies along the axis 'vocab'; all its devices must have the same",
          lambda: split(lambda x, t: lk.cross_entropy(x, t, axis_name="vocab"), P("vocab"), P("vocab"))(x, t)),
+        (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",
+         lambda: split(lambda v, m: lk.linear_cross_entropy_ids(v, m, ids, axis_name="vocab").loss, P(), P())(v, m)),
+        (ValueError, "target_ids varies along the axis 'vocab'; all its devices must have the same",
+         lambda: split(lambda v, m, i: lk.linear_cross_entropy_ids(v, m, i, axis_name="vocab").loss, P(), 0, 1)(v, m, jnp.zeros(
+             (4, 8), jnp.int32))),
         (ValueError, "target_weight varies along the axis 'vocab'; all its devices must have the same",
          lambda: split(lambda x: lk.cross_entropy_ids(x, ids, x, axis_name="vocab"), 1)(x)),
         (ValueError, "class_weight has the shape (2,); it must have (8,)",
@@ -1885,6 +1964,12 @@ def ranks_mistakes():
          lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail=True, axis_name="vocab").tail, 1)(x)),
         (ValueError, "with axis_name there is no tail",
          lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail_weight=x[:, 0], axis_name="vocab").loss, 1)(x)),
+        (ValueError, "with axis_name there is no tail", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
+            v, m, ids, tail=True, axis_name="vocab").tail, P(), 0)(v, m)),
+        (ValueError, "with axis_name there is no tail", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
+            v, m, ids, tail_weight=v[:, 0], axis_name="vocab").loss, P(), 0)(v, m)),
+        (ValueError, "the budget is 1; this call needs", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
+            v, m, ids, workspace_mib=1e-6, axis_name="vocab").loss, P(), 0)(v, m)),
         (ValueError, "batch_invariant needs", lambda: split(lambda v, m: lk.linear_cross_entropy(
             v, m, t, batch_invariant=True, axis_name="vocab"), P(), 0)(v, m)),
         (TypeError, "class_weight would need a gradient", lambda: jax.grad(lambda c: split(lambda x, c: lk.cross_entropy(
@@ -1899,6 +1984,8 @@ def ranks_mistakes():
     try:
         f = split(lambda x, t: lk.cross_entropy(x, t, axis_name="vocab"), 1, P())
         check("LK_CHECK_TARGETS, a column of another device", bool(jnp.isfinite(f(x, t.at[2].set(7)))))
+        f = split(lambda v, m, i: lk.linear_cross_entropy_ids(v, m, i, axis_name="vocab").loss, P(), 0, P())
+        check("LK_CHECK_TARGETS, an id of another device", bool(jnp.isfinite(f(v, m, ids.at[2].set(7)))))
         jax.effects_barrier()
     finally:
         del os.environ["LK_CHECK_TARGETS"]

@@ -510,6 +510,16 @@ def _forward(ranks, run, arrays, outputs, options, shape, vocab, statistics):
     return _finish(ranks, run, arrays, states, outputs)
 
 
+def _forward_ids(ranks, run, arrays, outputs, ids, itemsize):
+    """Forward of cross_entropy_ids or linear_cross_entropy_ids. itemsize: of a logit as it is gathered."""
+    if not ranks:
+        return run("forward", arrays, {}, outputs)
+    # The states of all rows lie before the logits of all ids, so that they are no rows of one array.
+    words = 4 + -(-ids.shape[-1] * itemsize // 16) * 4
+    states = {"states": _of((math.prod(ids.shape[:-1]) * words,), jnp.int32)}
+    return _finish(ranks, run, arrays, run("forward", arrays, {}, states)["states"], outputs)
+
+
 # ---- cross_entropy, linear_cross_entropy, and both with ids ------------------------------------------------------------------
 
 
@@ -837,7 +847,7 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     """
     logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
     shape, vocab = logits.shape[:-1], logits.shape[-1] * (ranks.size if ranks else 1)
-    _demand(not ranks or not tail and tail_weight is None, "tail or tail_weight is given; with axis_name there is no tail")
+    _no_tail(ranks, tail, tail_weight)
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
     ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "logits", vocab, ignore_index)
@@ -850,6 +860,10 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
                      row_weight=row_weight, tail_weight=tail_weight)
     call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux, ranks)(*arrays)
     return _ids_result(tail, tail_weight, call, z_loss, fields, denominator, row_weight, ignored)
+
+
+def _no_tail(ranks, tail, tail_weight):
+    _demand(not ranks or not tail and tail_weight is None, "tail or tail_weight is given; with axis_name there is no tail")
 
 
 def _ids_result(tail, tail_weight, *call):
@@ -883,7 +897,7 @@ def _ids_outputs(aux, reduced, ids, more=()):
     return {**_loss_outputs(names, names, reduced, ids.shape[:-1]), "logp": _of(ids.shape, _f32), **tail}
 
 
-def _ids_upstream(cotangents, reduced, ranks=None):
+def _ids_upstream(cotangents, reduced, ranks):
     """upstream, whether it is one per row, and dlogp, dlse and dtail; None where all are certainly 0."""
     loss, others = cotangents
     dloss = _given(loss, ranks)
@@ -918,12 +932,8 @@ def _cross_entropy_ids(options, aux, ranks):
                     "rows", ("states", "all_states", *_shared(reduced, upstream_per_row)))
 
     def forward(arrays, outputs):
-        if not ranks:
-            return run("forward", arrays, {}, outputs)
-        logits, ids, *_ = arrays  # the states of all rows lie before the logits of all ids, so that they are no rows of one array
-        words = 4 + -(-ids.shape[-1] * logits.dtype.itemsize // 16) * 4
-        states = {"states": _of((math.prod(ids.shape[:-1]) * words,), jnp.int32)}
-        return _finish(ranks, run, arrays, run("forward", arrays, {}, states)["states"], outputs)
+        logits, ids, *_ = arrays
+        return _forward_ids(ranks, run, arrays, outputs, ids, logits.dtype.itemsize)
 
     @jax.custom_vjp
     def f(*arrays):
@@ -1003,6 +1013,17 @@ def _budget(workspace_mib):
     return int(workspace_mib * 2**20)
 
 
+def _head(direction, x, weight, bias, outputs, fields):
+    """What the two cross entropies of a head share: tensors and fields of a call."""
+    fields = dict(fields, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], vocab=weight.shape[0],
+                  bias_dtype=_dtype_field(bias, x.dtype))
+    for name in ("dweight", "dbias"):
+        fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
+    if direction == "finish":  # which has no plan, so no budget
+        return {}, {**fields, "workspace_bytes": 0}
+    return {"x": x, "weight": weight.astype(x.dtype), "bias": bias}, fields
+
+
 @functools.lru_cache(None)
 def _linear_cross_entropy(options, aux, ranks):
     options = dict(options)
@@ -1011,17 +1032,10 @@ def _linear_cross_entropy(options, aux, ranks):
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, targets, bias, class_weight, denominator, row_weight, _ = arrays
-        finish, vocab = direction == "finish", weight.shape[0]
-        targets, class_weight, more = _of_rank(ranks, direction, options, vocab, targets, class_weight)
-        fields = dict(options, tokens=targets.size, hidden=x.shape[-1], vocab=vocab,
-                      target_dtype=int(targets.dtype == jnp.int32), bias_dtype=_dtype_field(bias, x.dtype),
-                      upstream_per_token=upstream_per_token,
-                      statistics=int(statistics and direction in ("forward", "finish")), **more)
-        head = {"x": x, "weight": weight.astype(x.dtype), "bias": bias}
-        if finish:  # which has no plan, so no budget
-            head, fields["workspace_bytes"] = {}, 0
-        for name in ("dweight", "dbias"):
-            fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
+        targets, class_weight, more = _of_rank(ranks, direction, options, weight.shape[0], targets, class_weight)
+        head, fields = _head(direction, x, weight, bias, outputs, dict(
+            options, target_dtype=int(targets.dtype == jnp.int32), upstream_per_token=upstream_per_token,
+            statistics=int(statistics and direction in ("forward", "finish")), **more))
         found = call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
                      {**head, "target": targets, "class_weight": class_weight, "denominator": denominator,
                       "row_weight": row_weight, **inputs}, outputs, fields, "tokens", _shared(reduced, upstream_per_token),
@@ -1075,7 +1089,8 @@ def _linear_cross_entropy(options, aux, ranks):
 
 def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=None, reduction="mean", ignore_index=-100,
                              z_loss=0.0, softcap=0.0, logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None,
-                             row_weight=None, tail_weight=None, tail=False, fast_logits=False, tf32=False, workspace_mib=None):
+                             row_weight=None, tail_weight=None, tail=False, fast_logits=False, tf32=False, workspace_mib=None,
+                             axis_name=None):
     """cross_entropy_ids of the logits x @ weight.T + bias, without storing all of them: a CrossEntropyIdsOutput, float32. For
     distillation from a teacher's largest probabilities, several targets per token, policies over some tokens.
 
@@ -1086,14 +1101,17 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     where one without a tail stores none in bfloat16.
     weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
     An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
+    axis_name: as in linear_cross_entropy; ids are columns of all devices. There is no tail then. Forward's all-gather is of 16
+    bytes a token and the logits of its ids, in float32, or with fast_logits in x's type. Logits are stored, in chunks.
 
     x, weight and bias have gradients, of loss, logp and tail, made in backward, which computes the logits again: 4 matmuls in all.
     """
-    x = _array(x, "x", 1)
+    x, ranks = _array(x, "x", 1), _ranks(axis_name)
     weight = _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
-    shape, vocab = x.shape[:-1], weight.shape[0]
-    bias = None if bias is None else _beside(bias, "bias", x.dtype, (vocab,))
+    shape, vocab = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1)
+    bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
+    _no_tail(ranks, tail, tail_weight)
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
     fields.update(fast_logits=int(fast_logits), tf32=int(tf32), workspace_bytes=_budget(workspace_mib))
@@ -1102,8 +1120,9 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     denominator = _denominator(denominator, reduction)
     row_weight = _row_weight(row_weight, shape)
     tail_weight = _row_weight(tail_weight, shape, "tail_weight")
-    arrays = same_axes(x, weight, ids, bias, target_weight, denominator, row_weight, tail_weight)
-    call = lambda aux: _linear_cross_entropy_ids(tuple(fields.items()), aux)(*arrays)
+    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, target_ids=ids, bias=bias, target_weight=target_weight,
+                     denominator=denominator, row_weight=row_weight, tail_weight=tail_weight)
+    call = lambda aux: _linear_cross_entropy_ids(tuple(fields.items()), aux, ranks)(*arrays)
     return _ids_result(tail, tail_weight, call, z_loss, fields, denominator, row_weight, ignored)
 
 
@@ -1118,37 +1137,42 @@ def _scaled_head(x, bias, logit_scale):
 
 
 @functools.lru_cache(None)
-def _linear_cross_entropy_ids(options, aux):
+def _linear_cross_entropy_ids(options, aux, ranks):
     """aux: as in _cross_entropy_ids."""
     options = dict(options)
     reduced = bool(options["reduction"])
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, ids, bias, target_weight, denominator, row_weight, tail_weight = arrays
-        fields = dict(options, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], vocab=weight.shape[0],
-                      ids_per_row=ids.shape[-1], target_dtype=int(ids.dtype == jnp.int32),
-                      bias_dtype=_dtype_field(bias, x.dtype), upstream_per_token=upstream_per_token)
-        for name in ("dweight", "dbias"):
-            fields[f"{name}_dtype"] = _dtype_field(outputs.get(name), x.dtype)
-        return call(f"linear_cross_entropy_ids_{direction}_{TYPES[x.dtype.name]}",
-                    {"x": x, "weight": weight.astype(x.dtype), "target_ids": ids, "bias": bias, "target_weight": target_weight,
-                     "denominator": denominator, "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields,
-                    "tokens", _shared(reduced, upstream_per_token))
+        ids, _, more = _of_rank(ranks, direction, options, weight.shape[0], ids)
+        head, fields = _head(direction, x, weight, bias, outputs, dict(
+            options, ids_per_row=ids.shape[-1], target_dtype=int(ids.dtype == jnp.int32), upstream_per_token=upstream_per_token,
+            **more))
+        split = "parallel_" if ranks and direction != "finish" else ""
+        return call(f"linear_cross_entropy_ids_{split}{direction}_{TYPES[x.dtype.name]}",
+                    {**head, "target_ids": ids, "target_weight": target_weight, "denominator": denominator,
+                     "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields, "tokens",
+                    ("states", "all_states", *_shared(reduced, upstream_per_token)))
+
+    def forward(arrays, outputs):
+        x, _, ids, *_ = arrays
+        return _forward_ids(ranks, run, arrays, outputs, ids, x.dtype.itemsize if options["fast_logits"] else 4)
 
     @jax.custom_vjp
     def f(*arrays):
-        return _result(aux, run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2])))
+        return _result(aux, forward(arrays, _ids_outputs(aux, reduced, arrays[2])))
 
     def fwd(*primals):
         _constants(target_weight=primals[4], denominator=primals[5], row_weight=primals[6], tail_weight=primals[7])
         arrays = _values(*primals)
-        found = run("forward", arrays, {}, _ids_outputs(aux, reduced, arrays[2], ["lse"]))
+        beside = {"others": _of(arrays[2].shape[:-1], _f32)} if ranks else {}
+        found = forward(arrays, {**_ids_outputs(aux, reduced, arrays[2], ["lse"]), **beside})
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
-        saved = {n: found[n] for n in ("lse", "tail") if n in found}
+        saved = {n: found[n] for n in ("lse", "tail", *beside) if n in found}
         return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
 
     def bwd(kept, cotangents):
-        if (ups := _ids_upstream(cotangents, reduced)) is None:
+        if (ups := _ids_upstream(cotangents, reduced, ranks)) is None:
             return (None,) * 8
         dloss, each, dlogp, dlse, dtail = ups
         x, weight, _, bias, *_ = kept["arrays"]
