@@ -771,7 +771,7 @@ LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, in
     template <class T>                                                                                                         \
     LK_HOST lk_status lk_linear_cross_entropy_ids_##name##_workspace(const char *op, const lk_lce_ids_args *args, size_t *n)   \
     {                                                                                                                          \
-        lk_linear_cross_entropy_plan plan;                                                                                     \
+        lk_linear_cross_entropy_plan plan = {};                                                                                \
         const lk_status status = query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);                       \
         if (!status && n) *n = plan.workspace_bytes;                                                                           \
         return status;                                                                                                         \

@@ -14,6 +14,8 @@
  *            and vocab are of these columns; target_ids has columns of the whole vocabulary. All ranks get the same x, ids, weights
  *            and options, and all get the same results, bit for bit.
  *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
+ *                lk_linear_cross_entropy_context context;
+ *                lk_status status = lk_linear_cross_entropy_init(&context);
  *                lk_linear_cross_entropy_ids_args args = {};
  *                args.common.context = &context, args.common.x = x, args.common.weight = weight, args.common.loss = loss;
  *                args.common.dx = dx, args.common.dweight = dweight;

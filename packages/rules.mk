@@ -99,10 +99,11 @@ $(library): $(lib_parts:=.o) $(engine) | $(out)/lib/exports
 $(out)/lib/exports: packages/rules.mk
 	@mkdir -p $(@D)
 	@echo '{ global: lk_*; local: *; };' > $@
-$(lib_parts:=.cu): $(out)/lib/%.cu: packages/rules.mk
+$(lib_parts:=.cu): $(out)/lib/%.cu: always # rewritten when an op gets another header
 	@mkdir -p $(@D)
 	@for h in $(patsubst lk/%.cuh,%,$(wildcard lk/$*.cuh lk/$*_*.cuh)); do printf '\043include "lk/%s.cuh"\n' $$h; \
-	printf "LK_DEFINE_$$(echo $$h | sed 's/^lk_//' | tr a-z A-Z)(%s)\n" f32 f16 bf16; done > $@
+	printf "LK_DEFINE_$$(echo $$h | sed 's/^lk_//' | tr a-z A-Z)(%s)\n" f32 f16 bf16; done > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
 	@mkdir -p $(@D)
 	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@
