@@ -367,7 +367,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const
     if (threadIdx.x % 32 == 0) {
         lk_ce_result of_ids = r;
         if (r.class_loss == r.class_loss) of_ids.class_loss = loss;
-        const float weight = y >= 0 && chunk.ws.row_weight ? chunk.ws.row_weight[at] : 1.0f; /* that of an ignored token may be NaN */
+        const float weight = y >= 0 && chunk.ws.row_weight ? chunk.ws.row_weight[at] : 1.0f; /* an ignored token's may be NaN */
         of_ids.class_loss *= weight, of_ids.z_loss *= weight;
         lk_lce_put_result(chunk.ws, at, of_ids);
     }
@@ -507,7 +507,7 @@ LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
                          job->stream, p);
 }
 
-/* What a slice's rows of one target do not have. */
+/* Gives the call of a slice's rows what ids have in place of a target. */
 LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, const lk_lce_work &chunk, lk_cross_entropy_args *a)
 {
     a->target_dtype = ids->ids.target_dtype, a->ignore_index = ids->ids.ignore_index;
@@ -553,7 +553,7 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
 }
 
-/* What the gradients of a slice's rows need first. */
+/* Scales what is added to dZ of a slice's rows, where there is something. It comes before their gradients. */
 LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
@@ -624,7 +624,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
     ids->bytes = arena.used < instead.used ? instead.used : arena.used;
 }
 
-/* What a call of linear_cross_entropy_ids_parallel.cuh has otherwise. */
+/* What differs in a call of linear_cross_entropy_ids_parallel.cuh. */
 typedef struct {
     lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call); /* lk_lce_other_rows's */
     int state_bytes; /* of the ids' logits of a token */

@@ -122,7 +122,8 @@ typedef struct {
  * element. So are, in backward with dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a multiple of 16
  * bytes, and a weight of 16 bits beside f32. forward is fastest with a weight of T on 16 bytes and without bias and groups.
  * So is backward of few rows without dweight; otherwise it takes every weight alike. backward is fastest where dy is given, s
- * comes from one tensor, and a row is a multiple of 16 bytes. dbias is a pass over dy of its own. */
+ * comes from one tensor, and a row is a multiple of 16 bytes. Few rows with dy of f32 beside 16-bit T have the kernel for many.
+ * dbias is a pass over dy of its own. */
 
 #define LK_SRMS_NORM_DECLARE(T)                                                                                                \
     LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \

@@ -6,8 +6,8 @@
  * change. The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T; that moves a log-probability
  * by at most twice the row's largest such error. dZ follows by its formula, and is rounded to T once; dx and dweight sum it times
  * exact factors. Where FUSED keeps exponentials, these are rounded, once more in a row with several references, and so is v x.
- * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/linear_cross_entropy.cu. The
- * sum of their dx is compared, each part of which is rounded to T.
+ * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/linear_cross_entropy.cu. Each
+ * rank's part of dx is rounded to T; their sum is compared.
  */
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
 

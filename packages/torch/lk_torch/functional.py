@@ -504,13 +504,9 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     if factor is not None and input.dtype in _TYPES and input.dim():
         input = input.float() * _per_row(factor, input.shape[:-1])
     classes = input.shape[-1] if input.dim() else 0
+    shards = _shards(group, shards, classes, input.device, "input has {} classes", tail or tail_weight is not None)
     if group is not None:
-        if tail or tail_weight is not None:
-            raise ValueError("lk: with group there is no tail")
-        shards = _agreed_shards(group, shards, classes, input.device, "input has {} classes")
         classes = sum(shards)
-    elif shards is not None:
-        raise ValueError("lk: shards are those of a group; group is None")
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
         _check_targets(used, ignore_index, classes)
@@ -554,12 +550,10 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
                 raise ValueError("lk: logit_scale or temperature has a number for each target; with linear_bias it must be one")
             linear_bias = linear_bias.float() * factor
     ranks = ()
+    shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
     if group is not None:
         name += "_parallel"
-        shards = _agreed_shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
         ranks = (group.group_name, shards, group.rank())
-    elif shards is not None:
-        raise ValueError("lk: shards are those of a group; group is None")
     if CHECK_TARGETS and not is_compiling():
         _check_targets(target, ignore_index, sum(shards) if ranks else linear_weight.shape[0])
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
@@ -569,6 +563,15 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
 
 
 _agreed = set()
+
+
+def _shards(group, shards, rows, device, what, tail=False):
+    """_agreed_shards of a group; None without one. tail: the call has one."""
+    if group is None and shards is not None:
+        raise ValueError("lk: shards are those of a group; group is None")
+    if group is not None and tail:
+        raise ValueError("lk: with group there is no tail")
+    return None if group is None else _agreed_shards(group, shards, rows, device, what)
 
 
 def _agreed_shards(group, shards, rows, device, what):
@@ -695,13 +698,9 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
                 raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
             linear_bias = linear_bias.float() * factor
     classes = linear_weight.shape[0]
+    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows", tail or tail_weight is not None)
     if group is not None:
-        if tail or tail_weight is not None:
-            raise ValueError("lk: with group there is no tail")
-        shards = _agreed_shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
         classes = sum(shards)
-    elif shards is not None:
-        raise ValueError("lk: shards are those of a group; group is None")
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
         _check_targets(used, ignore_index, classes)
