@@ -788,29 +788,52 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
     }
 }
 
-/* Whether a thread holds the w of its vectors. Beside dy of float and T of 16 bits there are too few registers: it reads them for
- * each row. */
-template <class T, class D, bool REREAD> constexpr bool lk_srms_norm_holds_w = !REREAD && sizeof(D) == sizeof(T);
+/* What a thread holds of the weight of N elements: w as floats. Beside dy of float and T of 16 bits there are too few registers:
+ * there it holds T, as lk_srms_norm_packs_w says. REREAD holds nothing. */
+template <class T, class D, bool REREAD, int N> struct lk_srms_norm_held_w {
+    float w[N];
+};
+template <class T, class D, int N> struct lk_srms_norm_held_w<T, D, true, N> {};
+template <int N> struct lk_srms_norm_held_w<lk_f16, float, false, N> {
+    lk_vec<lk_f16> packed;
+};
+template <int N> struct lk_srms_norm_held_w<lk_bf16, float, false, N> {
+    lk_vec<lk_bf16> packed;
+};
+
+/* Reads it; the N elements begin at element `at` of weight. */
+template <class T, class D, bool REREAD, int N>
+LK_DEVICE void lk_srms_norm_hold_w(lk_srms_norm_held_w<T, D, REREAD, N> *held, const lk_srms_norm_call &call, int at)
+{
+    if constexpr (!REREAD && sizeof(D) > sizeof(T)) {
+        if (call.a.weight) held->packed = lk_load_vec_ca((const T *)call.a.weight + at);
+    } else if constexpr (!REREAD) {
+        lk_srms_norm_load_w(held->w, call, at);
+    }
+}
 
 /* g times w. */
-template <bool HELD, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_call &call, const float (&w)[N], int at)
+template <class T, class D, bool REREAD, int N>
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_call &call,
+                                           const lk_srms_norm_held_w<T, D, REREAD, N> &held, int at)
 {
-    if constexpr (!HELD) {
+    if constexpr (REREAD) {
         lk_srms_norm_apply(g, call, at);
+    } else if constexpr (sizeof(D) > sizeof(T)) {
+        if (call.a.weight) lk_srms_norm_apply<false>(g, held.packed, call.a.weight_offset);
     } else {
-        LK_UNROLL for (int j = 0; j < N; j++) g[j] *= w[j];
+        LK_UNROLL for (int j = 0; j < N; j++) g[j] *= held.w[j];
     }
 }
 
 /* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
 template <class T, class R, class D, bool WEIGHT, bool REREAD, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2], const float (&w)[N],
-                                          lk_srms_norm_where<COPIED> where)
+LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2],
+                                          const lk_srms_norm_held_w<T, D, REREAD, N> &w, lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, D, REREAD>(s, g, call.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh<lk_srms_norm_holds_w<T, D, REREAD>>(g, call, w, where.group + where.col);
+    if (WEIGHT) lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = call.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -826,13 +849,13 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_
 /* Writes N elements of a row, and adds their terms to dweight's sums. */
 template <class T, class R, class D, bool WEIGHT, bool REREAD, int N, bool COPIED>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[N],
-                                         const float (&w)[N], lk_srms_norm_where<COPIED> where)
+                                         const lk_srms_norm_held_w<T, D, REREAD, N> &w, lk_srms_norm_where<COPIED> where)
 {
     float s[N], g[N];
     lk_srms_norm_get_both<T, R, D, REREAD>(s, g, call.in, where);
     if (WEIGHT) {
         LK_UNROLL for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
-        lk_srms_norm_backward_weigh<lk_srms_norm_holds_w<T, D, REREAD>>(g, call, w, where.group + where.col);
+        lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
     }
     LK_UNROLL for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
     if (call.in.dr.data) {
@@ -920,7 +943,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
     const int stage_size = call.in.parts * U * 32;
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
     const int group = WEIGHT ? lk_srms_norm_group_start(call, at.row) : 0; /* the same for all rows of the team */
-    float sums[WEIGHT ? U : 1][N] = {}, w[WEIGHT ? U : 1][N];
+    float sums[WEIGHT ? U : 1][N] = {};
+    lk_srms_norm_held_w<T, D, REREAD, N> w[WEIGHT ? U : 1];
     lk_cluster_begin();
     if (at.row < call.a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(call.in.x, at);
@@ -933,8 +957,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
     if (WEIGHT && REREAD && call.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(call, at.row, N), at);
     if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, R, D>(call.in, slots, at.row, at);
     lk_cp_async_commit_group();
-    LK_UNROLL for (int u = 0; WEIGHT && lk_srms_norm_holds_w<T, D, REREAD> && u < U; u++)
-        if (u * 32 < at.count) lk_srms_norm_load_w(w[u], call, group + at.first + u * 32 * N);
+    LK_UNROLL for (int u = 0; WEIGHT && u < U; u++)
+        if (u * 32 < at.count) lk_srms_norm_hold_w(&w[u], call, group + at.first + u * 32 * N);
     const bool single = !REREAD && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
     lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
@@ -1142,6 +1166,13 @@ LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
     return b ? lk_srms_norm_common_divisor(b, a % b) : a;
 }
 
+/* Whether the weight of all vectors is of T, on 16 bytes, or NULL. */
+template <class T> LK_HOST bool lk_srms_norm_packs_w(const lk_srms_norm_args *a, const lk_srms_norm_input *in)
+{
+    const bool starts = !in->offset && !in->offset_step && (uintptr_t)a->weight % 16 == 0;
+    return !a->weight || (a->weight_dtype == lk_dtype<T> && starts && (a->groups == 1 || a->cols % LK_VEC<T> == 0));
+}
+
 /* The launch for checked arguments. */
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
@@ -1182,7 +1213,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
                            (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* s is one tensor */
-    layout.reread = !(holds_row && a->dy && one);
+    layout.reread = !(holds_row && a->dy && one && (a->dy_dtype == lk_dtype<T> || lk_srms_norm_packs_w<T>(a, in)));
     if (!layout.few && !layout.reread && !in->x.data && a->residual_dtype == lk_dtype<T>)
         in->x = in->r, in->r.data = NULL; /* of the same type */
     return layout;
