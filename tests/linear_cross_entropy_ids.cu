@@ -170,7 +170,7 @@ static void refer(const problem *p, int64_t row)
 {
     double **const all[] = {&logits, &log_p, &slope};
     for (int i = 0; i < 3; i++) *all[i] = (double *)test_room(*all[i], &room_bytes[i], (size_t)p->vocab * sizeof(double));
-    const double scale = p->scale == 0 ? 1 : (double)p->scale, cap = (double)p->softcap, rounds[TEST_TYPES] = {0, 0x1p-12, 0x1p-9};
+    const double scale = p->scale == 0 ? 1 : (double)p->scale, cap = (double)p->softcap, rounds[TEST_TYPES] = {0, 0x1p-11, 0x1p-8};
     const double stored = p->fast ? rounds[p->type] : 0;
     double most = -INFINITY, least = INFINITY, sum = 0, error = 0;
     for (int64_t j = 0; j < p->vocab; j++) {
