@@ -294,6 +294,25 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     call.space.dlse[row] = keeps_z ? rest + (own - up.h) : rest;
 }
 
+/* The sum of exp(-loss) over a row's ids, each once, by its warp. The loss of an id is first_loss + scale (first_z - z). Also
+ * writes the ids to id, LK_CE_IDS_MOST of shared memory. */
+LK_DEVICE float lk_ce_ids_sum_p(int *id, int64_t ids_per_row, const lk_ce_ids &s, const float (&z)[LK_CE_IDS_EACH], float first_z,
+                                float first_loss, float scale)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float sum = 0.0f;
+    bool first[LK_CE_IDS_EACH];
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first[i] = s.id[i] >= 0, id[lane + 32 * i] = s.id[i];
+    __syncwarp(); /* the ids are written before they are read */
+    for (int k = 0; k < (int)ids_per_row; k++) {
+        const int other = id[k];
+        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first[i] = first[i] && (other != s.id[i] || k >= lane + 32 * i);
+    }
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
+        if (first[i]) sum += lk_exp(-(z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i])));
+    return lk_sum_warp(sum);
+}
+
 /* What a block knows of its row's tail. */
 typedef struct {
     int id[LK_CE_IDS_MOST]; /* of place k; -1: skipped or none */
@@ -311,24 +330,15 @@ template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_call &call, i
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     const lk_ce_ids s = lk_ce_ids_load(call, row, true);
     const float first_loss = s.bad ? NAN : call.space.row_losses.loss[row];
-    float z[LK_CE_IDS_EACH], first_z = -INFINITY, sum = 0.0f, slope;
-    bool first[LK_CE_IDS_EACH];
+    float z[LK_CE_IDS_EACH], first_z = -INFINITY, slope;
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        z[i] = -INFINITY, first[i] = s.id[i] >= 0;
+        z[i] = -INFINITY;
         if (s.id[i] >= 0) z[i] = call.space.logit[row * call.x.ids_per_row + lane + 32 * i];
         if (s.id[i] >= 0 && a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope);
         first_z = fmaxf(first_z, z[i]);
     }
     first_z = lk_max_warp(first_z);
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) tail->id[lane + 32 * i] = s.id[i];
-    __syncwarp(); /* the ids are written before they are read */
-    for (int k = 0; k < (int)call.x.ids_per_row; k++) {
-        const int id = tail->id[k];
-        LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first[i] = first[i] && (id != s.id[i] || k >= lane + 32 * i);
-    }
-    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
-        if (first[i]) sum += lk_exp(-(z[i] == first_z ? first_loss : first_loss + scale * (first_z - z[i])));
-    sum = lk_sum_warp(sum);
+    const float sum = lk_ce_ids_sum_p(tail->id, call.x.ids_per_row, s, z, first_z, first_loss, scale);
     if (lane != 0) return;
     const bool good = s.any && !s.bad && first_loss == first_loss;
     tail->first_z = first_z, tail->first_loss = first_loss, tail->reads = good && sum > 1.0f - LK_CE_TAIL_LEAST;
@@ -380,13 +390,18 @@ template <class T> LK_DEVICE lk_lse lk_ce_tail_read(const lk_ce_ids_call &call, 
     return s;
 }
 
-/* A block owns a row, and where there are very many those behind it. */
-template <class T>
+LK_DEVICE const lk_ce_ids_call &lk_ce_tail_ids(const lk_ce_ids_call &call) { return call; }
+LK_DEVICE float *lk_ce_tail_result(const lk_ce_ids_call &call, int64_t row) { return call.tail + row; }
+
+/* A block owns a row, and where there are very many those behind it. Call: lk_ce_ids_call, or lk_ce_ids_slice of
+ * cross_entropy_ids_parallel.cuh, where its lk_ce_tail_ids, lk_ce_tail_result and lk_ce_tail_begin are. */
+template <class T, class Call>
 LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS, LK_CE_TAIL_BLOCKS)
-    lk_cross_entropy_ids_tail_kernel(const __grid_constant__ lk_ce_ids_call call)
+    lk_cross_entropy_ids_tail_kernel(const __grid_constant__ Call call)
 {
     LK_SHARED(lk_ce_tail, tail, [1]);
-    const lk_cross_entropy_args &a = call.all.a;
+    const lk_ce_ids_call &ids = lk_ce_tail_ids(call);
+    const lk_cross_entropy_args &a = ids.all.a;
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_griddepcontrol_wait();
@@ -397,12 +412,12 @@ LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS, LK_CE_TAIL_BLOCKS)
         __syncthreads(); /* the ids are there, and the marks are empty */
         if (!tail->reads) continue;
         const int64_t head = lk_split_row((const T *)a.logits + row * a.logits_stride, a.vocab).head;
-        for (int k = thread; k < (int)call.x.ids_per_row; k += threads) {
+        for (int k = thread; k < (int)ids.x.ids_per_row; k += threads) {
             const int64_t v = (tail->id[k] - head) / LK_VEC<T>; /* single elements look at all ids, marked or not */
             if (tail->id[k] >= head) atomicOr(&tail->mark[v / 32 % (LK_CE_TAIL_MARKS / 32)], 1u << v % 32);
         }
         __syncthreads(); /* the marks are set */
-        lk_lse s = lk_lse_warp(lk_ce_tail_read<T>(call, row, tail), 32, scale);
+        lk_lse s = lk_lse_warp(lk_ce_tail_read<T>(ids, row, tail), 32, scale);
         if (thread % 32 == 0) tail->part[thread / 32] = s;
         __syncthreads(); /* the parts are there */
         if (thread >= 32) continue;
@@ -410,7 +425,7 @@ LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS, LK_CE_TAIL_BLOCKS)
         float k;
         const float log = lk_log_split(s.sum, &k); /* all differences: nothing of lse's size is added */
         const float above = scale * (s.max - tail->first_z) - tail->first_loss;
-        if (thread == 0) call.tail[row] = s.sum > 0.0f ? lk_lse_join(above, k, log) : -INFINITY;
+        if (thread == 0) *lk_ce_tail_result(call, row) = s.sum > 0.0f ? lk_lse_join(above, k, log) : -INFINITY;
     }
 }
 
@@ -435,8 +450,9 @@ LK_DEVICE void lk_ce_ids_add_places(const lk_ce_ids_term *terms, int64_t ids_per
     }
 }
 
-/* The gradients of a row's ids, by its warp. z, slope, minus_logp: of a lane's ids; the last not in backward. */
-template <class T, bool eight>
+/* The gradients of a row's ids, by its warp. z, slope, minus_logp: of a lane's ids; the last not in backward. given_others: with
+ * a tail the caller has the sum of p of all columns but the target's. */
+template <class T, bool eight, bool given_others = false>
 LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_term *terms, int64_t row, const lk_ce_ids &s,
                                          const float (&z)[LK_CE_IDS_EACH], const float (&slope)[LK_CE_IDS_EACH],
                                          const float (&minus_logp)[LK_CE_IDS_EACH], float first_z, float first_loss)
@@ -459,7 +475,9 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
     }
     lk_ce_ids_add_places(terms, call.x.ids_per_row, s, sum, writes);
     float others = 0.0f; /* with a tail: the sum of p of all columns but the target's, which is 1 - p without the rounding */
-    if (call.tail) {
+    if constexpr (given_others) {
+        others = a.others[row];
+    } else if (call.tail) {
         LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
             if (writes[i] && s.id[i] != y) others += lk_ex2(fmaf(g.rate, z[i], -g.base));
         others = fmaf(p_scale, lk_sum_warp(others), lk_exp(call.tail[row]));
@@ -474,6 +492,13 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
         x[0] *= slope[i];
         lk_ce_store<T, eight>(a, lk_ce_at<T, eight>(a, row, s.id[i]), x, false);
     }
+}
+
+/* The class term of a good row with that of its tail. loss: of its ids. */
+LK_DEVICE float lk_ce_ids_add_tail(const lk_ce_ids_call &call, int64_t row, float loss)
+{
+    const float weight = call.x.tail_weight[row];
+    return weight != 0.0f ? fmaf(-weight, call.tail[row], loss) : loss;
 }
 
 /* A warp owns a row. eight: dlogits are e5m2. */
@@ -509,10 +534,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     __syncwarp(); /* all lanes have read the target's loss, which is overwritten */
     if (lane != 0) return;
     lk_ce_result r = {part, 0.0f, 0.0f, 0.0f, -1, 0.0f};
-    if (call.x.tail_weight && good) {
-        const float weight = call.x.tail_weight[row];
-        if (weight != 0.0f) r.class_loss = fmaf(-weight, call.tail[row], part);
-    }
+    if (call.x.tail_weight && good) r.class_loss = lk_ce_ids_add_tail(call, row, part);
     if (!proper) r.class_loss = NAN;
     if (a.z_loss > 0.0f) r.z_loss = call.space.row_losses.z[row];
     lk_ce_put_result<false>(call.all, row, {-1, s.any || s.bad, s.bad}, 1.0f, r);
@@ -524,6 +546,16 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
 LK_HOST bool lk_ce_ids_has_tail(const lk_cross_entropy_ids_args *x, int direction)
 {
     return x->tail_weight || (direction != LK_CE_BACKWARD && x->tail) || (direction != LK_CE_FORWARD && x->dtail);
+}
+
+/* What backward with a tail needs. */
+LK_HOST void lk_ce_ids_take_others(lk_ce_ids_space *s, lk_arena *arena, bool dentropy, int64_t rows)
+{
+    lk_take(&s->others_upstream, arena, true, rows);
+    lk_take(&s->others_lse, arena, true, rows);
+    lk_take(&s->others_lse_low, arena, true, rows);
+    lk_take(&s->others_entropy, arena, dentropy, rows);
+    lk_take(&s->others_dentropy, arena, dentropy, rows);
 }
 
 LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, int direction)
@@ -546,11 +578,7 @@ LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, i
     lk_take(&s.lse, &arena, gradient && !back, rows);
     lk_take(&s.entropy, &arena, gradient && !back, rows);
     lk_take(&s.tail, &arena, !gradient && tail && !x->tail, rows);
-    lk_take(&s.others_upstream, &arena, back && tail, rows);
-    lk_take(&s.others_lse, &arena, back && tail, rows);
-    lk_take(&s.others_lse_low, &arena, back && tail, rows);
-    lk_take(&s.others_entropy, &arena, back && tail && a.dentropy, rows);
-    lk_take(&s.others_dentropy, &arena, back && tail && a.dentropy, rows);
+    if (back && tail) lk_ce_ids_take_others(&s, &arena, a.dentropy != NULL, rows);
     s.bytes = arena.used;
     return s;
 }
@@ -622,9 +650,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
     if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
-    if (tail && split)
-        lk_reject(&checks, LK_ERR_VALUE, "%s is given; there is no tail where columns are split over ranks",
-                  x->tail_weight ? "tail_weight" : x->dtail ? "dtail" : "tail");
+    const bool leaves_states = split && direction == LK_CE_FORWARD && !a.parallel.all_gather;
     if (split) lk_cross_entropy_check_slice(&checks, &a);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
@@ -636,7 +662,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
          {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.rows, &x->logp_stride, "logp_stride"}}},
          {"tail_weight", x->tail_weight, 4, LK_IN, a.rows},
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
-         {"tail", x->tail, 4, !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
+         {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
         split ? split->workspace(x, direction) : lk_ce_ids_bytes(x, direction),
         split ? split->state_bytes : 0};
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
@@ -677,6 +703,15 @@ template <class T> LK_HOST int lk_ce_tail_threads(int64_t vocab)
     return threads;
 }
 
+/* The rows of a call for their tails. Call: the kernel's. */
+template <class T, class Call>
+LK_HOST lk_status lk_ce_tail_launch(const char *op, const lk_device *device, const Call &call, cudaStream_t stream)
+{
+    const lk_cross_entropy_args &a = lk_ce_tail_ids(call).all.a;
+    return lk_launch_pdl(op, device, lk_cross_entropy_ids_tail_kernel<T, Call>, a.rows < 1 << 30 ? a.rows : 1 << 30, 1,
+                         lk_ce_tail_threads<T>(a.vocab), 0, stream, call);
+}
+
 /* One call in one direction; forward_backward without a tail. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, int direction, cudaStream_t stream)
@@ -713,8 +748,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_CE_BOTH, stream);
     if (!status && back && some) status = lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, &device, rows, stream);
     if (!status && some && !back && call.tail)
-        status = lk_launch_pdl(op, &device, lk_cross_entropy_ids_tail_kernel<T>, a.rows < 1 << 30 ? a.rows : 1 << 30, 1,
-                               lk_ce_tail_threads<T>(a.vocab), 0, stream, call);
+        status = lk_ce_tail_launch<T>(op, &device, call, stream);
     if (!status && some)
         status = lk_launch_pdl(op, &device,
                                a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_ids_write_kernel<T, true>

@@ -10,6 +10,9 @@
  *                             others are columns like all others. Then loss and logp of all ids are computed as on one GPU
  *   backward                  each rank computes dlogits of its own columns, from lse and from others[r], the sum of p[r,j] over
  *                             all columns but the target
+ *   the tail, an option       a rank's part is the sum of exp(z) over its columns that are no ids; ids of other ranks are none of
+ *                             its columns. It is in the rank's state, as a log. finish adds up the parts where the ids have more
+ *                             than 63/64 of p. backward reads tail
  *
  * Use        In one .cu file:                                       Anywhere, C included:
  *                #include "lk/cross_entropy_ids_parallel.cuh"           #include "lk/cross_entropy_ids_parallel.cuh"
@@ -32,30 +35,33 @@
  *            Without it there are three calls. forward writes common.states alone, aligned to 16: 16 bytes per row, 32 with
  *            entropy or argmax; then for each row the logits of its ids, in T, and as many more as make that a multiple of 16
  *            bytes. The caller gathers those of all ranks, [ranks][those bytes]. finish computes the results from them. backward
- *            reads lse and others; lse_low if given; entropy with dentropy; and valid_rows for a mean:
+ *            reads lse and others; lse_low if given; entropy with dentropy; tail with tail_weight or dtail; and valid_rows for a
+ *            mean:
  *                args.common.parallel.all_gather = NULL, args.common.states = states;
  *                status = lk_cross_entropy_ids_parallel_forward_bf16(&args, stream);
  *                args.common.all_states = ...;          // gathered from the states of all ranks
  *                args.common.lse = lse, args.common.others = others;
  *                status = lk_cross_entropy_ids_finish_bf16(&args, stream);
  *                status = lk_cross_entropy_ids_parallel_backward_bf16(&args, stream);
- *            Each of them needs a workspace, and has a function that says how much. entropy and argmax are set in forward too,
- *            though finish writes them: they decide how large states are. To call backward after a forward with all_gather, give
- *            forward `lse` and `others`.
+ *            Each of them needs a workspace, and has a function that says how much. entropy, argmax and tail are set in forward
+ *            too, though finish writes them: the first two decide how large states are, and without tail or tail_weight forward
+ *            leaves out the tail. To call backward after a forward with all_gather, give forward `lse` and `others`.
  * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh and what these need.
- * Options    Those of cross_entropy_ids.cuh, without the tail. Every rank counts all rows with a bad id; without all_gather,
- *            finish and backward count them, and forward does not.
- * Errors     As in cross_entropy_ids.cuh and cross_entropy_parallel.cuh. LK_ERR_VALUE: tail_weight is given; so is
- *            dtail in a call with gradients, and tail in one with a loss. A wrong size in `parallel` comes before a NULL all_gather.
+ * Options    Those of cross_entropy_ids.cuh. Every rank counts all rows with a bad id; without all_gather, finish and backward
+ *            count them, and forward does not.
+ * Errors     As in cross_entropy_ids.cuh and cross_entropy_parallel.cuh. A wrong size in `parallel` comes before a NULL all_gather.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
  * The rows' kernel is that of cross_entropy_parallel.cuh, in forward and in backward. Around it are kernels with a warp per row:
  *   lk_cross_entropy_ids_slice_kernel   before it in forward: looks at the ids, writes their logits, chooses the rank's target
+ *   lk_cross_entropy_ids_tail_kernel    behind it in forward, with a tail: the rank's part, with a block per row
  *   lk_cross_entropy_ids_finish_kernel  finish
  *   lk_cross_entropy_ids_weigh_kernel   before it in backward: keeps the logits of the rank's ids, and sums the factors of all ids
  *   lk_cross_entropy_ids_put_kernel     behind it: computes dlogits of the rank's ids again and writes each once
  * No rank needs to know in backward which id is the row's target: only an id with more than half of p needs `others`, since 1 - p of
  * any other one is at least 1/2 and loses nothing, and an id with more than half of p is the target.
+ * A rank's state leaves out its target. Where the rank's other ids have at most 63/64 of the state's sum, its part of the tail is a
+ * difference; elsewhere the rank reads its columns of the row again. No rank knows then how much of p all ids have.
  */
 #ifndef LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
 #define LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
@@ -130,6 +136,59 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (there && lane == 0) call.ids.space.target[row] = s.any || s.bad ? y : LK_CE_IDS_IGNORED;
 }
 
+/* A rank's part of a row's tail: log of the sum of exp(z) over its columns that are no ids, less its state's max in z. It takes the
+ * fourth float of the state, which nothing else of ids has a use for. */
+LK_DEVICE float *lk_ce_ids_tail_part(const lk_ce_ids_slice &call, const void *states, int64_t row)
+{
+    return (float *)((char *)states + row * call.state_bytes) + 3;
+}
+
+/* What lk_cross_entropy_ids_tail_kernel asks for. Here call.ids.all.a.logits and vocab are the rank's columns. */
+LK_DEVICE const lk_ce_ids_call &lk_ce_tail_ids(const lk_ce_ids_slice &call) { return call.ids; }
+LK_DEVICE float *lk_ce_tail_result(const lk_ce_ids_slice &call, int64_t row)
+{
+    return lk_ce_ids_tail_part(call, call.ids.all.a.states, row);
+}
+template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_slice &call, int64_t row, lk_ce_tail *tail)
+{
+    const lk_cross_entropy_args &a = call.ids.all.a;
+    const int lane = (int)threadIdx.x % 32, first = (int)a.parallel.vocab_start, y = call.ids.space.target[row];
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    lk_ce_ids_call all = call.ids;
+    all.all.a.vocab = a.parallel.vocab_total;
+    const lk_ce_ids s = lk_ce_ids_load(all, row, true), here = lk_ce_ids_here(call, s);
+    lk_ce_ids rest = here; /* the state leaves out the target */
+    float z[LK_CE_IDS_EACH], slope;
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
+        z[i] = -INFINITY;
+        if (here.id[i] == y) rest.id[i] = -1;
+        if (rest.id[i] < 0) continue;
+        z[i] = lk_to_float(((const T *)a.logits + row * a.logits_stride)[rest.id[i] - first]);
+        if (a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope);
+    }
+    const lk_ce_row state = lk_ce_unpack_state(a.states, call.state_bytes, row);
+    const float sum = lk_ce_ids_sum_p(tail->id, call.ids.x.ids_per_row, rest, z, state.max, 0.0f, scale);
+    __syncwarp(); /* all lanes have read the ids, which are overwritten */
+    LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) tail->id[lane + 32 * i] = here.id[i] < 0 ? -1 : here.id[i] - first;
+    if (lane != 0) return;
+    tail->first_z = state.max, tail->first_loss = 0.0f;
+    tail->reads = s.any && !s.bad && sum > (1.0f - LK_CE_TAIL_LEAST) * state.sum;
+    if (!tail->reads) *lk_ce_tail_result(call, row) = lk_lse_log({0.0f, state.sum - sum});
+}
+
+/* The tail of a row from all ranks' parts. all: its state of all columns. */
+LK_DEVICE float lk_ce_ids_merge_tail(const lk_ce_ids_slice &call, int64_t row, const lk_ce_row &all, float scale)
+{
+    lk_lse tail = lk_lse_empty();
+    for (int rank = 0; rank < call.ids.all.a.parallel.ranks; rank++) {
+        const char *const states = (const char *)call.ids.all.a.all_states + rank * call.block;
+        const float max = lk_ce_unpack_state(states, call.state_bytes, row).max;
+        const float part[1] = {scale * (max - all.max) + *lk_ce_ids_tail_part(call, states, row)};
+        tail = lk_lse_add(tail, part);
+    }
+    return lk_lse_log(tail) - lk_lse_log({0.0f, all.sum});
+}
+
 /* The state of one column whose value is v. */
 LK_DEVICE lk_ce_row lk_ce_ids_alone(float v, float scale)
 {
@@ -166,8 +225,8 @@ LK_DEVICE lk_ce_row lk_ce_ids_merge(const lk_ce_ids_slice &call, int64_t row, bo
     return all;
 }
 
-/* A warp owns a row. */
-template <class T>
+/* A warp owns a row. tail: the call has one. */
+template <class T, bool tail = false>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_finish_kernel(const __grid_constant__ lk_ce_ids_slice call)
 {
@@ -175,6 +234,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     const int lane = (int)threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
+    LK_SHARED(int, id, [LK_CE_IDS_WARPS * LK_CE_IDS_MOST]);
     lk_griddepcontrol_launch_dependents();
     lk_griddepcontrol_wait();
     if (row >= a.rows) return;
@@ -195,12 +255,21 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     }
     first_z = lk_max_warp(first_z); /* the target's */
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
-    if (counted)
-        r = lk_ce_row_finish(lk_ce_ids_merge(call, row, good, &others), {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
+    lk_ce_row all = {};
+    if (counted) all = lk_ce_ids_merge(call, row, good, &others), r = lk_ce_row_finish(all, {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
     if (s.bad) r.class_loss = NAN;
+    if constexpr (tail) {
+        int *const own = id + threadIdx.x / 32 * LK_CE_IDS_MOST;
+        const float sum = lk_ce_ids_sum_p(own, call.ids.x.ids_per_row, s, z, first_z, r.class_loss, scale);
+        float of_row = counted ? NAN : 0.0f;
+        if (good && r.class_loss == r.class_loss)
+            of_row = sum > 1.0f - LK_CE_TAIL_LEAST ? lk_ce_ids_merge_tail(call, row, all, scale) : log1pf(-sum);
+        if (lane == 0) call.ids.tail[row] = of_row;
+    }
     const float part = lk_ce_ids_put_logp(call.ids, row, s, z, first_z, r.class_loss, scale, unused);
     if (lane != 0) return;
-    if (r.class_loss == r.class_loss) r.class_loss = part;
+    const bool adds = tail && call.ids.x.tail_weight && good;
+    if (r.class_loss == r.class_loss) r.class_loss = adds ? lk_ce_ids_add_tail(call.ids, row, part) : part;
     if (a.others) a.others[row] = others;
     if (s.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
     call.ids.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0 : LK_CE_IDS_IGNORED; /* for the counts of all rows */
@@ -209,7 +278,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
 
 /* Backward, before the rows: what all ids add to the factor of p. Where one of the rank's ids has more than half of p, it is the
  * target of the rows' kernel. A warp owns a row. bad_is_zero: as in lk_ce_ids_call. */
-template <class T, bool bad_is_zero = false>
+template <class T, bool bad_is_zero = false, bool tail = false>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_weigh_kernel(const __grid_constant__ lk_ce_ids_slice call)
 {
@@ -248,11 +317,15 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (!there || lane != 0) return;
     if (a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     space.target[row] = good ? y : s.bad && !bad_is_zero ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;
-    space.upstream[row] = own, space.dlse[row] = rest;
+    if constexpr (tail) {
+        if (good) lk_ce_ids_put_tail(call.ids, row, up, own, rest);
+    } else {
+        space.upstream[row] = own, space.dlse[row] = rest;
+    }
 }
 
 /* Backward, behind the rows: dlogits of the rank's ids. A warp owns a row. eight: dlogits are e5m2. */
-template <class T, bool eight>
+template <class T, bool eight, bool tail = false>
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_put_kernel(const __grid_constant__ lk_ce_ids_slice call)
 {
@@ -271,7 +344,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (here.id[i] >= 0) z[i] = call.ids.space.logit[row * call.ids.x.ids_per_row + lane + 32 * i];
         if (a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope[i]);
     }
-    lk_ce_ids_write_gradients<T, eight>(call.ids, terms + warp * LK_CE_IDS_MOST, row, here, z, slope, unused, 0.0f, 0.0f);
+    lk_ce_ids_write_gradients<T, eight, tail>(call.ids, terms + warp * LK_CE_IDS_MOST, row, here, z, slope, unused, 0.0f, 0.0f);
 }
 
 /* ---- Workspace ----------------------------------------------------------------------------------------------------------- */
@@ -302,7 +375,7 @@ template <class T>
 LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, int direction)
 {
     const lk_cross_entropy_args &a = x->common;
-    const bool both = direction == LK_CE_BOTH, back = both || direction == LK_CE_BACKWARD;
+    const bool both = direction == LK_CE_BOTH, back = both || direction == LK_CE_BACKWARD, tail = lk_ce_ids_has_tail(x, direction);
     const bool gathers = a.parallel.all_gather && (both || direction == LK_CE_FORWARD);
     const bool reduced = (gathers || direction == LK_CE_FINISH) && lk_cross_entropy_reduced(&a);
     const int64_t most = (int64_t)1 << 36; /* more rows than there can be */
@@ -320,6 +393,8 @@ LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_id
     lk_take(&s.ids.logit, &arena, back, rows * x->ids_per_row);
     lk_take(&s.ids.upstream, &arena, back, rows);
     lk_take(&s.ids.dlse, &arena, back, rows);
+    lk_take(&s.ids.tail, &arena, tail && !x->tail && (gathers || direction == LK_CE_FINISH), rows);
+    if (back && lk_ce_ids_has_tail(x, LK_CE_BACKWARD)) lk_ce_ids_take_others(&s.ids, &arena, a.dentropy != NULL, rows);
     lk_take(&s.ids.lse, &arena, both, rows);
     lk_take(&s.lse_low, &arena, both, rows);
     lk_take(&s.ids.entropy, &arena, both && a.dentropy, rows);
@@ -362,6 +437,7 @@ template <class T> LK_HOST lk_ce_ids_slice lk_ce_ids_slice_of(const lk_ce_ids_jo
     call.block = a.rows * (call.state_bytes + call.logits_of_row * (int64_t)sizeof(T));
     call.ids.lse = a.lse, call.ids.lse_low = a.lse_low, call.ids.entropy = a.entropy;
     call.ids.all.over = a.denominator;
+    if (direction != LK_CE_BACKWARD || lk_ce_ids_has_tail(&job.x, direction)) call.ids.tail = job.x.tail;
     if (direction == LK_CE_BACKWARD) call.ids.all.valid_rows = a.valid_rows;
     *rows = lk_ce_ids_rows(call.ids);
     if (direction == LK_CE_FORWARD) rows->a.upstream = rows->a.dlse = NULL; /* forward_backward's */
@@ -388,8 +464,11 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &j
     rows.a.states = block + first * call.state_bytes;
     /* The kernel looks for the logits behind the states of its rows. */
     a.states = block + (all - a.rows) * call.state_bytes + first * call.logits_of_row * (int64_t)sizeof(T);
-    const lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_slice_kernel<T>, call);
-    return status ? status : lk_cross_entropy_gradient<T, LK_CE_FORWARD>(job.op, &job.device, rows, job.stream);
+    lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_slice_kernel<T>, call);
+    if (!status) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(job.op, &job.device, rows, job.stream);
+    if (status || !lk_ce_ids_has_tail(&job.x, LK_CE_BOTH)) return status;
+    a.states = rows.a.states, a.logits = rows.a.logits, a.vocab = call.vocab;
+    return lk_ce_tail_launch<T>(job.op, &job.device, call, job.stream);
 }
 
 /* The results from the blocks of all ranks. */
@@ -402,7 +481,9 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_finish(const lk_ce_ids_job &j
     lk_status status = LK_OK;
     rows.a.vocab = rows.classes;
     if (reduced) call.ids.all.row_losses = job.space.ids.row_losses;
-    if (a.rows > 0) status = lk_ce_ids_launch(job, lk_cross_entropy_ids_finish_kernel<T>, call);
+    void (*const kernel)(lk_ce_ids_slice) =
+        call.ids.tail ? lk_cross_entropy_ids_finish_kernel<T, true> : lk_cross_entropy_ids_finish_kernel<T>;
+    if (a.rows > 0) status = lk_ce_ids_launch(job, kernel, call);
     if (!status && reduced) return lk_cross_entropy_sum(job.op, &job.device, call.ids.all, job.stream);
     return !status && (a.valid_rows || a.weight_sum) ? lk_cross_entropy_count(job.op, &job.device, rows, job.stream) : status;
 }
@@ -427,6 +508,11 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job
 template <class T> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job &job)
 {
     const bool eight = job.x.common.dlogits_dtype == LK_DTYPE_E5M2;
+    if (lk_ce_ids_has_tail(&job.x, LK_CE_BACKWARD))
+        return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T, false, true>,
+                                                lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>,
+                                                eight ? lk_cross_entropy_ids_put_kernel<T, true, true>
+                                                      : lk_cross_entropy_ids_put_kernel<T, false, true>});
     return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T>, lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>,
                                             eight ? lk_cross_entropy_ids_put_kernel<T, true>
                                                   : lk_cross_entropy_ids_put_kernel<T, false>});
@@ -443,6 +529,7 @@ LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids
     lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : job->device.arch, &job->x, &split);
     if (!status) status = lk_asked_device(op, error);
     if (!status) job->space = lk_ce_ids_slice_space_of<T>(&job->x, direction);
+    if (!job->x.tail) job->x.tail = job->space.ids.tail;
     return status;
 }
 

@@ -11,7 +11,7 @@
  *   logp          log sum's, and 16 of max - z: the target's loss and a difference of logits
  *                 where forward's reference is d below a sure id: (d + 2) 2^-23 of the sum, and 2 d of max - z
  *   tail          as that of the class term where the row is read again, with log sum and max - z of the columns that are no ids;
- *                 else that of the ids' p, over P
+ *                 else that of the ids' p, over P. With ranks a rank's part may be such a difference where the row is read again
  *   class         |w| times that, and 16 of each |w logp|: a sum of 128 products has 4 + 5 additions in a row
  *   dlogits       the target's from the sum of the others' p, as there; of another id p's limit and 4 of |log p| times the size of
  *                 all that it is multiplied by, and 16 of the sizes of its own u
@@ -131,7 +131,6 @@ static void settle_tensors(problem *p)
 {
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
-    if (p->ranks) p->on[HAS_TAIL_WEIGHT] = p->on[WANT_TAIL] = p->on[HAS_DTAIL] = false;
     if (p->ranks > 1) { /* slices of one tensor: padding of one is another's, and 16-bit slices lie elsewhere */
         p->on[ZERO_PADDING] = false;
         if (p->direction == BOTH || p->on[NARROW]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
@@ -395,6 +394,34 @@ static void fill_floats(const problem *p, int t)
 
 static double logp_slack(const outcome &o, double z) { return o.log_slack + 16 * 0x1p-24 * (o.max - z) + 2 * o.z_error; }
 
+/* With ranks, where the row is read again: what parts of ranks whose ids leave enough for a difference are off by. Such a rank's
+ * state is without the largest of its ids. max: the largest z of the columns that are no ids, sum: of exp(z - max) of them. */
+static double parts_slack(const problem *p, double max, double sum, double z_error)
+{
+    const double u = 0x1p-24;
+    int64_t ends[65];
+    double slack = 0;
+    test_cut_columns(ends, p->ranks, p->vocab, p->seed);
+    for (int rank = 0; rank < p->ranks; rank++) {
+        int64_t top = -1;
+        double most = -INFINITY, ids = 0, rest = 0, spread = 0;
+        for (int64_t c = ends[rank]; c < ends[rank + 1]; c++)
+            if (row_id[c] && (top < 0 || row_z[c] > row_z[top])) top = c;
+        for (int64_t c = ends[rank]; c < ends[rank + 1]; c++)
+            if (c != top) most = fmax(most, row_z[c]);
+        for (int64_t c = ends[rank]; c < ends[rank + 1]; c++) {
+            const double e = c == top || isinf(row_z[c]) ? 0 : exp(row_z[c] - most);
+            if (row_id[c]) ids += e;
+            else rest += e;
+            if (e > 0) spread -= e * (row_z[c] - most);
+        }
+        if (ids == 0 || ids > 65 * rest) continue; /* nothing is subtracted; the columns are read again */
+        const double whole = ids + rest, lost = 16 * u * (2 + log(whole) + spread / whole) + 2 * u * spread / whole + 2 * z_error;
+        slack += whole * lost * exp(most - max) / sum;
+    }
+    return slack;
+}
+
 /* The tail of a row whose z are in row_z. Left in row_id: which columns are ids. */
 static void examine_tail(const problem *p, int64_t row, outcome *o)
 {
@@ -413,7 +440,8 @@ static void examine_tail(const problem *p, int64_t row, outcome *o)
         if (e > 0) sum += e, first -= e * (row_z[c] - max);
     }
     o->tail = sum > 0 ? (max - o->max) + log(sum) - o->log_sum : -INFINITY;
-    const double P = exp(o->tail), again = logp_slack(*o, max) + 16 * u * (2 + log(sum) + first / sum) + 2 * u * fabs(o->tail);
+    const double P = exp(o->tail), parts = p->ranks && sum > 0 ? parts_slack(p, max, sum, o->z_error) : 0;
+    const double again = logp_slack(*o, max) + 16 * u * (2 + log(sum) + first / sum) + 2 * u * fabs(o->tail) + parts;
     const double difference = ids_slack / P + 2 * u * fabs(o->tail);
     o->tail_slack = P < 0x1.fcp-7 ? again : P > 0x1.04p-6 ? difference : fmax(again, difference);
     if (sum == 0) o->tail_slack = 0;
@@ -630,7 +658,8 @@ static lk_status launch_split(const problem *p)
             if (!last && gathers(p)) x.common.bad_targets = NULL;
             status = call_with(p, split_query_of[p->direction][p->type], split_call_of[p->direction][p->type], &x);
             if (status || !last || !gathers(p)) continue;
-            if (x.logp) test_same_on_ranks(x.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, gathering);
+            if (x.tail) test_same_on_ranks(x.tail, p->rows, gathering);
+            else if (x.logp) test_same_on_ranks(x.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, gathering);
             else if (x.common.lse) test_same_on_ranks(x.common.lse, p->rows, gathering);
             else if (x.common.loss) test_same_on_ranks(x.common.loss, laid[LOSS].rows, gathering);
         }
@@ -1088,7 +1117,13 @@ static void places(int type, int direction, int path)
         p.place = 1 + i % 3, p.on[WEIGHTS] = i % 2, p.on[HAS_DLOGP] = i % 3 == 1, p.on[Z] = i % 4 == 2;
         p.special = i > 4 ? CONFIDENT : i == 4 ? TIES : NOTHING, p.on[SOFTCAP] = i == 3;
         check(p);
+        p.on[WANT_TAIL] = i % 2, p.on[HAS_TAIL_WEIGHT] = i % 4 < 3, p.on[HAS_DTAIL] = i % 3 != 1;
+        p.special = i % 4 == 0 ? SURE : i % 4 == 1 ? LOPSIDED : i % 4 == 2 ? SURER : OTHERS_INF;
+        check(p);
     }
+    problem capped = plain(type, direction, path, 4, 40, 33); /* the ids have nearly all of p under a softcap too */
+    capped.special = SURE, capped.on[SOFTCAP] = capped.on[WANT_TAIL] = capped.on[HAS_TAIL_WEIGHT] = true;
+    check(capped);
     problem many = plain(type, direction, path, 128, 9, 3); /* no room is left over in the workspace */
     many.on[HAS_DENTROPY] = many.on[MEAN] = many.on[WEIGHTS] = true;
     check(many);
@@ -1109,6 +1144,7 @@ static void split(int type, int direction, int path)
         if (i != 1) lengths(type, direction, path);
         if (i) options(type, direction, path);
         if (i % 2) specials(type, direction, path);
+        if (i > 1) tails(type, direction, path);
         if (i != 3) one_target(type, direction, path);
         if (i == 1 && path <= LK_CROSS_ENTROPY_WARP) graphs(type, direction, path);
     }
@@ -1262,12 +1298,13 @@ static void rank_errors(int type)
          [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = broken_gather; }},
         {FORWARD, (lk_status)77, "all_gather returned 77",
          [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = broken_gather; }},
-        {FORWARD, LK_ERR_VALUE, "tail is given; there is no tail where columns are split over ranks",
-         [](lk_cross_entropy_ids_args *x) { x->tail = x->logp; }},
-        {FINISH, LK_ERR_VALUE, "tail_weight is given; there is no tail",
-         [](lk_cross_entropy_ids_args *x) { x->tail_weight = x->logp; }},
-        {BACKWARD, LK_ERR_VALUE, "dtail is given; there is no tail",
-         [](lk_cross_entropy_ids_args *x) { x->dtail = x->common.others; }},
+        {FORWARD, LK_OK, "", [](lk_cross_entropy_ids_args *x) { x->tail = (float *)(uintptr_t)3; }}, /* finish writes it */
+        {FINISH, LK_ERR_SHAPE, "tail and all_states overlap",
+         [](lk_cross_entropy_ids_args *x) { x->tail = (float *)(uintptr_t)x->common.all_states; }},
+        {FINISH, LK_ERR_ALIGNMENT, "tail_weight",
+         [](lk_cross_entropy_ids_args *x) { x->tail_weight = (float *)(uintptr_t)3; }},
+        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](lk_cross_entropy_ids_args *x) { x->dtail = x->common.others; }},
+        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](lk_cross_entropy_ids_args *x) { x->tail_weight = x->common.others; }},
         {BOTH, LK_ERR_VALUE, "statistics is given", [](lk_cross_entropy_ids_args *x) { x->common.statistics = 1; }},
         {FINISH, LK_ERR_VALUE, "class_weight is given", [](lk_cross_entropy_ids_args *x) { x->common.class_weight = x->logp; }},
     };
