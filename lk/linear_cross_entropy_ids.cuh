@@ -672,9 +672,6 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_lce_ids_has_tail(x, direction);
-    if (tail && split)
-        lk_reject(&checks, LK_ERR_VALUE, "%s is given; there is no tail where columns are split over ranks",
-                  x->tail_weight ? "tail_weight" : x->dtail ? "dtail" : "tail");
     if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
     const bool leaves_states = split && forward && !a.parallel.all_gather;
@@ -691,7 +688,7 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.tokens, &x->logp_stride, "logp_stride"}}},
         {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
         {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
-        {"tail", x->tail, 4, !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens},
+        {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens},
         {"states", a.states, 16, leaves_states ? LK_OUT : LK_UNUSED, state, {{a.tokens, &state, "states"}}},
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));

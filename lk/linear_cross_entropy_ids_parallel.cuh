@@ -31,29 +31,32 @@
  *            Without it there are three calls. forward writes common.states alone, aligned to 16: 16 bytes per token, 32 with
  *            entropy or argmax; then for each token the logits of its ids, in f32, or with fast_logits in T, and as many more as
  *            make that a multiple of 16 bytes. The caller gathers those of all ranks, [ranks][those bytes]. finish computes the
- *            results from them. backward reads lse and others, and with dentropy entropy; it counts a mean's tokens by itself:
+ *            results from them. backward reads lse and others, with dentropy entropy, with tail_weight or dtail tail; it counts a
+ *            mean's tokens by itself:
  *                args.common.parallel.all_gather = NULL, args.common.states = states;
  *                status = lk_linear_cross_entropy_ids_parallel_forward_bf16(&args, stream);
  *                args.common.all_states = ...;          // gathered from the states of all ranks
  *                args.common.lse = lse, args.common.others = others;
  *                status = lk_linear_cross_entropy_ids_finish_bf16(&args, stream);
  *                status = lk_linear_cross_entropy_ids_parallel_backward_bf16(&args, stream);
- *            Each of them needs a workspace, and has a function that says how much; all but finish have a ..._plan. entropy and
- *            argmax are set in forward too, though finish writes them: they decide how large states are. To call backward after a
- *            forward with all_gather, give forward `lse` and `others`.
+ *            Each of them needs a workspace, and has a function that says how much; all but finish have a ..._plan. entropy,
+ *            argmax and tail are set in forward too, though finish writes them: the first two decide how large states are, and
+ *            without tail or tail_weight forward leaves out the tail. To call backward after a forward with all_gather, give
+ *            forward `lse` and `others`.
  *            dx and parallel.reduce are those of linear_cross_entropy.cuh, under Ranks: reduce is called once, with all tokens.
  *            Where it is NULL, the caller sums dx of all ranks. A rank without columns (vocab 0) adds 0 to it.
  * Needs      linear_cross_entropy_ids.cuh, cross_entropy_ids_parallel.cuh and what these need.
- * Options    Those of linear_cross_entropy_ids.cuh, without the tail. path is CHUNKS or 0, which means CHUNKS. Every rank counts
- *            all tokens with a bad id; without all_gather, finish and backward count them, and forward does not.
+ * Options    Those of linear_cross_entropy_ids.cuh. path is CHUNKS or 0, which means CHUNKS. Every rank counts all tokens with a
+ *            bad id; without all_gather, finish and backward count them, and forward does not.
  *            forward_backward keeps lse in two floats between its halves, so its gradients are more exact than those of backward.
  * Errors     As in linear_cross_entropy_ids.cuh; those of finish as in cross_entropy_ids_parallel.cuh. Besides, LK_ERR_SHAPE:
- *            parallel.vocab_total is 0; LK_ERR_PATH: path is neither CHUNKS nor 0; LK_ERR_VALUE: tail_weight is given; so is dtail
- *            in a call with gradients, and tail in one with a loss. A wrong size in `parallel` comes before a NULL all_gather.
+ *            parallel.vocab_total is 0; LK_ERR_PATH: path is neither CHUNKS nor 0. A wrong size in `parallel` comes before a NULL
+ *            all_gather.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
  * CHUNKS of linear_cross_entropy_ids.cuh with a rank's columns for all columns. For each slice of logits:
- *   forward    lk_cross_entropy_ids_slice_kernel and the rows' kernel of a rank write the states and the ids' logits
+ *   forward    lk_cross_entropy_ids_slice_kernel and the rows' kernel of a rank write the states and the ids' logits; with a tail
+ *              lk_cross_entropy_ids_tail_kernel adds its part
  *   backward   lk_lce_ids_scale_kernel; then dZ by lk_cross_entropy_ids_weigh_kernel, the rows' kernel and
  *              lk_cross_entropy_ids_put_kernel
  * forward_backward is forward, the collective, finish and backward in one workspace. The logits are computed in both halves, so it
@@ -92,6 +95,10 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
     if (forward) return lk_ce_ids_run_states<L>(rows, chunk.first_row, call.tokens);
     const lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
+    if (lk_ce_ids_has_tail(&rows.x, LK_CE_BACKWARD))
+        return lk_ce_ids_run_gradients<L>(rows, {lk_cross_entropy_ids_weigh_kernel<L, true, true>,
+                                                 lk_cross_entropy_gradient<L, LK_CE_BACKWARD>,
+                                                 lk_cross_entropy_ids_put_kernel<L, false, true>});
     return lk_ce_ids_run_gradients<L>(rows, {lk_cross_entropy_ids_weigh_kernel<L, true>,
                                              lk_cross_entropy_gradient<L, LK_CE_BACKWARD>,
                                              lk_cross_entropy_ids_put_kernel<L, false>});
@@ -120,7 +127,7 @@ LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *
     f.common = lk_lce_finish_args(&x->common);
     f.target_ids = x->target_ids, f.target_weight = x->target_weight, f.logp = x->logp, f.ids_per_row = x->ids_per_row;
     f.target_ids_stride = x->target_ids_stride, f.target_weight_stride = x->target_weight_stride, f.logp_stride = x->logp_stride;
-    f.tail_weight = x->tail_weight, f.tail = x->tail; /* which it refuses */
+    f.tail_weight = x->tail_weight, f.tail = x->tail;
     return f;
 }
 
@@ -141,7 +148,7 @@ LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_ar
     lk_arena arena = {(uintptr_t)args->common.workspace, r->ids.bytes, LK_WORKSPACE_ALIGNMENT};
     lk_lce_split_call(&call, both, split.state_bytes, &arena, &s);
     lk_lce_ids_args x = r->ids.x;
-    x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
+    x.tail = r->ids.tail, x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
     r->finish = lk_lce_ids_finish_args(&x);
     r->finish.common.lse_low = r->ids.lse_low;
     status = lk_cross_entropy_ids_finish_workspace<L>(op, &r->finish, &bytes);

@@ -202,6 +202,7 @@ static void refer(const problem *p, int64_t row)
     row_error = 2 * error + 0x1p-21 * (4 + (most - least) + log(sum) + (cap > 0 ? 4 * fmax(fabs(most), fabs(least)) + (p->fast ? 2 * cap : 0) : 0));
     /* 1 minus the sum of p of the ids, where 1/64 is left; else from the columns themselves. */
     tail_error = others == 0 ? 0 : row_error * (2 + (others > 0x1p-7 ? 1 / others : 0)) + 0x1p-21 * (1 + fabs(row_tail));
+    if (p->ranks && others <= 0x1p-7) tail_error += 0x1p-15; /* there a rank's part may be a difference that leaves 1/64 */
 }
 
 static void fill(const problem *p)
@@ -379,7 +380,9 @@ static lk_status launch_split(const problem *p)
             if (!status && !test_that(handed == (reduces ? p->tokens : 0)))
                 test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
             if (status || rehearsal || !gathers(p)) continue;
-            if (x.logp) test_same_on_ranks(x.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, acting);
+            if (x.tail) test_same_on_ranks(x.tail, p->tokens, acting);
+            else if (x.logp)
+                test_same_on_ranks(x.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, acting);
             else if (a.lse) test_same_on_ranks(a.lse, p->tokens, acting);
         }
     if (status || p->direction != FORWARD || gathers(p)) return status;
@@ -836,6 +839,7 @@ static void split(int type, int direction, int)
         if (small && (i + type + direction) % LENGTH_OF(ranks)) continue; /* the others with other types */
         split_over = ranks[i];
         sizes(type, direction, 0), chunks(type, direction, 0), options(type, direction, 0), peaks(type, direction, 0);
+        tails(type, direction, 0);
         if (i % 2) places(type, direction, 0), empty(type, direction, 0);
         if (i == 1) graphs(type, direction, 0);
         for (int k = 0; k < 5; k++) { /* slices, and several chunks of each rank's own plan */
@@ -910,12 +914,14 @@ static void beside_one_call(int type)
     for (int i = 0; i < LENGTH_OF(list); i++) {
         problem p = plain(type, BOTH, 7, 24, 90, list[i][1]);
         p.ranks = list[i][0], p.ignore = true, p.has[LSE] = p.has[DBIAS] = true, p.has[DLOGP] = i % 2, p.dweight_f32 = i == 2;
+        p.has[TAIL] = p.has[TAIL_WEIGHT] = i % 3 == 0, p.has[DTAIL] = i == 3;
         check(&p); /* leaves its results in kept */
         p.ranks = 0, p.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
         prepare(&p);
         test_launched(launch(&p), describe(&p)), collect(&p);
-        const int outputs[] = {LSE, LOSS, LOGP, DX, DWEIGHT, DBIAS};
+        const int outputs[] = {LSE, LOSS, LOGP, TAIL, DX, DWEIGHT, DBIAS};
         for (const int t : outputs) {
+            if (!p.has[t]) continue;
             const layout l = layout_of(&p, t);
             for (int64_t k = 0; k < l.rows * l.cols; k++) {
                 const double x = (double)test_get(l.type, kept[t], k);
@@ -1097,9 +1103,12 @@ static void rank_errors(int type)
         {BOTH, (lk_status)77, false, "parallel.all_gather returned 77", SPOIL(a->common.parallel.all_gather = broken_gather)},
         {FORWARD, (lk_status)77, false, "all_gather returned 77", SPOIL(a->common.parallel.all_gather = broken_gather)},
         {BACKWARD, (lk_status)78, false, "parallel.reduce returned 78", SPOIL(a->common.parallel.reduce = broken_reduce)},
-        {FORWARD, LK_ERR_VALUE, true, "tail is given; there is no tail where", SPOIL(a->tail = a->logp)},
-        {FINISH, LK_ERR_VALUE, true, "tail_weight is given; there is no tail", SPOIL(a->tail_weight = a->logp)},
-        {BACKWARD, LK_ERR_VALUE, true, "dtail is given; there is no tail", SPOIL(a->dtail = a->common.others)},
+        {FORWARD, LK_OK, false, "", SPOIL(a->tail = (float *)(uintptr_t)3)}, /* finish writes it */
+        {FORWARD, LK_ERR_ALIGNMENT, false, "tail_weight", SPOIL(a->tail_weight = (float *)(uintptr_t)3)},
+        {FINISH, LK_ERR_SHAPE, false, "tail and all_states overlap",
+         SPOIL(a->tail = (float *)(uintptr_t)a->common.all_states)},
+        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", SPOIL(a->dtail = a->common.others)},
+        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", SPOIL(a->tail_weight = a->common.others)},
         {BOTH, LK_ERR_VALUE, true, "statistics is given", SPOIL(a->common.statistics = 1)},
         {BACKWARD, LK_ERR_VALUE, true, "max_counted is given", SPOIL(a->common.max_counted = 2)},
         {FINISH, LK_ERR_VALUE, true, "class_weight is given", SPOIL(a->common.class_weight = a->logp)},
@@ -1179,7 +1188,7 @@ static problem draw(uint64_t seed)
     if (p.path == FUSED && test_chance(r, 3)) p.vocab += 400, p.spread = test_chance(r, 2) ? 30.0f : 1.0f;
     if (p.path == FUSED && test_chance(r, 4)) p.panel = 256;
     p.has[ARGMAX] = direction != BACKWARD && test_chance(r, 4);
-    if (p.path != FUSED && !has_tail(&p) && !p.has[TAIL] && test_chance(r, 2)) p.ranks = 1 + (int)test_below(r, 9);
+    if (p.path != FUSED && test_chance(r, 2)) p.ranks = 1 + (int)test_below(r, 9);
     return p;
 }
 
