@@ -200,15 +200,16 @@ class Ids:
         self.part = self.whole.detach()[..., self.mine].clone().requires_grad_()
         self.ids = torch.where(torch.rand(*spread, n) < 0.2, -100, torch.randint(vocab, (*spread, n))).to(device)
         self.weight = torch.rand(*spread, n).to(device)
-        self.ups = [torch.randn(spread if more.get("reduction") == "none" else ()).to(device), torch.randn(*spread, n).to(device)]
+        self.ups = [torch.randn(s).to(device) for s in (spread if more.get("reduction") == "none" else (), (*spread, n), spread)]
         self.split = dict(group=dist.group.WORLD) if len(set(sizes)) == 1 else dict(group=dist.group.WORLD, shards=sizes)
         self.name = f"ids: {dtype} {spread} x {sizes}, n={n}, {sorted(more)} {more.get('reduction', 'mean')}"
 
     def __call__(self, x, **split):
         return tuple(LF.cross_entropy_ids(x, self.ids, self.weight, **self.more, **split))
 
-    def compare(self, kind, ours, theirs, wants=(0, 1)):
-        for name, a, b in zip(("loss", "logp"), ours, theirs):
+    def compare(self, kind, ours, theirs, wants=None):
+        wants = range(len(ours)) if wants is None else wants
+        for name, a, b in zip(("loss", "logp", "tail"), ours, theirs):
             identical(f"{self.name}, {kind}, {name}", a)
             close(f"{self.name}, {kind}, {name}", a, b, 2e-6)
         found, right = (torch.autograd.grad([out[i] for i in wants], leaf, [self.ups[i] for i in wants])[0]
@@ -221,12 +222,15 @@ def several_ids(ranks):
     shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
     for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
         spread = rng.choice(((6,), (3, 4), (9,)))
-        values = dict(softcap=6.0, z_loss=0.01, logit_scale=0.75, row_weight=torch.rand(spread).to(device))
+        values = dict(softcap=6.0, z_loss=0.01, logit_scale=0.75, row_weight=torch.rand(spread).to(device), tail=True,
+                      tail_weight=torch.rand(spread).to(device))
         values |= dict(denominator=3.5) if reduction == "mean" else {}
         case = Ids(dtype, spread, rng.choice((1, 5, 40)), sizes, reduction=reduction,
                    **{k: v for k, v in values.items() if rng.random() < 0.4})
-        for wants in (0, 1), (0,), (1,):
-            case.compare("cross_entropy_ids", case(case.part, **case.split), case(case.whole), wants)
+        for wants in None, (0,), (1,), (2,):
+            ours, theirs = case(case.part, **case.split), case(case.whole)
+            if wants != (2,) or len(ours) == 3:
+                case.compare("cross_entropy_ids", ours, theirs, wants)
     case = Ids(F32, (6,), 5, shards[1])
     case.weight, case.ids = None, case.ids.int()
     case.compare("int32, weights of 1", case(case.part, **case.split), case(case.whole))
@@ -241,14 +245,24 @@ def several_ids(ranks):
     with torch.no_grad():
         out = case(case.part, **case.split)
     verdict("ids: no_grad", not out[0].requires_grad and not out[1].requires_grad)
-    for case, backend in (Ids(F32, (6,), 5, shards[1]), "aot_eager"), (Ids(BF16, (3, 4), 7, shards[0], reduction="sum"), "inductor"):
+    case = Ids(F32, (6,), 5, shards[1], tail=True, tail_weight=torch.rand(6).to(device))
+    with torch.no_grad():  # five ids, of several ranks, have all of p but 1e-5
+        case.ids.copy_(torch.arange(5, device=device) * 4)
+        for leaf, first in (case.whole, 0), (case.part, case.mine.start):
+            for i in range(0, 20, 4):
+                if 0 <= i - first < leaf.shape[-1]:
+                    leaf[:, i - first] += 16
+    ours, theirs = case(case.part, **case.split), case(case.whole)
+    verdict("ids: a tail far below", bool((ours[2] < -8).all()), ours[2])
+    case.compare("a tail far below", ours, theirs)
+    for case, backend in ((Ids(F32, (6,), 5, shards[1]), "aot_eager"),
+                          (Ids(BF16, (3, 4), 7, shards[0], reduction="sum", tail=True), "inductor")):
         torch._dynamo.reset()
         fast = torch.compile(lambda x, **split: case(x, **split), fullgraph=True, backend=backend)
         case.compare(backend, fast(case.part, **case.split), case(case.whole))
     case, scale = Ids(F32, (6,), 5, shards[0]), torch.ones(6, device=device).requires_grad_()
     for name, word, call in (
-            ("a tail", "tail", lambda: case(case.part, tail=True, **case.split)),
-            ("a tail's weight", "tail", lambda: case(case.part, tail_weight=torch.ones(6, device=device), **case.split)),
+            ("a learned weight of tails", "tail_weight", lambda: case(case.part, tail_weight=scale, **case.split)),
             ("a learned scale", "logit_scale", lambda: case(case.part, temperature=scale, **case.split)),
             ("too few shards", "shards", lambda: case(case.part, group=dist.group.WORLD, shards=[24])),
             ("another rank's shard", "classes", lambda: case(case.part, group=dist.group.WORLD, shards=[25] * ranks)),
@@ -270,7 +284,7 @@ class HeadIds(Case):
         super().__init__(dtype, spread, hidden, sizes, bias, **more)
         self.ids = torch.where(torch.rand(*spread, n) < 0.2, -100, torch.randint(sum(sizes), (*spread, n))).to(device)
         self.weight = torch.rand(*spread, n).to(device)
-        self.ups = [self.ups[0], torch.randn(*spread, n).to(device)]
+        self.ups = [self.ups[0], torch.randn(*spread, n).to(device), torch.randn(spread).to(device)]
         self.name = f"ids of a head, n={n}: {self.name}"
 
     def __call__(self, x, w, b=None, **split):
@@ -282,16 +296,17 @@ def ids_of_a_head(ranks):
     shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
     for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
         spread = rng.choice(((6,), (3, 4), (9,)))
-        values = dict(softcap=6.0, z_loss=0.01, logit_scale=0.75, row_weight=torch.rand(spread).to(device), workspace_mib=1)
+        values = dict(softcap=6.0, z_loss=0.01, logit_scale=0.75, row_weight=torch.rand(spread).to(device), workspace_mib=1,
+                      tail=True, tail_weight=torch.rand(spread).to(device))
         values |= dict(denominator=3.5) if reduction == "mean" else {}
         case = HeadIds(dtype, spread, rng.choice((1, 5, 40)), 16, sizes, rng.choice((None, dtype, F32)), reduction=reduction,
                        **{k: v for k, v in values.items() if rng.random() < 0.4})
         ours, theirs = case(*case.part, **case.split), case(*case.whole)
         case.compare("both", ours, theirs)
-        for i in range(2):  # the gradient of the loss alone, and of logp alone
+        for i in range(len(ours)):  # the gradient of the loss alone, of logp alone, and of tail alone
             found, right = (torch.autograd.grad(case(*leaves, **split)[i], leaves[1], case.ups[i])[0]
                             for leaves, split in ((case.part, case.split), (case.whole, {})))
-            close(f"{case.name}, dweight of {('loss', 'logp')[i]}", found, right[case.mine], 2e-6 + 4 * HALF[dtype])
+            close(f"{case.name}, dweight of {('loss', 'logp', 'tail')[i]}", found, right[case.mine], 2e-6 + 4 * HALF[dtype])
     case = HeadIds(F32, (6,), 5, 16, shards[1], F32)
     for leaves in ((0,), (1,), (2,), (0, 2), (1, 2)):
         for i, (a, b) in enumerate(zip(case.part, case.whole)):
@@ -327,15 +342,14 @@ def ids_of_a_head(ranks):
             identical(f"ids of a head, {dtype}, {name} of {list(scale.shape)}", a)
             close(f"ids of a head, {dtype}, {name} of {list(scale.shape)}", a, b, 64 * HALF[dtype])
     for case, backend in ((HeadIds(F32, (6,), 5, 16, shards[1], F32), "aot_eager"),
-                          (HeadIds(BF16, (3, 4), 7, 16, shards[0]), "inductor")):
+                          (HeadIds(BF16, (3, 4), 7, 16, shards[0], tail=True), "inductor")):
         torch._dynamo.reset()
         fast = torch.compile(lambda *leaves, **split: case(*leaves, **split), fullgraph=True, backend=backend)
         case.compare(backend, fast(*case.part, **case.split), case(*case.whole))
     case, scale = HeadIds(F32, (6,), 5, 16, shards[0], F32), torch.ones(6, device=device).requires_grad_()
     x, w, b = case.part
     for name, word, call in (
-            ("a tail", "tail", lambda: case(x, w, tail=True, **case.split)),
-            ("a tail's weight", "tail", lambda: case(x, w, tail_weight=torch.ones(6, device=device), **case.split)),
+            ("a learned weight of tails", "tail_weight", lambda: case(x, w, tail_weight=scale, **case.split)),
             ("a learned scale with a bias", "linear_bias", lambda: case(x, w, b, temperature=scale, **case.split)),
             ("too few shards", "shards", lambda: case(x, w, group=dist.group.WORLD, shards=[24])),
             ("another rank's shard", "linear_weight", lambda: case(x, w, group=dist.group.WORLD, shards=[25] * ranks)),

@@ -55,9 +55,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Ten
 {
     IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
-    Tensor tail;
-    if (want_tail) tail = make(logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
-    if (want_tail) c.a.tail = tail.mutable_data_ptr<float>();
+    const Tensor tail = make_tail(logits, want_tail, &c.a.tail);
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
     Tensor state = make({state_head(reduction) + 2 * a.rows}, logits, at::kFloat);
@@ -70,36 +68,48 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Ten
     return {loss, logp, tail, state};
 }
 
-static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &logits,
-                                         const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
-                                         const Maybe &tail, const Tensor &state, LK_LOSS_PARAMETERS)
+// c: with its part of the classes, where they are split over ranks.
+static Tensor run_backward(IdsCall &c, const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Maybe &tail,
+                           const Tensor &logits, const Tensor &state)
 {
-    IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
     const Tensor saved = state.contiguous();
     const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail); // lk's NULL upstream is 0 beside dp, dt
     Tensor d = make(logits.sizes(), logits);
     set_state(c, saved);
-    if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = !reduction;
+    if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = a.reduction == LK_REDUCTION_NONE;
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
     if (has(dt)) c.a.dtail = dt->const_data_ptr<float>();
     if (has(t)) c.a.tail = (float *)t->const_data_ptr();
     a.dlogits = d.mutable_data_ptr();
-    LK_RUN(lk_cross_entropy_ids_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    const bool ranks = a.parallel.vocab_total;
+    if (ranks) LK_RUN(lk_cross_entropy_ids_parallel_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    else LK_RUN(lk_cross_entropy_ids_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
-    LK_RUN(lk_cross_entropy_ids_backward, logits, &c.a, c.stream);
+    if (ranks) LK_RUN(lk_cross_entropy_ids_parallel_backward, logits, &c.a, c.stream);
+    else LK_RUN(lk_cross_entropy_ids_backward, logits, &c.a, c.stream);
     return d;
 }
-
-// loss and logp, the same bits on every rank, and what backward needs. One all-gather, of 16 bytes a row and of each id's logit.
-static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(const Tensor &logits, const Tensor &target_ids,
-                                                                        const Maybe &target_weight, LK_LOSS_PARAMETERS,
-                                                                        LK_RANKS_PARAMETERS)
+static Tensor cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &logits,
+                                         const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
+                                         const Maybe &tail, const Tensor &state, LK_LOSS_PARAMETERS)
 {
-    IdsCall c(logits, target_ids, target_weight, {}, LK_LOSS_OPTIONS);
+    IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
+    return run_backward(c, dloss, dlogp, dtail, tail, logits, state);
+}
+
+// loss, logp and tail, the same bits on every rank, and what backward needs. One all-gather, of 16 bytes a row and of each id's
+// logit.
+static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(const Tensor &logits, const Tensor &target_ids,
+                                                                                const Maybe &target_weight,
+                                                                                const Maybe &tail_weight, LK_LOSS_PARAMETERS,
+                                                                                LK_RANKS_PARAMETERS, bool want_tail)
+{
+    IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
     c.split(shards, rank);
+    const Tensor tail = make_tail(logits, want_tail, &c.a.tail);
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
     Tensor state = make({state_head(reduction) + 3 * a.rows}, logits, at::kFloat);
@@ -122,27 +132,17 @@ static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(const Te
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
     LK_RUN(lk_cross_entropy_ids_finish, logits, &c.a, c.stream);
-    return {loss, logp, state};
+    return {loss, logp, tail, state};
 }
 
-static Tensor cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &logits,
-                                                  const Tensor &target_ids, const Maybe &target_weight, const Tensor &state,
-                                                  LK_LOSS_PARAMETERS, at::IntArrayRef shards, int64_t rank)
+static Tensor cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &logits,
+                                                  const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
+                                                  const Maybe &tail, const Tensor &state, LK_LOSS_PARAMETERS,
+                                                  at::IntArrayRef shards, int64_t rank)
 {
-    IdsCall c(logits, target_ids, target_weight, {}, LK_LOSS_OPTIONS);
-    lk_cross_entropy_args &a = c.a.common;
-    const Tensor saved = state.contiguous();
-    const Maybe up = packed(dloss), dp = packed(dlogp); // lk's NULL upstream is 0 beside dp
-    Tensor d = make(logits.sizes(), logits);
-    c.split(shards, rank), set_state(c, saved);
-    if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = !reduction;
-    if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
-    a.dlogits = d.mutable_data_ptr();
-    LK_RUN(lk_cross_entropy_ids_parallel_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
-    const Workspace workspace(a.workspace_bytes);
-    a.workspace = workspace.start;
-    LK_RUN(lk_cross_entropy_ids_parallel_backward, logits, &c.a, c.stream);
-    return d;
+    IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
+    c.split(shards, rank);
+    return run_backward(c, dloss, dlogp, dtail, tail, logits, state);
 }
 
 struct CrossEntropyIdsBackward : Node {
@@ -164,8 +164,9 @@ struct CrossEntropyIdsBackward : Node {
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
         if (!shards.empty())
-            return once({cross_entropy_ids_parallel_backward_op.call(maybe(up[0]), maybe(up[1]), x, i, maybe(w), s, LK_LOSS_OPTIONS,
-                                                                     shards, rank)}, "cross_entropy_ids");
+            return once({cross_entropy_ids_parallel_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by),
+                                                                     maybe(t), s, LK_LOSS_OPTIONS, shards, rank)},
+                        "cross_entropy_ids");
         return once({cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by), maybe(t), s,
                                                         LK_LOSS_OPTIONS)}, "cross_entropy_ids");
     }
@@ -174,8 +175,11 @@ struct CrossEntropyIdsBackward : Node {
         logits.reset_data(), ids.reset_data(), weight.reset_data(), state.reset_data();
         divisor.reset_data(), factors.reset_data(), of_tail.reset_data(), tail.reset_data();
     }
-    void keep(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight, const Tensor &state, LK_LOSS_PARAMETERS)
+    void keep(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
+              const Tensor &tail, const Tensor &state, LK_LOSS_PARAMETERS)
     {
+        has_tail = tail.defined(), of_tail = save(tail_weight);
+        if (has_tail) this->tail = SavedVariable(tail, true);
         this->logits = save(logits), ids = save(target_ids), weight = save(target_weight), this->state = save(state);
         divisor = save(denominator), factors = save(row_weight);
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
@@ -184,21 +188,21 @@ struct CrossEntropyIdsBackward : Node {
     }
 };
 
-static void check_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight, const Maybe &denominator,
-                      const Maybe &row_weight)
+static void check_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
+                      const Maybe &denominator, const Maybe &row_weight)
 {
     check_input(logits, "input"), check_constants(target_ids, {}, denominator, row_weight);
     TORCH_CHECK_VALUE(!wants_gradient(target_weight), "lk: target_weight requires a gradient, and gets none; detach it, or build "
                       "the loss of logp, which has one");
+    TORCH_CHECK_VALUE(!wants_gradient(tail_weight), "lk: tail_weight requires a gradient, and gets none; detach it, or build the "
+                      "loss of tail, which has one");
 }
 
 tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
                                                 const Maybe &tail_weight, LK_LOSS_PARAMETERS, bool want_tail)
 {
     LK_OP(cross_entropy_ids_forward);
-    check_ids(logits, target_ids, target_weight, denominator, row_weight);
-    TORCH_CHECK_VALUE(!wants_gradient(tail_weight), "lk: tail_weight requires a gradient, and gets none; detach it, or build the "
-                      "loss of tail, which has one");
+    check_ids(logits, target_ids, target_weight, tail_weight, denominator, row_weight);
     want_tail = want_tail || has(tail_weight); // backward reads it
     const auto node = wants_gradient(logits) ? make_node<CrossEntropyIdsBackward>(logits) : nullptr;
     Tensor loss, logp, tail, state;
@@ -209,44 +213,46 @@ tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tens
     }
     if (!node) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
-    if (want_tail) torch::autograd::set_history(tail, node), node->tail = SavedVariable(tail, true);
-    node->has_tail = want_tail, node->of_tail = save(tail_weight);
-    node->keep(logits, target_ids, target_weight, state, LK_LOSS_OPTIONS);
+    if (want_tail) torch::autograd::set_history(tail, node);
+    node->keep(logits, target_ids, target_weight, tail_weight, tail, state, LK_LOSS_OPTIONS);
     node_is_made(node);
     return {loss, logp, tail};
 }
 
 // The classes split over ranks. Backward has no collective.
-static tuple<Tensor, Tensor> cross_entropy_ids_parallel(const Tensor &logits, const Tensor &target_ids, const Maybe &target_weight,
-                                                        LK_LOSS_PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_parallel(const Tensor &logits, const Tensor &target_ids,
+                                                                const Maybe &target_weight, const Maybe &tail_weight,
+                                                                LK_LOSS_PARAMETERS, LK_RANKS_PARAMETERS, bool want_tail)
 {
     LK_OP(cross_entropy_ids_parallel_forward);
-    check_ids(logits, target_ids, target_weight, denominator, row_weight);
+    check_ids(logits, target_ids, target_weight, tail_weight, denominator, row_weight);
+    want_tail = want_tail || has(tail_weight); // backward reads it
     const auto node = wants_gradient(logits) ? make_node<CrossEntropyIdsBackward>(logits) : nullptr;
-    Tensor loss, logp, state;
+    Tensor loss, logp, tail, state;
     {
         const Below below;
-        std::tie(loss, logp, state) = cross_entropy_ids_parallel_forward_op.call(logits, target_ids, target_weight,
-                                                                                 LK_LOSS_OPTIONS, group, shards, rank);
+        std::tie(loss, logp, tail, state) = cross_entropy_ids_parallel_forward_op.call(
+            logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS, group, shards, rank, want_tail);
     }
-    if (!node) return {loss, logp};
+    if (!node) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    if (want_tail) torch::autograd::set_history(tail, node);
     node->shards = shards.vec(), node->rank = rank;
-    node->keep(logits, target_ids, target_weight, state, LK_LOSS_OPTIONS);
+    node->keep(logits, target_ids, target_weight, tail_weight, tail, state, LK_LOSS_OPTIONS);
     node_is_made(node);
-    return {loss, logp};
+    return {loss, logp, tail};
 }
 
 #define INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, Tensor? tail_weight, "
-#define SPLIT_INPUTS "Tensor logits, Tensor target_ids, Tensor? target_weight, "
 LK_OPS(m)
 {
-    user_op(m, "cross_entropy_ids_parallel", "(" SPLIT_INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ") -> (Tensor, Tensor)",
-            &cross_entropy_ids_parallel);
-    kernel(m, "cross_entropy_ids_parallel_forward", "(" SPLIT_INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ") -> (Tensor, Tensor, Tensor)",
+    user_op(m, "cross_entropy_ids_parallel",
+            "(" INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)", &cross_entropy_ids_parallel);
+    kernel(m, "cross_entropy_ids_parallel_forward",
+           "(" INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_ids_parallel_forward);
-    kernel(m, "cross_entropy_ids_parallel_backward", "(Tensor? dloss, Tensor? dlogp, " SPLIT_INPUTS "Tensor state, " LK_LOSS_SCHEMA
-           ", int[] shards, int rank) -> Tensor", &cross_entropy_ids_parallel_backward);
+    kernel(m, "cross_entropy_ids_parallel_backward", "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, " INPUTS "Tensor? tail, "
+           "Tensor state, " LK_LOSS_SCHEMA ", int[] shards, int rank) -> Tensor", &cross_entropy_ids_parallel_backward);
     user_op(m, "cross_entropy_ids", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)", &cross_entropy_ids);
     kernel(m, "cross_entropy_ids_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_ids_forward);

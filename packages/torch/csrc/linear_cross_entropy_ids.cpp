@@ -12,7 +12,7 @@ LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_IDS_PARALLEL)
 
 namespace lk_torch {
 
-// label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it, and with ranks tail_weight too.
+// label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
 #define PARAMETERS                                                                                                             \
     const Tensor &x, const Tensor &weight, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,     \
         const Maybe &bias, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits
@@ -80,8 +80,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PA
     const Tensor logp = make(target_ids.sizes(), x, at::kFloat);
     c.a.common.loss = loss.mutable_data_ptr<float>(), c.a.common.lse = lse.mutable_data_ptr<float>();
     c.a.logp = logp.mutable_data_ptr<float>();
-    Tensor tail;
-    if (want_tail) tail = make(tokens, x, at::kFloat), c.a.tail = tail.mutable_data_ptr<float>();
+    const Tensor tail = make_tail(x, want_tail, &c.a.tail);
     RUN(forward, c, x);
     return {loss, logp, tail, lse};
 }
@@ -117,8 +116,9 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const May
     return run_backward(c, dloss, dlogp, dtail, lse, tail, x, weight, reduction, false, want_dx, want_dweight, want_dbias);
 }
 
-// loss, logp, lse, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS)
+// loss, logp, tail, lse, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS,
+                                                                                               bool want_tail)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
     lk_linear_cross_entropy_args &a = c.a.common;
@@ -127,6 +127,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_f
     const Tensor lse = make(tokens, x, at::kFloat), others = make(tokens, x, at::kFloat);
     const int64_t bytes = c.a.ids_per_row * (fast_logits ? (int64_t)x.element_size() : 4);
     const Tensor states = make({a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
+    const Tensor tail = make_tail(x, want_tail, &c.a.tail);
     a.states = states.mutable_data_ptr();
     RUN(parallel_forward, c, x);
     const Tensor all = a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
@@ -138,18 +139,19 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_f
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
     LK_RUN(lk_linear_cross_entropy_ids_finish, x, &c.a, c.stream);
-    return {loss, logp, lse, others};
+    return {loss, logp, tail, lse, others};
 }
 static tuple<Tensor, Tensor, Tensor>
-linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Tensor &lse, const Tensor &others,
-                                           PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &lse,
+                                           const Maybe &tail, const Tensor &others, PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx,
+                                           bool want_dweight, bool want_dbias)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
     const Tensor o = others.contiguous();
     c.a.common.others = (float *)o.const_data_ptr();
     c.a.common.parallel.user = &c, c.a.common.parallel.reduce = sum_dx<HeadIdsCall>;
     const auto gradients =
-        run_backward(c, dloss, dlogp, {}, lse, {}, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
+        run_backward(c, dloss, dlogp, dtail, lse, tail, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
     return gradients;
 }
@@ -179,8 +181,8 @@ struct LinearCrossEntropyIdsBackward : Node {
             group.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, t, in, w, i, by,
                                                                       tail_by, b, OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_ids_parallel_backward_op.call(
-                                maybe(up[0]), maybe(up[1]), l, o, in, w, i, by, tail_by, b, OPTIONS, group, shards, rank, wants[0],
-                                wants[1], wants[2]);
+                                maybe(up[0]), maybe(up[1]), dtail, l, t, o, in, w, i, by, tail_by, b, OPTIONS, group, shards, rank,
+                                wants[0], wants[1], wants[2]);
         return once({dx, dweight, dbias}, "linear_cross_entropy_ids");
     }
     void release_variables() override
@@ -189,8 +191,10 @@ struct LinearCrossEntropyIdsBackward : Node {
         bias.reset_data(), lse.reset_data(), divisor.reset_data(), factors.reset_data();
         of_tail.reset_data(), tail.reset_data(), others.reset_data();
     }
-    void keep(PARAMETERS, const Tensor &lse)
+    void keep(PARAMETERS, const Tensor &tail, const Tensor &lse)
     {
+        has_tail = tail.defined();
+        if (has_tail) this->tail = SavedVariable(tail, true);
         this->x = save(x), this->weight = save(weight), ids = save(target_ids), ids_weight = save(target_weight);
         of_tail = save(tail_weight), this->bias = save(bias), this->lse = save(lse);
         divisor = save(denominator), factors = save(row_weight);
@@ -225,32 +229,33 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tai
     }
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
-    if (want_tail) torch::autograd::set_history(tail, node), node->tail = SavedVariable(tail, true);
-    node->has_tail = want_tail;
-    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, lse);
+    if (want_tail) torch::autograd::set_history(tail, node);
+    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse);
     node_is_made(node);
     return {loss, logp, tail};
 }
 
 // The classes split over ranks: forward and backward have a collective each.
-static tuple<Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool want_tail)
 {
     LK_OP(linear_cross_entropy_ids_parallel_forward);
     check_ids(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
+    want_tail = want_tail || has(tail_weight); // backward reads it
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, logp, lse, others;
+    Tensor loss, logp, tail, lse, others;
     {
         const Below below;
-        std::tie(loss, logp, lse, others) = linear_cross_entropy_ids_parallel_forward_op.call(
-            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+        std::tie(loss, logp, tail, lse, others) = linear_cross_entropy_ids_parallel_forward_op.call(
+            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank, want_tail);
     }
-    if (!wanted) return {loss, logp};
+    if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
+    if (want_tail) torch::autograd::set_history(tail, node);
     node->group = group, node->shards = shards.vec(), node->rank = rank, node->others = save(others);
-    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, lse);
+    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse);
     node_is_made(node);
-    return {loss, logp};
+    return {loss, logp, tail};
 }
 
 // As F.linear: the matmuls' tensors in autocast's type.
@@ -266,11 +271,11 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETER
     LK_OP(linear_cross_entropy_ids);
     return autocast(linear_cross_entropy_ids_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, want_tail);
 }
-static tuple<Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS, bool want_tail)
 {
     LK_OP(linear_cross_entropy_ids_parallel);
     return autocast(linear_cross_entropy_ids_parallel_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group,
-                    shards, rank);
+                    shards, rank, want_tail);
 }
 
 #define INPUTS                                                                                                                 \
@@ -285,12 +290,13 @@ LK_OPS(m)
            "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, " INPUTS
            ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_backward);
-    user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_RANKS_SCHEMA ") -> (Tensor, Tensor)",
+    user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)",
             &linear_cross_entropy_ids_parallel);
-    kernel(m, "linear_cross_entropy_ids_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA ") -> (Tensor, Tensor, Tensor, Tensor)",
+    kernel(m, "linear_cross_entropy_ids_parallel_forward",
+           "(" INPUTS LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_forward);
     kernel(m, "linear_cross_entropy_ids_parallel_backward",
-           "(Tensor? dloss, Tensor? dlogp, Tensor lse, Tensor others, " INPUTS LK_RANKS_SCHEMA
+           "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, Tensor others, " INPUTS LK_RANKS_SCHEMA
            ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_backward);
     m.impl("linear_cross_entropy_ids_parallel",

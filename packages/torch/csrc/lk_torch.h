@@ -330,6 +330,14 @@ inline const float *fill_tail(const Tensor &x, const Maybe &tail_weight, Tensor 
     *weight = tail_weight->to(at::kFloat).contiguous();
     return weight->const_data_ptr<float>();
 }
+// The rows' tails, which a call writes to *tail; undefined where they are not wanted.
+inline Tensor make_tail(const Tensor &x, bool wanted, float **tail)
+{
+    if (!wanted) return {};
+    Tensor made = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
+    *tail = made.mutable_data_ptr<float>();
+    return made;
+}
 template <class Args>
 void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Tensor *w, Tensor *d, Tensor *r, LK_LOSS_PARAMETERS)
 {

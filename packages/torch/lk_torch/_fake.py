@@ -122,12 +122,17 @@ def cross_entropy_backward(dloss, dlse, dentropy, logits, *rest):
     return logits.new_empty(logits.shape)
 
 
+def ids(x, target_ids, reduction, want_tail):
+    """loss, logp and tail."""
+    rows = x.shape[:-1]
+    return (x.new_empty([] if reduction else rows, dtype=F32), x.new_empty(target_ids.shape, dtype=F32),
+            x.new_empty(rows, dtype=F32) if want_tail else None)
+
+
 @fake
 def cross_entropy_ids_forward(logits, target_ids, target_weight, tail_weight, reduction, *options):
     rows = math.prod(logits.shape[:-1])
-    return (logits.new_empty([] if reduction else logits.shape[:-1], dtype=F32), logits.new_empty(target_ids.shape, dtype=F32),
-            logits.new_empty(logits.shape[:-1], dtype=F32) if options[-1] else None,
-            logits.new_empty((2 if reduction == 1 else 0) + 2 * rows, dtype=F32))
+    return *ids(logits, target_ids, reduction, options[-1]), logits.new_empty((2 if reduction == 1 else 0) + 2 * rows, dtype=F32)
 
 
 @fake
@@ -136,14 +141,13 @@ def cross_entropy_ids_backward(dloss, dlogp, dtail, logits, *rest):
 
 
 @fake
-def cross_entropy_ids_parallel_forward(logits, target_ids, target_weight, reduction, *options):
+def cross_entropy_ids_parallel_forward(logits, target_ids, target_weight, tail_weight, reduction, *options):
     rows = math.prod(logits.shape[:-1])
-    return (logits.new_empty([] if reduction else logits.shape[:-1], dtype=F32), logits.new_empty(target_ids.shape, dtype=F32),
-            logits.new_empty((2 if reduction == 1 else 0) + 3 * rows, dtype=F32))
+    return *ids(logits, target_ids, reduction, options[-1]), logits.new_empty((2 if reduction == 1 else 0) + 3 * rows, dtype=F32)
 
 
 @fake
-def cross_entropy_ids_parallel_backward(dloss, dlogp, logits, *rest):
+def cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, logits, *rest):
     return logits.new_empty(logits.shape)
 
 
@@ -192,8 +196,7 @@ def linear_kl_backward(dloss, x, weight, teacher_input, teacher_weight, bias, *o
 
 @fake
 def linear_cross_entropy_ids_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
-    return (x.new_empty([] if reduction else x.shape[:-1], dtype=F32), x.new_empty(target_ids.shape, dtype=F32),
-            x.new_empty(x.shape[:-1], dtype=F32) if options[-1] else None, x.new_empty(x.shape[:-1], dtype=F32))
+    return *ids(x, target_ids, reduction, options[-1]), x.new_empty(x.shape[:-1], dtype=F32)
 
 
 @fake
@@ -204,13 +207,12 @@ def linear_cross_entropy_ids_backward(dloss, dlogp, dtail, lse, tail, x, weight,
 
 @fake
 def linear_cross_entropy_ids_parallel_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
-    return tuple(x.new_empty(shape, dtype=F32) for shape in ([] if reduction else x.shape[:-1], target_ids.shape, x.shape[:-1],
-                                                             x.shape[:-1]))
+    return *ids(x, target_ids, reduction, options[-1]), *(x.new_empty(x.shape[:-1], dtype=F32) for _ in range(2))
 
 
 @fake
-def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, lse, others, x, weight, target_ids, target_weight, tail_weight, bias,
-                                               *options):
+def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, tail, others, x, weight, target_ids, target_weight,
+                                               tail_weight, bias, *options):
     return head(x, weight, bias, *options[-3:])
 
 

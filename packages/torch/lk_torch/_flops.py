@@ -40,7 +40,7 @@ _register(_ops.linear_cross_entropy_ids_parallel_forward, 0, lambda a: 1)
 _register(_ops.linear_cross_entropy_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
 # The logits are computed again where forward has not saved them.
 _register(_ops.linear_cross_entropy_ids_backward, 5, lambda a: 1 + a[-3] + a[-2])
-_register(_ops.linear_cross_entropy_ids_parallel_backward, 4, lambda a: 1 + a[-3] + a[-2])
+_register(_ops.linear_cross_entropy_ids_parallel_backward, 6, lambda a: 1 + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_backward, 6, lambda a: (a[5] is None) + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_parallel_backward, 7, lambda a: (a[6] is None) + a[-3] + a[-2])
 _register_two(_ops.linear_kl_forward, 0, lambda a: 1)

@@ -489,8 +489,8 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input is this rank's logits. All ranks
     pass the same ids, weights and options, and get the same results, bit for bit; the gradient is that of this rank's logits.
-    shards is how many classes each rank has; without it all have as many. logit_scale and temperature are numbers then, and there
-    is no tail. Forward has one all-gather, of 16 bytes a row and the logits of its ids; backward has none.
+    shards is how many classes each rank has; without it all have as many. logit_scale and temperature are numbers then. Forward
+    has one all-gather, of 16 bytes a row and the logits of its ids; backward has none.
 
     The other arguments are those of cross_entropy."""
     _tensors(input=input, target_ids=target_ids)
@@ -504,7 +504,7 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     if factor is not None and input.dtype in _TYPES and input.dim():
         input = input.float() * _per_row(factor, input.shape[:-1])
     classes = input.shape[-1] if input.dim() else 0
-    shards = _shards(group, shards, classes, input.device, "input has {} classes", tail or tail_weight is not None)
+    shards = _shards(group, shards, classes, input.device, "input has {} classes")
     if group is not None:
         classes = sum(shards)
     if CHECK_TARGETS and not is_compiling() and input.dim():
@@ -512,13 +512,12 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
         _check_targets(used, ignore_index, classes)
     if denominator is not None:
         denominator = _denominator(denominator, input)
-    if group is not None:
-        return CrossEntropyIdsOutput(*_ops.cross_entropy_ids_parallel.default(
-            input, target_ids, target_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap,
-            logit_scale, zero_when_empty, denominator, row_weight, group.group_name, shards, group.rank()))
+    ranks = ()
     op = _ops.cross_entropy_ids.default if is_compiling() else _C.cross_entropy_ids
+    if group is not None:
+        op, ranks = _ops.cross_entropy_ids_parallel.default, (group.group_name, shards, group.rank())
     loss, logp, rest = op(input, target_ids, target_weight, tail_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0,
-                          z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, bool(tail))
+                          z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, *ranks, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
@@ -565,12 +564,10 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
 _agreed = set()
 
 
-def _shards(group, shards, rows, device, what, tail=False):
-    """_agreed_shards of a group; None without one. tail: the call has one."""
+def _shards(group, shards, rows, device, what):
+    """_agreed_shards of a group; None without one."""
     if group is None and shards is not None:
         raise ValueError("lk: shards are those of a group; group is None")
-    if group is not None and tail:
-        raise ValueError("lk: with group there is no tail")
     return None if group is None else _agreed_shards(group, shards, rows, device, what)
 
 
@@ -682,8 +679,8 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     of cross_entropy.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
-    alike on all ranks, as are their weights. loss and logp have the same bits on all ranks. Forward has one all-gather, of 16
-    bytes a token and the logits of its ids; backward sums the gradient of input. There is no tail, and logits are stored."""
+    alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
+    a token and the logits of its ids; backward sums the gradient of input. Logits are stored."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int:
@@ -698,7 +695,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
                 raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
             linear_bias = linear_bias.float() * factor
     classes = linear_weight.shape[0]
-    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows", tail or tail_weight is not None)
+    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
     if group is not None:
         classes = sum(shards)
     if CHECK_TARGETS and not is_compiling() and input.dim():
@@ -709,11 +706,11 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     options = (input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
                _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty,
                denominator, row_weight, _mib(workspace_mib), fast_logits)
-    if group is not None:
-        return CrossEntropyIdsOutput(*_ops.linear_cross_entropy_ids_parallel.default(*options, group.group_name, shards,
-                                                                                     group.rank()))
+    ranks = ()
     op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
-    loss, logp, rest = op(*options, bool(tail))
+    if group is not None:
+        op, ranks = _ops.linear_cross_entropy_ids_parallel.default, (group.group_name, shards, group.rank())
+    loss, logp, rest = op(*options, *ranks, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
