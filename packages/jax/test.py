@@ -1741,6 +1741,14 @@ def ranks_ids():
                 i = ids if w is not None else np.where(weight == 0, 2, ids)
                 compare(f"{name} {what}", split(lambda v: tuple(over(v, i, w, **full, **more)), len(shape), checked=checked),
                         lambda v: exact_ids(v, i, w, **full, **more), [x], ups, 2)
+        i = np.where(ids == 2**31 - 1, 2, ids)
+        for k, q in enumerate((jnp.abs(normal(9, *shape)), None)):  # the tail, with a weight and without
+            tailed = lambda v: tuple(over(v, i, weight, reduction="none", tail_weight=q, tail=True))
+            compare(f"ids {dtype} {shape} {vocab} tail {k}", split(tailed, len(shape), checked=not k),
+                    lambda v: exact_tail(v, i, weight, q, "none"), [x],
+                    (4096 / n * jnp.abs(normal(6, *shape)), 512 * normal(7, *shape, n), 512 * normal(5, *shape)), 4)
+        compare(f"ids {dtype} {shape} {vocab} tail alone", split(lambda v: tailed(v)[2], len(shape)),
+                lambda v: exact_tail(v, i, weight, None, "none")[2], [x], 512 * normal(5, *shape), 4)
         only = split(lambda v: over(v, ids, weight, denominator=3.0).logp, len(shape))
         compare(f"ids {dtype} {shape} logp alone", only, lambda v: exact_ids(v, ids, weight)[1], [x], ups[1], 2)
     x = normal(5, 6, 20, scale=2).at[1:3, 4].set(-jnp.inf).at[1, 9].set(-jnp.inf).at[2, 5].set(-jnp.inf)
@@ -1749,8 +1757,11 @@ def ranks_ids():
     for reduction, up in (("none", jnp.float32([64, 128, 256, 32, 64, 99])), ("mean", jnp.float32(512))):
         compare(f"ids, special rows, {reduction}", split(lambda v: tuple(over(v, ids, w, reduction=reduction)), 1),
                 lambda v: exact_ids(v, ids, w, reduction=reduction), [x], (up, 64 * normal(6, 6, 4)), 2)
-    none = split(lambda v: tuple(over(v, ids[:0], reduction="none")), 1)
-    check("ids of no rows", [a.shape for a in none(x[:0])] == [(0,), (0, 4)])
+    sure = normal(1, 3, 8).at[:, :2].add(60)
+    compare("ids, a tail far below", split(lambda v: over(v, np.array([[0, 1]] * 3), tail=True).tail, 1),
+            lambda v: exact_tail(v, np.array([[0, 1]] * 3), None, None, "none")[2], [sure], normal(2, 3), 8)
+    none = split(lambda v: tuple(over(v, ids[:0], reduction="none", tail=True)), 1)
+    check("ids of no rows", [a.shape for a in none(x[:0])] == [(0,), (0, 4), (0,)])
 
 
 def ranks_linear():
@@ -1835,13 +1846,24 @@ def ranks_linear_ids():
             compare(f"{name} {what}", split(lambda v, m, b=None: tuple(over(v, m, i, q, bias=b, **full, **more)),
                                             *(P(), 0, 0)[:len(arrays)], checked=checked),
                     lambda v, m, b=0.0: exact_ids(v @ m.T + b, i, q, **known, **more), arrays, ups, 4, like=like)
+        if k:
+            continue
+        for by in jnp.abs(normal(9, tokens)), None:
+            i = np.where(ids == 2**31 - 1, 2, ids)
+            compare(f"{name} tail", split(lambda v, m, b=None: tuple(over(v, m, i, w, bias=b, reduction="none", tail_weight=by,
+                                                                          tail=True)), *(P(), 0, 0)[:len(arrays)], checked=checked),
+                    lambda v, m, b=0.0: exact_tail(v @ m.T + b, i, w, by, "none"), arrays,
+                    (4096 / n * jnp.abs(normal(6, tokens)), ups[1], 512 * normal(5, tokens)), 6)
     # The results of one device, a chunk of tokens at a time; ids of a row in one device and in several, bad ones, none.
     v, m, k = normal(1, 700, 8, dtype="bfloat16"), normal(2, 40, 8, dtype="bfloat16"), ids_case(5, 40, 3, 700)
     compare("head's ids, chunks", split(lambda v, m: tuple(over(v, m, *k, workspace_mib=0.061)), P(), 0),
             lambda v, m: exact_ids(v @ m.T, *k), [v, m], (jnp.float32(1024), normal(3, 700, 3)), 6)
+    i, w = np.where(k[0] == 2**31 - 1, 2, k[0]), k[1]
+    compare("head's ids, a tail in chunks", split(lambda v, m: tuple(over(v, m, i, w, workspace_mib=0.1, tail=True)), P(), 0),
+            lambda v, m: exact_tail(v @ m.T, i, w, None, "mean"), [v, m], (jnp.float32(1024), normal(3, 700, 3), normal(4, 700)), 6)
     x = normal(7, 2, 3, hidden)
     ids = np.array([[[3, 3, 9, 3], [4, 39, 14, 20], [40, 2, 3, 4]], [[-1, 2, -100, 99], [-100] * 4, [-101, 1, 1, 2]]], np.int32)
-    f = lambda axis: lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, reduction="none", axis_name=axis))
+    f = lambda axis: lambda v, m: tuple(lk.linear_cross_entropy_ids(v, m, ids, reduction="none", axis_name=axis, tail=True))
     near("head's_ids, special rows", split(f("vocab"), P(), 0)(x, weights), f(None)(x, weights))
     near("head's_ids, special rows, gradient", gradients(split(f("vocab"), P(), 0))(x, weights), gradients(f(None))(x, weights))
     each = split(lambda v, m: [a[None] for a in f("vocab")(v, m)], P(), 0, out=P("vocab"), checked=False)(x, weights)
@@ -1865,6 +1887,11 @@ def ranks_linear_ids():
             ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states workspace"),
             ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp others workspace"),
             (back, read, f"{made} workspace")], calls)
+    calls = calls_in(jax.grad(split(lambda v, m: over(v, m, ids, tail=True).tail.sum(), P(), 0)), x, weights)
+    check("head's ids, the gradient of tail", calls == [
+        ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states tail workspace"),
+        ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp tail others workspace"),
+        (back, "x weight target_ids lse others tail dtail", "dx workspace")], calls)
     for checked in (True, False):
         text = jax.jit(jax.grad(split(lambda v, m: over(v, m, ids).loss, P(), 0, checked=checked))).lower(
             x, weights).compile().as_text()
@@ -1879,7 +1906,7 @@ def ranks_transforms():
     entropy = lambda axis, **o: lambda v, t: lk.cross_entropy(v, t, axis_name=axis, **o)
     head = lambda axis, **o: lambda v, m, t: lk.linear_cross_entropy(v, m, t, axis_name=axis, **o)
     some = lambda axis, **o: lambda v, i: tuple(lk.cross_entropy_ids(v, i, axis_name=axis, **o))
-    headed = lambda axis, **o: lambda v, m, i: tuple(lk.linear_cross_entropy_ids(v, m, i, axis_name=axis, **o))
+    headed = lambda axis, **o: lambda v, m, i: tuple(lk.linear_cross_entropy_ids(v, m, i, axis_name=axis, tail=True, **o))
     every = dict(aux=("lse", "entropy", "argmax", "mean_logits"), reduction="none")
     # vmap inside and outside of the shard_map, scan, checkpoint: as without.
     for name, f, arrays, specs in (
@@ -1960,14 +1987,8 @@ def ranks_mistakes():
          lambda: split(lambda x: lk.cross_entropy(x, t, class_weight=x[0], axis_name="vocab"), 1)(x)),
         (ValueError, "bias has the shape (8,); it must have (2,)",
          lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, bias=x[0], axis_name="vocab"), P(), 0)(v, m)),
-        (ValueError, "with axis_name there is no tail",
-         lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail=True, axis_name="vocab").tail, 1)(x)),
-        (ValueError, "with axis_name there is no tail",
+        (ValueError, "tail_weight varies along the axis 'vocab'; all its devices must have the same",
          lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail_weight=x[:, 0], axis_name="vocab").loss, 1)(x)),
-        (ValueError, "with axis_name there is no tail", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
-            v, m, ids, tail=True, axis_name="vocab").tail, P(), 0)(v, m)),
-        (ValueError, "with axis_name there is no tail", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
-            v, m, ids, tail_weight=v[:, 0], axis_name="vocab").loss, P(), 0)(v, m)),
         (ValueError, "the budget is 1; this call needs", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, workspace_mib=1e-6, axis_name="vocab").loss, P(), 0)(v, m)),
         (ValueError, "batch_invariant needs", lambda: split(lambda v, m: lk.linear_cross_entropy(

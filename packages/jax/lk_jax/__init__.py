@@ -517,6 +517,7 @@ def _forward_ids(ranks, run, arrays, outputs, ids, itemsize):
     # The states of all rows lie before the logits of all ids, so that they are no rows of one array.
     words = 4 + -(-ids.shape[-1] * itemsize // 16) * 4
     states = {"states": _of((math.prod(ids.shape[:-1]) * words,), jnp.int32)}
+    states |= {n: a for n, a in outputs.items() if n == "tail"}  # finish writes it; a state has a part of it then
     return _finish(ranks, run, arrays, run("forward", arrays, {}, states)["states"], outputs)
 
 
@@ -839,15 +840,14 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     and is -inf where nothing is left. With `tail_weight=1 - q.sum(-1)` the loss is, up to the teacher's entropy, the KL of n
     classes and the rest.
 
-    axis_name: as in cross_entropy; ids are columns of all devices. There is no tail then. Forward's all-gather is of 16 bytes a row
-    and the logits of its ids.
+    axis_name: as in cross_entropy; ids are columns of all devices. Forward's all-gather is of 16 bytes a row and the logits of its
+    ids.
 
     The other arguments are those of cross_entropy; logit_scale and temperature may have one number per row. Gradients are made in
     backward, with any reduction.
     """
     logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
     shape, vocab = logits.shape[:-1], logits.shape[-1] * (ranks.size if ranks else 1)
-    _no_tail(ranks, tail, tail_weight)
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
     ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "logits", vocab, ignore_index)
@@ -860,10 +860,6 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
                      row_weight=row_weight, tail_weight=tail_weight)
     call = lambda aux: _cross_entropy_ids(tuple(fields.items()), aux, ranks)(*arrays)
     return _ids_result(tail, tail_weight, call, z_loss, fields, denominator, row_weight, ignored)
-
-
-def _no_tail(ranks, tail, tail_weight):
-    _demand(not ranks or not tail and tail_weight is None, "tail or tail_weight is given; with axis_name there is no tail")
 
 
 def _ids_result(tail, tail_weight, *call):
@@ -1101,8 +1097,8 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     where one without a tail stores none in bfloat16.
     weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
     An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
-    axis_name: as in linear_cross_entropy; ids are columns of all devices. There is no tail then. Forward's all-gather is of 16
-    bytes a token and the logits of its ids, in float32, or with fast_logits in x's type. Logits are stored, in chunks.
+    axis_name: as in linear_cross_entropy; ids are columns of all devices. Forward's all-gather is of 16 bytes a token and the
+    logits of its ids, in float32, or with fast_logits in x's type. Logits are stored, in chunks.
 
     x, weight and bias have gradients, of loss, logp and tail, made in backward, which computes the logits again: 4 matmuls in all.
     """
@@ -1111,7 +1107,6 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
     shape, vocab = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1)
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
-    _no_tail(ranks, tail, tail_weight)
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
     fields.update(fast_logits=int(fast_logits), tf32=int(tf32), workspace_bytes=_budget(workspace_mib))
