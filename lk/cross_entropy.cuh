@@ -137,21 +137,6 @@ enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 /* Values of `target_dtype`. */
 enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
 
-/* For a vocabulary that is split over ranks (GPUs, or processes): rank i has columns vocab_start to vocab_start + vocab - 1.
- * Zeroed: this call has all columns. The slices may be of any lengths, 0 too, but every column belongs to one rank. */
-typedef struct {
-    int64_t vocab_start, vocab_total; /* the first column of this rank; the columns of all ranks together, 1 to 2^30 */
-    int rank, ranks;
-    void *user; /* both functions get it */
-    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: see cross_entropy_parallel.cuh. */
-    lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
-    /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that computes dx
-     * is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */
-    lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
-    int reduce_sms; /* linear_cross_entropy: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0: none;
-                     * they may wait until the matmul ends */
-} lk_vocab_parallel;
-
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
  * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. An output that is
  * NULL is skipped. Ranks: of cross_entropy_parallel.cuh and cross_entropy_ids_parallel.cuh. */
@@ -2006,23 +1991,6 @@ template <class Args> LK_HOST void lk_cross_entropy_check_values(lk_checks *chec
     lk_check_enum(checks, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
 }
 
-/* The slice of a rank, which linear_cross_entropy has too. vocab_total 0: there are no ranks. */
-template <class Args> LK_HOST void lk_cross_entropy_check_slice(lk_checks *checks, const Args *a)
-{
-    const lk_vocab_parallel &v = a->parallel;
-    if (!v.vocab_total && (v.ranks > 1 || v.all_gather))
-        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.%s is given",
-                  v.ranks > 1 ? "ranks" : "all_gather");
-    if (!v.vocab_total || checks->status) return;
-    lk_check_size(checks, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
-    lk_check_size(checks, "vocab", a->vocab, 0, v.vocab_total);
-    if (checks->status) return; /* before their difference is computed */
-    lk_check_size(checks, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - a->vocab);
-    lk_check_size(checks, "parallel.ranks", v.ranks, 1, 1 << 16);
-    lk_check_size(checks, "parallel.rank", v.rank, 0, (int64_t)v.ranks - 1);
-    lk_check_size(checks, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
-}
-
 /* Whether a call may have the statistics that it asks for, which linear_cross_entropy has too. */
 template <class Args> LK_HOST void lk_cross_entropy_check_statistics(lk_checks *checks, const Args *a, bool forward)
 {
@@ -2086,7 +2054,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
-    lk_cross_entropy_check_slice(&checks, a);
+    lk_check_slice(&checks, a->parallel, a->vocab);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     const int unit = a->statistics ? 8 : 16; /* bytes */
     int64_t state = (lk_ce_state_bytes(a) + (more ? more->state_bytes : 0)) / unit; /* of a row, in units */

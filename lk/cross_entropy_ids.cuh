@@ -651,7 +651,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
     const bool leaves_states = split && direction == LK_CE_FORWARD && !a.parallel.all_gather;
-    if (split) lk_cross_entropy_check_slice(&checks, &a);
+    if (split) lk_check_slice(&checks, a.parallel, a.vocab);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
     const lk_ce_more more = {

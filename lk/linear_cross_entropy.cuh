@@ -1284,7 +1284,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     call->no_panels = no_panels;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_statistics(&checks, args, direction == LK_LCE_FORWARD);
-    lk_cross_entropy_check_slice(&checks, a);
+    lk_check_slice(&checks, a->parallel, a->vocab);
     if (checks.status) return checks.status;
     if (call->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
         lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");

@@ -15,7 +15,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class VocabParallel(ctypes.Structure):
-    """lk_vocab_parallel of cross_entropy.cuh; the callbacks stay NULL here."""
+    """lk_vocab_parallel of lk_base.cuh; the callbacks stay NULL here."""
     _fields_ = [("vocab_start", ctypes.c_int64), ("vocab_total", ctypes.c_int64), ("rank", ctypes.c_int), ("ranks", ctypes.c_int),
                 ("user", ctypes.c_void_p), ("all_gather", ctypes.c_void_p), ("reduce", ctypes.c_void_p), ("reduce_sms", ctypes.c_int)]
 
