@@ -33,6 +33,7 @@
  *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
  *            where p is 0. JENSEN_SHANNON is finite. A row of -inf alone, or with +inf or NaN, in either tensor: the loss is
  *            NaN, and so is the gradient, which may be 0 where p is 0.
+ *            Columns that are split over ranks: kl_parallel.cuh, which has these options.
  * Exact      A term q log(q / p) is added as q (e^-d - 1 + d), which is never negative, so the sums have no cancellation: the
  *            loss is never negative, and has relative accuracy where p and q nearly agree. (The two forms have the same sum,
  *            since p and q add up to 1.)
@@ -114,6 +115,13 @@ typedef struct {
 typedef struct {
     lk_lse student, teacher;
 } lk_kl_state;
+
+/* What kl_parallel.cuh has of a row: the state of a rank's columns, or of all; and the sums of lk_kl_add_terms over them, the first
+ * in natural logarithms. */
+typedef struct {
+    lk_kl_state of;
+    float divergence, entropy, of_student, unused; /* of_student: of KL(p || m) */
+} lk_kl_row;
 
 /* What a row's probabilities follow from. Plain: log2 p + low = rate x - at, one multiply-add, and all columns have the same low,
  * below 2^-14. Otherwise log2 p = rate (x - at) - low, where low is small too unless logits are huge. x: a logit, or z under
@@ -260,12 +268,17 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_factors &f, c
 #define LK_KL_HELD 6 /* of them, in shared memory, 48 KiB of a block, so that four blocks fit an SM; or half as many */
 #define LK_KL_BLOCKS (LK_ARCH < 900 ? 3 : 4) /* per SM: as many as registers allow without spills */
 
+/* What a launch computes: a call of this header; or, for kl_parallel.cuh, the state of a rank's columns, JENSEN_SHANNON's sums over
+ * them from the state of all columns, or the gradient from that and the sums of all. */
+enum { LK_KL_WHOLE, LK_KL_STATE, LK_KL_TERMS, LK_KL_GRADIENT };
+
 typedef struct {
     lk_kl_args a; /* with all defaults filled in; without outputs that the call does not have */
     lk_team team;
     int slots;
     float scale, teacher_scale; /* of x: 1 under a softcap */
     float rate, teacher_rate;   /* times log2 e. As operands in constant memory they take no registers */
+    lk_kl_row *states;          /* [rows], of other steps than LK_KL_WHOLE */
 } lk_kl_call;
 
 /* A thread's part of a row. The first in_slots of its vectors lie in shared memory. Vector u lies u steps behind the first. */
@@ -464,11 +477,13 @@ LK_DEVICE void lk_kl_differentiate_vecs(float (&g)[LK_VEC<T>], float (&sum)[LK_K
     }
 }
 
-/* Adds up the sums of a row's team, and writes what they are. Where p and q are plain the divergence's terms have w 2^low and
- * log(w / other) + shift. Over a row w and other add up to 1, so their sum is 2^low (the divergence + e^-shift - 1 + shift). */
-template <int DIVERGENCE, int SUMS, class T>
-LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, bool plain, float low_p, float low_q, const lk_kl_args &a)
+/* Adds up the sums of a row's team, and writes what they are; other steps than LK_KL_WHOLE to the row's state. Where p and q are
+ * plain the divergence's terms have w 2^low and log(w / other) + shift. Over a row w and other add up to 1, so their sum is
+ * 2^low (the divergence + e^-shift - 1 + shift). */
+template <int DIVERGENCE, int STEP, int SUMS, class T>
+LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, bool plain, float low_p, float low_q, const lk_kl_call &call)
 {
+    const lk_kl_args &a = call.a;
     if (row.size_log2 > 5) {
         lk_sum_cluster(sum, 0);
     } else {
@@ -481,17 +496,24 @@ LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, bool plain
         sum[1] = fmaf(sum[1], lk_ex2(-low_p), low_p);
     }
     if (!row.there || row.rank != 0) return;
+    if constexpr (STEP != LK_KL_WHOLE) {
+        lk_kl_row *const to = call.states + row.number;
+        to->divergence = sum[0], to->entropy = LK_LN2 * sum[1];
+        if (SUMS > 2) to->of_student = sum[SUMS - 1];
+        return;
+    }
     const float weight = a.row_weight ? a.row_weight[row.number] : 1.0f; /* read again: it is not held in a register */
     if (a.loss) a.loss[row.number] = weight == 0.0f ? 0.0f : weight * sum[0];
     if (a.entropy) a.entropy[row.number] = LK_LN2 * sum[1];
 }
 
 /* A team owns a row. D: the type of dlogits, which may be in place of logits where D is T. */
-template <class T, class D, int DIVERGENCE>
+template <class T, class D, int DIVERGENCE, int STEP = LK_KL_WHOLE>
 LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const __grid_constant__ lk_kl_call call)
 {
     constexpr int N = LK_VEC<T>;
     constexpr bool exact = sizeof(T) == 4; /* lk_ce_cap's */
+    constexpr bool given = STEP == LK_KL_TERMS || STEP == LK_KL_GRADIENT; /* the state of all columns */
     LK_DYN_SMEM(lk_vec<T>, slots);
     typedef lk_inbox<lk_kl_state, LK_KL_THREADS> inbox_type;
     LK_SHARED(inbox_type, inbox, [1]);
@@ -501,7 +523,8 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     t.row.split.vecs = (int)t.row.split.vecs; /* vocab is at most 2^30, and a register is saved */
     const int64_t row = t.row.number;
     const int team = 1 << t.row.size_log2;
-    lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
+    if constexpr (STEP == LK_KL_TERMS) lk_cluster_begin(), lk_cluster_ready();
+    else if constexpr (!given) lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
     lk_griddepcontrol_launch_dependents();
     lk_griddepcontrol_wait();
     const float weight = t.row.there && a.row_weight ? a.row_weight[row] : 1.0f;
@@ -523,38 +546,43 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     const float scale = call.scale, teacher_scale = call.teacher_scale;
     lk_kl_state s = {lk_lse_empty(), lk_lse_empty()};
     const bool uncapped = !(a.softcap > 0.0f || a.teacher_softcap > 0.0f);
-    bool tallied = false;
-    lk_cp_async_wait_group<1>();
-    if (uncapped) {
-        lk_kl_tally x = lk_kl_tally_empty(), y = x;
-        LK_NO_UNROLL for (int u = 0; u < count; u++) {
-            if (u == half) lk_cp_async_wait_group<0>();
-            if (!lk_kl_tally_add(&x, &y, lk_kl_load(t, u), call.rate, call.teacher_rate)) {
-                x.sum = 0.0f;
-                break;
+    if constexpr (given) {
+        lk_cp_async_wait_group<0>();
+        if (read) s = call.states[row].of;
+    } else {
+        bool tallied = false;
+        lk_cp_async_wait_group<1>();
+        if (uncapped) {
+            lk_kl_tally x = lk_kl_tally_empty(), y = x;
+            LK_NO_UNROLL for (int u = 0; u < count; u++) {
+                if (u == half) lk_cp_async_wait_group<0>();
+                if (!lk_kl_tally_add(&x, &y, lk_kl_load(t, u), call.rate, call.teacher_rate)) {
+                    x.sum = 0.0f;
+                    break;
+                }
+            }
+            tallied = x.sum != 0.0f && y.sum != 0.0f; /* else all are -inf, or one is too large or too small */
+            if (tallied) s = {lk_kl_tally_state(x, call.rate), lk_kl_tally_state(y, call.teacher_rate)};
+        }
+        if (!tallied) {
+            LK_NO_UNROLL for (int u = 0; u < count; u++) {
+                if (u == half) lk_cp_async_wait_group<0>();
+                s = lk_kl_add<exact>(s, lk_kl_get<N>(lk_kl_load(t, u), 0), scale, teacher_scale, a);
             }
         }
-        tallied = x.sum != 0.0f && y.sum != 0.0f; /* else all are -inf, or one is too large or too small */
-        if (tallied) s = {lk_kl_tally_state(x, call.rate), lk_kl_tally_state(y, call.teacher_rate)};
-    }
-    if (!tallied) {
-        LK_NO_UNROLL for (int u = 0; u < count; u++) {
-            if (u == half) lk_cp_async_wait_group<0>();
-            s = lk_kl_add<exact>(s, lk_kl_get<N>(lk_kl_load(t, u), 0), scale, teacher_scale, a);
+        lk_cp_async_wait_group<0>();
+        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
+            s = lk_kl_add<exact>(s, lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i)), scale, teacher_scale, a);
+        s = {lk_lse_warp(s.student, t.row.lanes, scale), lk_lse_warp(s.teacher, t.row.lanes, teacher_scale)};
+        if (team > 32) {
+            lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
+            s = {lk_lse_empty(), lk_lse_empty()};
+            for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32) {
+                const lk_kl_state other = lk_inbox_state(inbox, i);
+                s = {lk_lse_merge(s.student, other.student, scale), lk_lse_merge(s.teacher, other.teacher, teacher_scale)};
+            }
+            s = {lk_lse_warp(s.student, 32, scale), lk_lse_warp(s.teacher, 32, teacher_scale)};
         }
-    }
-    lk_cp_async_wait_group<0>();
-    LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
-        s = lk_kl_add<exact>(s, lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i)), scale, teacher_scale, a);
-    s = {lk_lse_warp(s.student, t.row.lanes, scale), lk_lse_warp(s.teacher, t.row.lanes, teacher_scale)};
-    if (team > 32) {
-        lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
-        s = {lk_lse_empty(), lk_lse_empty()};
-        for (int i = (int)threadIdx.x % 32; i < lk_inbox_count<LK_TEAM_ANY>(inbox); i += 32) {
-            const lk_kl_state other = lk_inbox_state(inbox, i);
-            s = {lk_lse_merge(s.student, other.student, scale), lk_lse_merge(s.teacher, other.teacher, teacher_scale)};
-        }
-        s = {lk_lse_warp(s.student, 32, scale), lk_lse_warp(s.teacher, 32, teacher_scale)};
     }
     bool plain = DIVERGENCE != LK_KL_JENSEN_SHANNON && uncapped; /* the same in all threads of the team */
     lk_kl_softmax p = lk_kl_softmax_of(s.student, call.rate, plain), q = lk_kl_softmax_of(s.teacher, call.teacher_rate, plain);
@@ -564,12 +592,16 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     }
 
     const bool first = t.row.there && t.row.rank == 0;
+    if (STEP == LK_KL_STATE && first) call.states[row] = {s, 0.0f, 0.0f, 0.0f, 0.0f}; /* lk_kl_finish adds the sums */
     if (first && a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
     if (first && a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * s.teacher.max, s.teacher.sum}) : 0.0f;
 
     /* The gradient of FORWARD needs none of the sums, so it is computed beside the terms. The others' gradients need them. */
     const bool beside = DIVERGENCE == LK_KL_FORWARD && a.dlogits;
-    const bool terms = a.loss || a.entropy || (DIVERGENCE != LK_KL_FORWARD && a.dlogits);
+    const bool all_terms = a.loss || a.entropy || (DIVERGENCE != LK_KL_FORWARD && a.dlogits);
+    const bool terms = STEP == LK_KL_WHOLE   ? all_terms
+                       : STEP == LK_KL_STATE ? DIVERGENCE != LK_KL_JENSEN_SHANNON
+                                             : STEP == LK_KL_TERMS;
     float sum[LK_KL_SUMS(DIVERGENCE)] = {};
     if (terms && !beside) {
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
@@ -583,7 +615,12 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
             lk_kl_add_terms<DIVERGENCE>(sum, v, a);
         }
     }
-    if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish<DIVERGENCE>(sum, t.row, plain, p.low, q.low, a);
+    if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish<DIVERGENCE, STEP>(sum, t.row, plain, p.low, q.low, call);
+    if (STEP == LK_KL_GRADIENT && read) {
+        const lk_kl_row of = call.states[row];
+        sum[0] = of.divergence;
+        if (DIVERGENCE == LK_KL_JENSEN_SHANNON) sum[LK_KL_SUMS(DIVERGENCE) - 1] = of.of_student;
+    }
     if (a.dlogits) {
         const float upstream = read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
         const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
@@ -606,7 +643,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
             lk_put((D *)a.dlogits + row * a.dlogits_stride + col, v.x[0]);
         }
     }
-    if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_finish<DIVERGENCE>(sum, t.row, plain, p.low, q.low, a);
+    if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_finish<DIVERGENCE, STEP>(sum, t.row, plain, p.low, q.low, call);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -635,10 +672,19 @@ template <class Args> LK_HOST void lk_kl_fill_in(Args *a)
     if (a->beta == 0.0f) a->beta = 0.5f;
 }
 
+/* What kl_parallel.cuh adds to the checks. */
+typedef struct {
+    bool reads; /* logits and teacher */
+    lk_tensor list[2];
+    const void *workspace;
+    size_t given, needed; /* bytes of it */
+} lk_kl_more;
+
 /* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. arch: lk_device's, or
- * LK_QUERY. */
+ * LK_QUERY. more: NULL for all columns. */
 template <class T>
-LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forward, bool backward, int arch, lk_kl_args *a)
+LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forward, bool backward, int arch, lk_kl_args *a,
+                              const lk_kl_more *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
@@ -648,9 +694,11 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
     const bool query = arch == LK_QUERY;
     const int64_t rows = a->rows, vocab = a->vocab;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT | LK_REQUIRED : LK_UNUSED;
+    const int in = !more || more->reads ? LK_REQUIRED : LK_UNUSED;
+    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
-        {"logits", a->logits, sizeof(T), LK_REQUIRED, vocab, {{rows, &a->logits_stride, "logits_stride"}}},
-        {"teacher", a->teacher, sizeof(T), LK_REQUIRED, vocab, {{rows, &a->teacher_stride, "teacher_stride"}}},
+        {"logits", a->logits, sizeof(T), in, vocab, {{rows, &a->logits_stride, "logits_stride"}}},
+        {"teacher", a->teacher, sizeof(T), in, vocab, {{rows, &a->teacher_stride, "teacher_stride"}}},
         {"row_weight", a->row_weight, 4, LK_IN, rows},
         {"upstream", a->upstream, 4, backward ? LK_IN : LK_UNUSED, rows && !a->upstream_per_row ? 1 : rows},
         {"loss", a->loss, 4, out, rows},
@@ -658,12 +706,14 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
         {"teacher_lse", a->teacher_lse, 4, out, rows},
         {"entropy", a->entropy, 4, out, rows},
         {"dlogits", a->dlogits, sizeof(T), gradient, vocab, {{rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
+        more ? more->list[0] : none,
+        more ? more->list[1] : none,
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_checks checks = {op, LK_OK};
     if (!query) lk_check_null(&checks, list, count);
     lk_check_size(&checks, "rows", rows, 0, INT64_MAX);
-    lk_check_size(&checks, "vocab", vocab, 1, (int64_t)1 << 30);
+    lk_check_size(&checks, "vocab", vocab, more ? 0 : 1, (int64_t)1 << 30);
     lk_check_shapes(&checks, list, count, query);
     lk_kl_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
@@ -673,6 +723,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
         lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
+    if (more) lk_check_workspace(&checks, more->workspace, more->given, more->needed);
     lk_check_warn(&checks, rows == 0, "rows is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
     return checks.status;
@@ -700,16 +751,19 @@ LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t ve
     call->slots = slots < held ? (int)slots : held;
 }
 
-/* a: checked, without defaults. */
-template <class T, class D>
-LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk_kl_args &a, cudaStream_t stream)
+/* a: checked, without defaults. states: of other steps than LK_KL_WHOLE. */
+template <class T, class D, int STEP = LK_KL_WHOLE>
+LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk_kl_args &a, cudaStream_t stream,
+                               lk_kl_row *states = NULL)
 {
-    lk_kl_call call = {a, {}, 0, 0.0f, 0.0f, 0.0f, 0.0f};
+    lk_kl_call call = {a, {}, 0, 0.0f, 0.0f, 0.0f, 0.0f, states};
     call.scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, call.rate = call.scale * LK_LOG2E;
     call.teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale, call.teacher_rate = call.teacher_scale * LK_LOG2E;
-    lk_kl_lay_out(device, &call, lk_ceil_div(a.vocab, LK_VEC<T>));
-    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, D, LK_KL_FORWARD>, lk_kl_kernel<T, D, LK_KL_REVERSE>,
-                                           lk_kl_kernel<T, D, LK_KL_JENSEN_SHANNON>};
+    lk_kl_lay_out(device, &call, a.vocab > 0 ? lk_ceil_div(a.vocab, LK_VEC<T>) : 1); /* a rank may have no columns */
+    constexpr bool mixed = STEP == LK_KL_TERMS; /* then the divergence is JENSEN_SHANNON */
+    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, D, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_FORWARD, STEP>,
+                                           lk_kl_kernel<T, D, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_REVERSE, STEP>,
+                                           lk_kl_kernel<T, D, LK_KL_JENSEN_SHANNON, STEP>};
     const size_t shared = (size_t)call.slots * 2 * 16 * LK_KL_THREADS;
     return lk_launch_pdl(op, device, kernels[a.divergence], call.team.grid, call.team.cluster, LK_KL_THREADS, shared, stream,
                          call);

@@ -63,7 +63,8 @@ dist: ## use: makes a tarball of the sources and each op as one header that need
 	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' \
 	-T build/dist/files
 	@rm build/dist/files
-	@for op in $(ops) $(patsubst lk/%.cuh,%,$(wildcard lk/cross_entropy_*.cuh lk/linear_cross_entropy_*.cuh lk/srms_norm_*.cuh)) lk_scale; do \
+	@for op in $(ops) $(patsubst lk/%.cuh,%,$(wildcard lk/cross_entropy_*.cuh lk/kl_*.cuh lk/linear_cross_entropy_*.cuh lk/linear_kl_*.cuh \
+	lk/srms_norm_*.cuh)) lk_scale; do \
 	packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
 	@echo "lk: build/dist has" $$(ls build/dist)
 

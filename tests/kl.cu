@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT
-/* tests/kl.cu - lk/kl.cuh against its header's formula in double, on the GPU or on the simulator.
+/* tests/kl.cu - lk/kl.cuh and lk/kl_parallel.cuh against their headers' formula in double, on the GPU or on the simulator.
  *
  * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs (zones
  * around every buffer, gaps between strided rows, the inputs) must not change.
  *
  * The bounds follow from the header's: log p and log q of a column within lp and lq, see refer; what that does to a term,
  * by the term's derivatives; and a few roundings of each term and of the sums.
+ *
+ * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/cross_entropy.cu.
  */
-#include "lk/kl.cuh"
+#include "lk/kl_parallel.cuh"
 
 #include "tests/test.h"
 
 TEST_DEFINE(KL)
+TEST_DEFINE(KL_PARALLEL)
 
 typedef lk_status (*call)(const lk_kl_args *, cudaStream_t);
 typedef lk_status (*query)(const lk_kl_args *, size_t *);
@@ -22,6 +25,16 @@ static const call call_of[][TEST_TYPES] = {TEST_OF_TYPES(lk_kl_forward), TEST_OF
 static const query query_of[][TEST_TYPES] = {TEST_OF_TYPES(lk_kl_forward_workspace_bytes),
                                              TEST_OF_TYPES(lk_kl_backward_workspace_bytes),
                                              TEST_OF_TYPES(lk_kl_forward_backward_workspace_bytes)};
+typedef lk_status (*split_call)(const lk_kl_parallel_args *, cudaStream_t);
+typedef lk_status (*split_query)(const lk_kl_parallel_args *, size_t *);
+enum { BETWEEN = DIRECTIONS, FINISH, SPLIT_CALLS };
+static const char *const split_name[] = {"forward", "backward", "forward_backward", "between", "finish"};
+static const split_call split_call_of[][TEST_TYPES] = {
+    TEST_OF_TYPES(lk_kl_parallel_forward), TEST_OF_TYPES(lk_kl_parallel_backward), TEST_OF_TYPES(lk_kl_parallel_forward_backward),
+    TEST_OF_TYPES(lk_kl_parallel_between), TEST_OF_TYPES(lk_kl_parallel_finish)};
+#define SPLIT_QUERY(name) TEST_OF_TYPES(lk_kl_parallel_##name##_workspace_bytes)
+static const split_query split_query_of[][TEST_TYPES] = {SPLIT_QUERY(forward), SPLIT_QUERY(backward),
+                                                         SPLIT_QUERY(forward_backward), SPLIT_QUERY(between), SPLIT_QUERY(finish)};
 static const char *const path_name[] = {"auto", "warp", "block", "cluster"};
 static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
 enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
@@ -46,13 +59,16 @@ typedef struct {
     int upstream, special;
     double offset;
     uint64_t seed;
+    int ranks; /* not 0: the columns are split over so many */
 } problem;
+
+static int split_over; /* the ranks of new problems */
 
 static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
-    p.upstream = UPSTREAM_PER_ROW;
+    p.upstream = UPSTREAM_PER_ROW, p.ranks = split_over;
     p.seed = (uint64_t)(rows * 1000003 + vocab * 10 + type);
     p.divergence = (int)(p.seed / 10 % DIVERGENCES);
     return p;
@@ -63,12 +79,13 @@ static const char *describe(const problem *p)
     static char text[600];
     snprintf(text, sizeof text,
              "%s %s %s %s, %lld x %lld, strides %lld %lld %lld, at %d %d %d, scales %g %g, softcaps %g %g, beta %g%s%s, "
-             "upstream %d, %s, offset %g, seed %llu",
+             "upstream %d, %s, offset %g, ranks %d, seed %llu",
              direction_name[p->direction], test_type_name[p->type], path_name[p->path], divergence_name[p->divergence],
              (long long)p->rows, (long long)p->vocab, (long long)p->stride, (long long)p->teacher_stride,
              (long long)p->gradient_stride, p->at, p->teacher_at, p->gradient_at, (double)p->scale, (double)p->teacher_scale,
              (double)p->softcap, (double)p->teacher_softcap, (double)p->beta, p->in_place ? ", in place" : "",
-             p->weighted ? ", weighted" : "", p->upstream, special_name[p->special], p->offset, (unsigned long long)p->seed);
+             p->weighted ? ", weighted" : "", p->upstream, special_name[p->special], p->offset, p->ranks,
+             (unsigned long long)p->seed);
     return text;
 }
 
@@ -119,6 +136,9 @@ static void fill(const problem *p)
     }
 }
 
+static bool has(const problem *p, int output) { return p->direction != BACKWARD && !p->without[output]; }
+
+static void prepare_split(const problem *p, int run);
 static void prepare_run(const problem *p, int run)
 {
     const int bytes = test_type_bytes[p->type], poison = run ? 0x7f : 0xff;
@@ -153,18 +173,120 @@ static void prepare_run(const problem *p, int run)
     args.logit_scale = p->scale, args.teacher_scale = p->teacher_scale;
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap;
     args.beta = p->beta, args.divergence = p->divergence, args.path = p->path;
+    if (p->ranks) prepare_split(p, run);
 }
 static void prepare(const problem *p) { prepare_run(p, 0); }
-static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
 
-static void collect(void)
+/* ---- Columns split over virtual ranks, one after another ----------------------------------------------------------------- */
+
+static int64_t cut[10]; /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static test_buffer states, tables, workspace; /* tables: what the ranks have sent, in the first and in the second collective */
+static int gathering, collective; /* the rank whose call gathers; the number of its collective */
+
+static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
+static size_t block_of(const problem *p) { return (size_t)p->rows * 32; }
+
+/* Whether the call gathers by itself. Else there are three calls, or four. */
+static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
+
+/* The collective of such a call: what the ranks have sent so far. It is complete in the round after that of its first calls. */
+static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
 {
-    test_buffer *const all[] = {&logits, &teacher, &gradient, &row_weight, &upstream};
-    for (int i = 0; i < LENGTH_OF(all); i++) test_buffer_download(all[i]);
-    for (int i = 0; i < OUTPUTS; i++) test_buffer_download(&outputs[i]);
+    const problem *const p = (const problem *)user;
+    if (!test_that(bytes == block_of(p) && collective <= twice(p))) return (lk_status)77;
+    char *const table = (char *)test_buffer_device(&tables) + (size_t)collective++ * (size_t)p->ranks * bytes;
+    cudaMemcpyAsync(table + (size_t)gathering * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
 }
 
-static bool has(const problem *p, int output) { return p->direction != BACKWARD && !p->without[output]; }
+static lk_kl_parallel_args slice_of(const problem *p, int rank)
+{
+    lk_kl_parallel_args x = {};
+    lk_kl_args &a = x.common = args;
+    const int64_t bytes = test_type_bytes[p->type];
+    a.vocab = cut[rank + 1] - cut[rank];
+    a.logits = (const char *)args.logits + cut[rank] * bytes, a.teacher = (const char *)args.teacher + cut[rank] * bytes;
+    a.dlogits = (char *)args.dlogits + cut[rank] * bytes;
+    a.logits_stride = row_stride(p, p->stride), a.teacher_stride = row_stride(p, p->teacher_stride);
+    a.dlogits_stride = p->in_place ? 0 : row_stride(p, p->gradient_stride);
+    if (a.vocab == 0 && rank % 2) a.logits = a.teacher = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
+    x.parallel.vocab_start = cut[rank], x.parallel.vocab_total = p->vocab;
+    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
+    x.states = (char *)test_buffer_device(&states) + (size_t)rank * block_of(p);
+    x.all_states = test_buffer_device(&tables);
+    return x;
+}
+
+/* Poisons what the calls of ranks leave to each other. */
+static void prepare_split(const problem *p, int run)
+{
+    const size_t all = block_of(p) * (size_t)p->ranks;
+    test_buffer_size(&states, all, 0, run ? 0xff : 0x5a);
+    test_buffer_size(&tables, 2 * all, 16, run ? 0x5a : 0xff);
+    test_buffer_size(&workspace, all + block_of(p) + 256, 128, run ? 0xff : 0x5a);
+    test_buffer_upload(&states), test_buffer_upload(&tables), test_buffer_upload(&workspace);
+    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+}
+
+/* A call of a rank with the workspace that it asks for. */
+static lk_status call_split(const problem *p, int call, int rank, bool gathered, bool results)
+{
+    lk_kl_parallel_args x = slice_of(p, rank);
+    if (gathered) x.parallel.all_gather = gather;
+    if (gathered && results && p->seed % 2 && !(p->without[LOSS] && p->without[ENTROPY])) x.states = NULL;
+    if (!results) x.common.loss = x.common.lse = x.common.teacher_lse = NULL;
+    if (p->direction == BACKWARD) x.common.entropy = NULL;
+    gathering = rank, collective = 0;
+    const lk_status asked = split_query_of[call][p->type](&x, &x.workspace_bytes);
+    const size_t most = gathered && call != BACKWARD ? workspace.bytes : 0;
+    if (!test_that(asked == LK_OK && x.workspace_bytes <= most && (x.workspace_bytes > 0) == (most > 0 && p->rows > 0)))
+        test_detail("a query: %s, %zu bytes; %s", lk_last_error(), x.workspace_bytes, describe(p));
+    x.workspace = x.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    const lk_status status = split_call_of[call][p->type](&x, test.stream);
+    if (status || !results) return status;
+    const float *const out[] = {x.common.loss, x.common.lse, x.common.teacher_lse, x.common.entropy};
+    const int one = (int)(p->seed % OUTPUTS);
+    if (has(p, one)) test_same_on_ranks(out[one], p->rows, rank);
+    return status;
+}
+
+/* The same call of all ranks. */
+static lk_status call_ranks(const problem *p, int call, bool gathered, bool results)
+{
+    lk_status status = LK_OK;
+    for (int rank = 0; rank < p->ranks && !status; rank++) status = call_split(p, call, rank, gathered, results);
+    return status;
+}
+
+static lk_status launch_split(const problem *p)
+{
+    const bool results = p->direction != BACKWARD;
+    const size_t all = block_of(p) * (size_t)p->ranks;
+    lk_status status = LK_OK;
+    if (gathers(p)) {
+        for (int round = 0; round <= twice(p) && p->ranks > 1 && !status; round++) status = call_ranks(p, FORWARD, true, false);
+        if (!status) status = call_ranks(p, p->direction == BOTH ? BOTH : FORWARD, true, results);
+    } else {
+        status = call_ranks(p, FORWARD, false, false);
+        for (int round = 0; round <= twice(p) && !status; round++) {
+            cudaMemcpyAsync(test_buffer_device(&tables), test_buffer_device(&states), all, cudaMemcpyDeviceToDevice, test.stream);
+            status = round < twice(p) ? call_ranks(p, BETWEEN, false, false) : call_ranks(p, FINISH, false, results);
+        }
+    }
+    return status || p->direction != BACKWARD ? status : call_ranks(p, BACKWARD, gathers(p), false);
+}
+
+static lk_status launch(const problem *p)
+{
+    return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
+}
+
+static void collect(const problem *p)
+{
+    test_buffer *const all[] = {&logits, &teacher, &gradient, &row_weight, &upstream, &states, &tables, &workspace};
+    for (int i = 0; i < LENGTH_OF(all) - (p->ranks ? 0 : 3); i++) test_buffer_download(all[i]);
+    for (int i = 0; i < OUTPUTS; i++) test_buffer_download(&outputs[i]);
+}
 
 /* Bits, and that nothing else was written. */
 static void settle(const problem *p, bool keep, const char *what)
@@ -182,6 +304,12 @@ static void settle(const problem *p, bool keep, const char *what)
     test_buffer_untouched(&logits, "logits", describe(p));
     test_buffer_untouched(&teacher, "teacher", describe(p));
     test_buffer_untouched(&gradient, "dlogits", describe(p));
+    if (!p->ranks) return;
+    test_buffer *const between[] = {&states, &tables, &workspace}; /* only the zones around them stay as they were */
+    for (int i = 0; i < LENGTH_OF(between); i++) {
+        memcpy(test_buffer_host(between[i]), test_buffer_back(between[i]), between[i]->bytes);
+        test_buffer_untouched(between[i], "states or workspace", describe(p));
+    }
 }
 static void compare(const problem *, const char *what);
 
@@ -319,7 +447,7 @@ static void verify(const problem *p)
     }
 }
 
-static void compare(const problem *p, const char *what) { collect(), settle(p, false, what); }
+static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
 static const test_op<problem> again = {describe, prepare, launch, compare};
 
 static void check(const problem *p)
@@ -327,7 +455,7 @@ static void check(const problem *p)
     for (int run = 0; run < 2; run++) {
         prepare_run(p, run);
         const bool ran = test_launched(launch(p), describe(p));
-        collect();
+        collect(p);
         if (!ran) return;
         if (run == 0) verify(p);
         settle(p, run == 0, "a second run");
@@ -413,10 +541,40 @@ static void graphs(int type, int direction, int path)
     test_graph(again, &p);
 }
 
+/* A column per rank: a masked one leaves its rank without a share of one tensor or of both. */
+static void rank_columns(int type, int direction, int path)
+{
+    for (int special = NOTHING; special < SPECIALS; special++)
+        for (int k = 0; k < DIVERGENCES; k++) {
+            problem p = plain(type, direction, path, 1, 8);
+            p.special = special, p.divergence = k, p.seed = (uint64_t)(30 * k + 3 * special); /* slices are even */
+            check(&p);
+        }
+}
+
+/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
+static void split(int type, int direction, int path)
+{
+    static const int ranks[] = {1, 2, 3, 8};
+    const bool small = test.small;
+    test.small = true;
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (small && (i + type + direction + path) % 2) continue;
+        split_over = ranks[i];
+        lengths(type, direction, path), options(type, direction, path), specials(type, direction, path);
+        if (i % 2) places(type, direction, path);
+        if (i == 2) many_rows(type, direction, path);
+        if (i == 1 && path <= LK_KL_WARP) graphs(type, direction, path);
+        if (i == 3) rank_columns(type, direction, path);
+    }
+    split_over = 0, test.small = small;
+}
+
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"lengths", lengths}, {"places", places},       {"options", options},
-                                        {"special values", specials}, {"many rows", many_rows}, {"graphs", graphs}};
+                                        {"special values", specials}, {"many rows", many_rows}, {"graphs", graphs},
+                                        {"split over ranks", split}};
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int path = 0; path < PATHS; path++)
             if (path != LK_KL_CLUSTER || test_clusters())
@@ -426,9 +584,9 @@ static void all_themes(void)
 /* Where p and q nearly agree the loss keeps its digits: the naive sum q log(q / p) of floats is off by 1e-7 there, all of it. */
 static void digits(void)
 {
-    for (int divergence = 0; divergence < DIVERGENCES; divergence++) {
+    for (int i = 0; i < 2 * DIVERGENCES; i++) {
         problem p = plain(TEST_F32, FORWARD, LK_KL_AUTO, 1, 5000);
-        p.special = NEAR, p.divergence = divergence;
+        p.special = NEAR, p.divergence = i / 2, p.ranks = i % 2 ? 3 : 0;
         check(&p);
         refer(&student_row, &p, test_buffer_host(&logits), 0, 0, 0), refer(&teacher_row, &p, test_buffer_host(&teacher), 0, 0, 0);
         const double want = results_of(&p).loss, got = (double)*(const float *)kept[LOSS];
@@ -511,6 +669,84 @@ static void errors(int type, int direction)
     if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
 }
 
+/* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
+static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
+
+static void rank_errors(int type)
+{
+    typedef lk_kl_parallel_args split_args;
+    static const struct {
+        int call;
+        lk_status want, asked;
+        const char *says;
+        void (*change)(split_args *x);
+    } cases[] = {
+        {FORWARD, LK_OK, LK_OK, "", [](split_args *) {}},
+        {BETWEEN, LK_OK, LK_OK, "", [](split_args *) {}},
+        {FINISH, LK_OK, LK_OK, "", [](split_args *) {}},
+        {FINISH, LK_OK, LK_OK, "", [](split_args *x) { x->states = NULL; }},
+        {FINISH, LK_OK, LK_OK, "", [](split_args *x) { x->common.logits = x->common.teacher = NULL; }},
+        {BACKWARD, LK_OK, LK_OK, "", [](split_args *) {}},
+        {FORWARD, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->states = NULL; }},
+        {BOTH, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->workspace = NULL; }}, /* and gathers nothing */
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks",
+         [](split_args *x) { x->parallel = {}; }},
+        {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](split_args *x) { x->parallel = {}; }},
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is -1", [](split_args *x) { x->parallel.vocab_total = -1; }},
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_start is", [](split_args *x) { x->parallel.vocab_start = 40; }},
+        {BETWEEN, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.ranks is 0", [](split_args *x) { x->parallel.ranks = 0; }},
+        {BACKWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.rank is 2", [](split_args *x) { x->parallel.rank = 2; }},
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab is 41", [](split_args *x) { x->common.vocab = 41; }},
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "rows is -1", [](split_args *x) { x->common.rows = -1; }},
+        {BETWEEN, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 1; this call is for LK_KL_JENSEN_SHANNON",
+         [](split_args *x) { x->common.divergence = LK_KL_REVERSE; }},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 3", [](split_args *x) { x->common.divergence = 3; }},
+        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", [](split_args *x) { x->states = NULL; }},
+        {FORWARD, LK_ERR_NULL, LK_OK, "teacher is NULL", [](split_args *x) { x->common.teacher = NULL; }},
+        {BETWEEN, LK_ERR_NULL, LK_OK, "all_states is NULL", [](split_args *x) { x->all_states = NULL; }},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", [](split_args *x) { x->all_states = NULL; }},
+        {FINISH, LK_ERR_NULL, LK_OK, "every output is NULL",
+         [](split_args *x) { x->common.loss = x->common.lse = x->common.teacher_lse = x->common.entropy = NULL, x->states = NULL; }},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", [](split_args *x) { x->states = NULL; }},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "dlogits is NULL", [](split_args *x) { x->common.dlogits = NULL; }},
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", [](split_args *x) { MOVED(x->states, 8); }},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "states and loss overlap", [](split_args *x) { x->states = x->common.loss; }},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and states overlap", /* with the last rank's */
+         [](split_args *x) { x->states = (char *)(uintptr_t)x->all_states + 32 * (2 * x->common.rows - 1); }},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
+         [](split_args *x) { x->parallel.all_gather = NULL; }},
+        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", [](split_args *x) { x->workspace = NULL; }},
+        {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 0",
+         [](split_args *x) { x->parallel.all_gather = broken_gather, x->workspace_bytes = 0; }},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", [](split_args *) {}},
+        {FORWARD, (lk_status)77, LK_OK, "parallel.all_gather returned 77",
+         [](split_args *x) { x->parallel.all_gather = broken_gather; }},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const int call = cases[i].call, direction = call < DIRECTIONS ? call : FORWARD;
+        problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
+        p.ranks = 2, p.divergence = LK_KL_JENSEN_SHANNON;
+        prepare(&p);
+        lk_kl_parallel_args x = slice_of(&p, 0);
+        if (call == BOTH) x.parallel.all_gather = broken_gather;
+        x.workspace = test_buffer_device(&workspace), x.workspace_bytes = workspace.bytes;
+        cases[i].change(&x);
+        size_t asked = TEST_NOT_ASKED;
+        const lk_status status = split_call_of[call][type](&x, test.stream), answer = split_query_of[call][type](&x, &asked);
+        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says) || answer)))
+            test_detail("%s, case %d, %s: status %d: %s", split_name[call], i, cases[i].says, status, lk_last_error());
+        if (!test_that(answer == cases[i].asked && (!answer || strstr(lk_last_error(), cases[i].says))))
+            test_detail("%s, case %d, %s: the query says %d, %s", split_name[call], i, cases[i].says, answer, lk_last_error());
+        if (!test_that((asked == TEST_NOT_ASKED) == (answer != LK_OK))) test_detail("case %d: %zu bytes", i, asked);
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        for (int k = 0; k < OUTPUTS; k++) test_expect_unwritten(status, &outputs[k], output_name[k], cases[i].says);
+        test_expect_unwritten(status, &gradient, "dlogits", cases[i].says);
+        if (status < 0) test_expect_unwritten(status, &states, "states", cases[i].says);
+    }
+    for (int call = 0; call < SPLIT_CALLS; call++)
+        if (!test_that(split_call_of[call][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL: %s", lk_last_error());
+}
+
 /* ---- Random draws -------------------------------------------------------------------------------------------------------- */
 
 static problem draw(uint64_t seed)
@@ -533,6 +769,7 @@ static problem draw(uint64_t seed)
     if (test_chance(r, 4)) p.teacher_softcap = 8;
     if (test_chance(r, 2)) p.beta = (float)(0.05 + 0.9 * fabs(test_uniform(r)));
     if (test_chance(r, 3)) p.special = (int)test_below(r, SPECIALS);
+    if (test_chance(r, 3)) p.ranks = 1 + (int)test_below(r, 9);
     return p;
 }
 
@@ -670,6 +907,8 @@ int main(int argc, char **argv)
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("errors of ranks: %s", test_type_name[type])) rank_errors(type), test_finish();
     all_themes();
     if (test_begin("digits f32")) digits(), test_finish();
     TEST_HUGE(all_huge);

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT
+/* kl_parallel.cuh - kl.cuh for columns that are split over ranks (GPUs, or processes), as those of a vocabulary-parallel head are:
+ * each rank has some columns of every row, the same of student and teacher, and gets the results of all columns.
+ *
+ *   a rank's state of a row   the sums of the exponentials of both tensors over the rank's columns. FORWARD, REVERSE: also the
+ *                             divergence and the entropy of these columns alone, as if there were no others
+ *   the collective            every rank gets the states of all ranks, in their order
+ *   finish                    merges them. With P and Q, the shares of p and q that a rank's columns have:
+ *                             KL(q || p) = sum over ranks of Q (log(Q / P) + the rank's KL(q || p)), and so with p and q swapped;
+ *                             entropy = sum over ranks of P (the rank's entropy - log P)
+ *   between                   JENSEN_SHANNON alone, whose terms need the sums of all columns: each rank sums the terms of its own
+ *                             columns, and a second collective brings them to finish, which adds them
+ *   backward                  each rank computes dlogits of its own columns, from the state of all
+ *
+ * Use        In one .cu file:                          Anywhere, C included:
+ *                #include "lk/kl_parallel.cuh"             #include "lk/kl_parallel.cuh"
+ *                LK_DEFINE_KL_PARALLEL(bf16)               LK_DECLARE_KL_PARALLEL(bf16)
+ *            In the struct, `common` has kl.cuh's fields, and `parallel` says which columns are this call's: logits, teacher,
+ *            dlogits and vocab are of these columns. All ranks get the same options and row_weight, and all get the same
+ *            results, bit for bit.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective, or with two in
+ *            JENSEN_SHANNON; all ranks make the call:
+ *                lk_kl_parallel_args args = {};
+ *                args.common.logits = logits, args.common.teacher = teacher;
+ *                args.common.rows = rows, args.common.vocab = vocab;    // of this rank
+ *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
+ *                args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
+ *                args.common.loss = loss, args.common.dlogits = dlogits;
+ *                lk_status status = lk_kl_parallel_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
+ *                args.workspace = ...;                  // that many bytes, aligned to 128; what is gathered lies there
+ *                status = lk_kl_parallel_forward_backward_bf16(&args, stream);
+ *            Without it there are three calls, and no workspace. forward writes `states` alone, 32 bytes per row, aligned to 16.
+ *            The caller gathers those of all ranks, [ranks][rows]. finish computes the results from them, and writes to `states`
+ *            what backward reads:
+ *                args.parallel.all_gather = NULL, args.states = states;
+ *                status = lk_kl_parallel_forward_bf16(&args, stream);
+ *                args.all_states = ...;                 // gathered from the states of all ranks
+ *                status = lk_kl_parallel_finish_bf16(&args, stream);
+ *                status = lk_kl_parallel_backward_bf16(&args, stream);
+ *            JENSEN_SHANNON has, after the gathering, lk_kl_parallel_between_bf16(&args, stream), which writes `states` again,
+ *            and these are gathered in the same way before finish.
+ *            entropy is set in forward and between too, though finish writes it: only then is it summed. To call backward after a
+ *            forward with all_gather, give forward `states`.
+ * Needs      kl.cuh and what that needs.
+ * Options    Those of kl.cuh. A rank without columns (vocab 0) makes the calls too.
+ * Errors     As in kl.cuh, with `parallel` first. Besides:
+ *              LK_ERR_SHAPE  parallel.vocab_total is 0; vocab, or a number in `parallel`, is out of range
+ *              LK_ERR_NULL   forward_backward without parallel.all_gather; states or all_states where the call needs it
+ *              LK_ERR_VALUE  between with another divergence than JENSEN_SHANNON
+ *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank. Compiled
+ *            with -DLK_CHECK, a call with all_gather gathers the slices first, and fails where two overlap or columns are
+ *            missing; not in a graph's capture.
+ * Exact      As kl.cuh. A share's log is off by what the rank's sum is, some 2^-22, whatever the size of the logits.
+ * Read on    lk/kl.md: how exact results are, and what is read and written.
+ *
+ * The kernels: lk_kl_kernel of kl.cuh computes states, JENSEN_SHANNON's sums and gradients; lk_kl_merge_kernel, here, merges, with
+ * one thread per row. linear_kl_parallel.cuh calls both.
+ */
+#ifndef LK_KL_PARALLEL_CUH
+#define LK_KL_PARALLEL_CUH
+
+#include "kl.cuh"
+
+/* One struct for all calls. */
+typedef struct {
+    lk_kl_args common;
+    lk_vocab_parallel parallel;
+    void *states;           /* 32 bytes per row, aligned to 16. forward and between write those of this rank's columns; finish, and
+                             * calls with all_gather, those of all columns, or NULL to skip; backward reads these */
+    const void *all_states; /* [ranks][rows] of them. between and finish read them */
+    void *workspace;        /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
+    size_t workspace_bytes; /* at least what the workspace function says */
+} lk_kl_parallel_args;
+
+#define LK_KL_PARALLEL_DECLARE(T)                                                                                              \
+    LK_PROTOTYPES(kl_parallel, forward, T)                                                                                     \
+    LK_PROTOTYPES(kl_parallel, between, T)                                                                                     \
+    LK_PROTOTYPES(kl_parallel, finish, T)                                                                                      \
+    LK_PROTOTYPES(kl_parallel, backward, T)                                                                                    \
+    LK_PROTOTYPES(kl_parallel, forward_backward, T)
+#define LK_DECLARE_KL_PARALLEL(T) LK_OF_TYPE(LK_KL_PARALLEL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Finish -------------------------------------------------------------------------------------------------------------- */
+
+#define LK_KL_PARALLEL_THREADS 256
+
+typedef struct {
+    lk_kl_args a; /* with every default filled in */
+    const lk_kl_row *all_states;
+    lk_kl_row *states; /* NULL: not wanted */
+    int ranks;
+    bool between; /* only the sums of the exponentials are there */
+} lk_kl_merge_call;
+
+/* log of a rank's sum of exponentials, less scale `reference`. */
+LK_DEVICE double lk_kl_log_of(lk_lse s, float scale, float reference)
+{
+    return log((double)s.sum) + (double)scale * ((double)s.max - (double)reference);
+}
+
+/* A row's state of all columns, from the ranks' in their order. In double: log P and log Q differ by little where p and q do, and a
+ * row has few of them. */
+LK_DEVICE lk_kl_row lk_kl_merge(const lk_kl_merge_call &call, int64_t row)
+{
+    const lk_kl_args &a = call.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale;
+    float max = -INFINITY, teacher_max = -INFINITY;
+    double sum = 0.0, teacher_sum = 0.0, divergence = 0.0, entropy = 0.0;
+    for (int rank = 0; rank < call.ranks; rank++) {
+        const lk_kl_state part = call.all_states[rank * a.rows + row].of;
+        max = fmaxf(max, part.student.max), teacher_max = fmaxf(teacher_max, part.teacher.max);
+    }
+    const float reference = lk_lse_reference(max), teacher_reference = lk_lse_reference(teacher_max);
+    for (int rank = 0; rank < call.ranks; rank++) {
+        const lk_kl_state part = call.all_states[rank * a.rows + row].of;
+        sum += exp(lk_kl_log_of(part.student, scale, reference));
+        teacher_sum += exp(lk_kl_log_of(part.teacher, teacher_scale, teacher_reference));
+    }
+    const double log_sum = log(sum), teacher_log_sum = log(teacher_sum);
+    /* A share below FLT_MIN counts as 0, as a probability does: the sums of columns that have none are NaN. */
+    for (int rank = 0; rank < call.ranks && !call.between; rank++) {
+        const lk_kl_row part = call.all_states[rank * a.rows + row];
+        const double log_p = lk_kl_log_of(part.of.student, scale, reference) - log_sum, p = exp(log_p);
+        const double log_q = lk_kl_log_of(part.of.teacher, teacher_scale, teacher_reference) - teacher_log_sum;
+        const bool forward = a.divergence == LK_KL_FORWARD;
+        const double w = forward ? exp(log_q) : p, log_w = forward ? log_q : log_p, log_other = forward ? log_p : log_q;
+        if (w >= FLT_MIN) divergence += log_other == -INFINITY ? INFINITY : w * (log_w - log_other + part.divergence);
+        if (p >= FLT_MIN) entropy += p * (part.entropy - log_p);
+    }
+    const bool sound = lk_is_finite((float)log_sum), both = sound && lk_is_finite((float)teacher_log_sum);
+    return {{{max, (float)sum}, {teacher_max, (float)teacher_sum}}, both ? (divergence < 0.0 ? 0.0f : (float)divergence) : NAN,
+            sound ? (float)entropy : NAN, 0.0f, 0.0f};
+}
+
+/* The same for JENSEN_SHANNON behind `between`, where each rank's state has the exponentials of all columns already. */
+LK_DEVICE lk_kl_row lk_kl_add_up(const lk_kl_merge_call &call, int64_t row)
+{
+    lk_kl_row all = call.all_states[row];
+    for (int rank = 1; rank < call.ranks; rank++) {
+        const lk_kl_row part = call.all_states[rank * call.a.rows + row];
+        all.divergence += part.divergence, all.entropy += part.entropy, all.of_student += part.of_student;
+    }
+    return all;
+}
+
+/* A thread owns a row: it writes the state of all columns and the row's results. */
+LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(const __grid_constant__ lk_kl_merge_call call)
+{
+    const lk_kl_args &a = call.a;
+    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale;
+    const int64_t row = (int64_t)blockIdx.x * LK_KL_PARALLEL_THREADS + threadIdx.x;
+    lk_griddepcontrol_launch_dependents();
+    lk_griddepcontrol_wait();
+    if (row >= a.rows) return;
+    const float weight = a.row_weight ? a.row_weight[row] : 1.0f;
+    const bool read = weight != 0.0f;
+    lk_kl_row all = {};
+    if (read) all = call.between || a.divergence != LK_KL_JENSEN_SHANNON ? lk_kl_merge(call, row) : lk_kl_add_up(call, row);
+    const lk_lse student = all.of.student, teacher = all.of.teacher;
+    if (call.states) call.states[row] = all;
+    if (call.between) return;
+    if (a.loss) a.loss[row] = read ? weight * all.divergence : 0.0f;
+    if (a.entropy) a.entropy[row] = all.entropy;
+    if (a.lse) a.lse[row] = read ? lk_lse_log({scale * student.max, student.sum}) : 0.0f;
+    if (a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * teacher.max, teacher.sum}) : 0.0f;
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+enum { LK_KL_SPLIT_FORWARD, LK_KL_SPLIT_BETWEEN, LK_KL_SPLIT_FINISH, LK_KL_SPLIT_BACKWARD, LK_KL_SPLIT_BOTH };
+
+/* What linear_kl_parallel.cuh also checks: the columns, and whether a call may have the divergence. */
+LK_HOST void lk_kl_check_split(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab, int divergence, int direction)
+{
+    if (!v.vocab_total)
+        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
+    lk_check_slice(checks, v, vocab);
+    if (direction == LK_KL_SPLIT_BOTH && !v.all_gather)
+        lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
+    if (direction == LK_KL_SPLIT_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)
+        lk_reject(checks, LK_ERR_VALUE, "divergence is %d; this call is for LK_KL_JENSEN_SHANNON alone", divergence);
+}
+
+/* Whether a call gathers by itself. */
+LK_HOST bool lk_kl_gathers(const lk_vocab_parallel &v, int direction)
+{
+    return v.all_gather && (direction == LK_KL_SPLIT_FORWARD || direction == LK_KL_SPLIT_BOTH);
+}
+
+/* What the checks see of the states of `rows` rows; then, where the call gathers, their place in the workspace. */
+LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, int direction, lk_arena *arena, void **states,
+                                const void **all_states, lk_tensor (*list)[2])
+{
+    const bool gathers = lk_kl_gathers(v, direction), back = direction == LK_KL_SPLIT_BACKWARD;
+    const bool finish = direction == LK_KL_SPLIT_FINISH, between = direction == LK_KL_SPLIT_BETWEEN;
+    const int64_t size = sizeof(lk_kl_row), some = rows > 0 ? rows : 0, all = lk_count(some, v.ranks);
+    const int use = back ? LK_REQUIRED : finish || gathers ? LK_OUT : LK_OUT | LK_REQUIRED;
+    (*list)[0] = {"states", *states, (int)size / 2, use, lk_count(some, 2)};
+    (*list)[1] = {"all_states", *all_states, (int)size / 2, finish || between ? LK_REQUIRED : LK_UNUSED, lk_count(all, 2)};
+    if (!gathers) return;
+    *all_states = lk_take_bytes(arena, some, lk_count(all, size));
+    if (!*states) *states = lk_take_bytes(arena, some, lk_count(some, size));
+}
+
+/* Validates; x becomes the arguments with every default filled in, and where the call gathers, with the arrays of the workspace. */
+template <class T>
+LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args *args, int direction, int arch,
+                                       lk_kl_parallel_args *x, size_t *bytes)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    const lk_vocab_parallel &v = x->parallel;
+    const bool results = lk_kl_gathers(v, direction) || direction == LK_KL_SPLIT_FINISH;
+    const bool gradient = direction == LK_KL_SPLIT_BOTH || direction == LK_KL_SPLIT_BACKWARD;
+    lk_checks checks = {op, LK_OK};
+    lk_kl_check_split(&checks, v, x->common.vocab, x->common.divergence, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    lk_arena arena = {(uintptr_t)x->workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_kl_more more = {direction != LK_KL_SPLIT_FINISH, {}, x->workspace, x->workspace_bytes, 0};
+    lk_kl_place_states(v, x->common.rows, direction, &arena, &x->states, &x->all_states, &more.list);
+    more.needed = arena.used;
+    const lk_status status = lk_kl_check<T>(op, &args->common, results, gradient, arch, &x->common, &more);
+    if (!results) x->common.entropy = args->common.entropy; /* says that it is wanted */
+    if (!status && bytes) *bytes = arena.used;
+    return status;
+}
+
+/* From the states of all ranks the state of all columns; and the results, unless `between`. */
+LK_HOST lk_status lk_kl_run_merge(const char *op, const lk_device *device, const lk_kl_parallel_args &x, bool between,
+                                  cudaStream_t stream)
+{
+    const lk_kl_merge_call call = {x.common, (const lk_kl_row *)x.all_states, (lk_kl_row *)x.states, x.parallel.ranks, between};
+    const int64_t blocks = lk_ceil_div(x.common.rows, LK_KL_PARALLEL_THREADS);
+    return lk_launch_pdl(op, device, lk_kl_merge_kernel, blocks, 1, LK_KL_PARALLEL_THREADS, 0, stream, call);
+}
+
+/* A step of lk_kl_kernel. It writes none of the results, which are of all columns; entropy says that it is wanted. */
+template <class T, class D, int STEP>
+LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_args a, void *states, cudaStream_t stream)
+{
+    a.loss = a.lse = a.teacher_lse = NULL;
+    if (STEP != LK_KL_GRADIENT) a.dlogits = NULL;
+    if (STEP == LK_KL_GRADIENT && a.vocab == 0) return LK_OK;
+    return lk_kl_launch<T, D, STEP>(op, device, a, stream, (lk_kl_row *)states);
+}
+
+/* JENSEN_SHANNON's sums over the rank's columns. */
+template <class T>
+LK_HOST lk_status lk_kl_run_between(const char *op, const lk_device *device, const lk_kl_parallel_args &x, cudaStream_t stream)
+{
+    const lk_status status = lk_kl_run_merge(op, device, x, true, stream);
+    return status ? status : lk_kl_run_step<T, T, LK_KL_TERMS>(op, device, x.common, x.states, stream);
+}
+
+template <class T>
+LK_HOST lk_status lk_kl_run_split(const char *op, const lk_kl_parallel_args *args, int direction, cudaStream_t stream)
+{
+    lk_kl_parallel_args x = {};
+    lk_device device = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_kl_parallel_check<T>(op, args, direction, error ? 90 : device.arch, &x, NULL);
+    if (!status) status = lk_asked_device(op, error);
+    if (status || x.common.rows == 0) return status;
+    const lk_vocab_parallel &v = x.parallel;
+    const size_t bytes = (size_t)x.common.rows * sizeof(lk_kl_row);
+    void *const all = (void *)x.all_states;
+    if (direction == LK_KL_SPLIT_BETWEEN) return lk_kl_run_between<T>(op, &device, x, stream);
+    if (direction == LK_KL_SPLIT_FINISH) return lk_kl_run_merge(op, &device, x, false, stream);
+    if (direction == LK_KL_SPLIT_BACKWARD) return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
+
+    if (v.all_gather) status = lk_check_all_slices(op, &v, x.common.vocab, x.states, all, bytes, stream);
+    if (!status) status = lk_kl_run_step<T, T, LK_KL_STATE>(op, &device, x.common, x.states, stream);
+    if (status || !v.all_gather) return status;
+    status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, all, bytes, stream));
+    if (!status && x.common.divergence == LK_KL_JENSEN_SHANNON) {
+        status = lk_kl_run_between<T>(op, &device, x, stream);
+        if (!status) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, all, bytes, stream));
+    }
+    if (!status) status = lk_kl_run_merge(op, &device, x, false, stream);
+    if (status || direction == LK_KL_SPLIT_FORWARD) return status;
+    return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
+}
+
+/* The functions that LK_EMIT calls. */
+#define LK_KL_PARALLEL_ENTRY(name, direction)                                                                                  \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_kl_parallel_##name(const char *op, const lk_kl_parallel_args *args, cudaStream_t stream)              \
+    {                                                                                                                          \
+        return lk_kl_run_split<T>(op, args, direction, stream);                                                                \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_kl_parallel_##name##_workspace(const char *op, const lk_kl_parallel_args *args, size_t *bytes)        \
+    {                                                                                                                          \
+        lk_kl_parallel_args x = {};                                                                                            \
+        return lk_kl_parallel_check<T>(op, args, direction, LK_QUERY, &x, bytes);                                              \
+    }
+LK_KL_PARALLEL_ENTRY(forward, LK_KL_SPLIT_FORWARD)
+LK_KL_PARALLEL_ENTRY(between, LK_KL_SPLIT_BETWEEN)
+LK_KL_PARALLEL_ENTRY(finish, LK_KL_SPLIT_FINISH)
+LK_KL_PARALLEL_ENTRY(backward, LK_KL_SPLIT_BACKWARD)
+LK_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
+
+#define LK_KL_PARALLEL_DEFINE(T)                                                                                               \
+    LK_KL_PARALLEL_DECLARE(T)                                                                                                  \
+    LK_EMIT(kl_parallel, forward, T)                                                                                           \
+    LK_EMIT(kl_parallel, between, T)                                                                                           \
+    LK_EMIT(kl_parallel, finish, T)                                                                                            \
+    LK_EMIT(kl_parallel, backward, T)                                                                                          \
+    LK_EMIT(kl_parallel, forward_backward, T)
+#define LK_DEFINE_KL_PARALLEL(T) LK_OF_TYPE(LK_KL_PARALLEL_DEFINE, T)
+
+#else
+#define LK_DEFINE_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_KL_PARALLEL")
+#endif /* CUDA or the simulator */
+#endif
