@@ -44,7 +44,7 @@
  *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
  *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
  *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32.
- *            There are no ranks: one device has all columns of both heads.
+ *            Columns that are split over ranks: linear_kl_parallel.cuh, which has these options.
  * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, and dx, dweight and dbias once more. A dweight of 16 bits is a
  *            sum over chunks of tokens: plan.dweight_sums says whether it lies in the workspace in float, or is rounded after each
  *            chunk. With one chunk, or a dweight of f32, there is no such sum.
@@ -302,8 +302,9 @@ LK_HOST bool lk_linear_kl_search(const lk_linear_kl_call *call, int sums, size_t
 /* The plan within a budget; false if there is none. The first of these that fits:
  *   one chunk, so that dweight is one matmul
  *   chunks of a slice or more, dweight's sums in float in the workspace
- *   chunks of any length, dweight rounded after each; then the same without a workspace for cuBLASLt */
-LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, lk_linear_kl_plan *plan)
+ *   chunks of any length, dweight rounded after each; then the same without a workspace for cuBLASLt
+ * passes: how often the logits are read. They are computed as often, unless all of them exist at a time. */
+LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, lk_linear_kl_plan *plan, int passes = 1)
 {
     const lk_linear_kl_args &a = call->a;
     const bool sums = a.dweight && a.dweight_dtype != LK_DTYPE_F32 && call->gradient;
@@ -319,7 +320,7 @@ LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, l
     if (!a.slice_tokens) plan->slice_tokens = lk_linear_kl_even(plan->chunk_tokens, plan->slice_tokens);
     plan->minimum_bytes = lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
     plan->chunks = lk_ceil_div(a.tokens, plan->chunk_tokens);
-    plan->matmuls = 2 + (a.dx != NULL) + (a.dweight != NULL);
+    plan->matmuls = 2 * (plan->slice_tokens < a.tokens ? passes : 1) + (a.dx != NULL) + (a.dweight != NULL);
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %s logits of %lld tokens at a time, %d matmuls%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, call->logits_type == LK_DTYPE_F32 ? "f32" : "16-bit",
              (long long)plan->slice_tokens, plan->matmuls,
@@ -382,13 +383,18 @@ template <class T> LK_KERNEL void __launch_bounds__(LK_LINEAR_KL_THREADS) lk_lin
 
 /* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
 
-typedef struct {
+typedef struct lk_linear_kl_job {
     const char *op;
     cudaStream_t stream;
     lk_device device;
     lk_linear_kl_work p;
     lk_linear_kl_plan plan;
     int mode; /* LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul */
+    /* For linear_kl_parallel.cuh; NULL and zero otherwise. */
+    lk_status (*rows)(const struct lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row); /* computes a slice instead */
+    lk_status (*dx_is_complete)(const struct lk_linear_kl_job *job); /* called before the last chunk's dweight */
+    lk_kl_row *states; /* [tokens] */
+    bool has_logits;   /* those of all tokens exist already */
 } lk_linear_kl_job;
 
 /* A product with the vocabulary as one of its sizes, `cols`. of_dz: one of its factors is dZ. */
@@ -409,6 +415,7 @@ LK_HOST lk_status lk_linear_kl_logits(const lk_linear_kl_job *job, bool teacher,
     const lk_linear_kl_args &a = job->p.call.a;
     const lk_linear_kl_space &ws = job->p.ws;
     lk_cublas_product m = {};
+    if (job->has_logits || a.vocab == 0) return LK_OK;
     m.key.type = job->p.call.logits_type, m.key.transpose_a = 1;
     m.key.m = a.vocab, m.key.n = rows, m.key.k = teacher ? a.teacher_hidden : a.hidden;
     m.key.lda = teacher ? a.teacher_weight_stride : a.weight_stride, m.key.ldb = teacher ? a.teacher_x_stride : a.x_stride;
@@ -436,10 +443,52 @@ LK_HOST lk_status lk_linear_kl_rows(const lk_linear_kl_job *job, int64_t first_r
     if (a.lse) f.lse = a.lse + first_row;
     if (a.teacher_lse) f.teacher_lse = a.teacher_lse + first_row;
     if (a.entropy) f.entropy = a.entropy + first_row;
+    if (job->p.call.gradient) {
+        f.upstream = ws.upstream + first_row, f.upstream_per_row = 1;
+        f.dlogits = (T *)ws.dz + (first_row - job->p.first_row) * ws.stride;
+    }
+    if (job->rows) return job->rows(job, f, first_row);
     if (!job->p.call.gradient) return lk_kl_launch<L, L>(job->op, &job->device, f, job->stream);
-    f.upstream = ws.upstream + first_row, f.upstream_per_row = 1;
-    f.dlogits = (T *)ws.dz + (first_row - job->p.first_row) * ws.stride;
     return lk_kl_launch<L, T>(job->op, &job->device, f, job->stream);
+}
+
+/* dx of a chunk. */
+template <class T> LK_HOST lk_status lk_linear_kl_dx(const lk_linear_kl_job *job)
+{
+    const lk_linear_kl_work &p = job->p;
+    const lk_linear_kl_args &a = p.call.a;
+    const lk_linear_kl_space &ws = p.ws;
+    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
+    T *const dx = (T *)a.dx + p.first_row * a.dx_stride;
+    lk_cublas_product m = {};
+    if (a.vocab == 0) {
+        const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
+        return launches ? lk_launched(job->op, cudaMemset2DAsync(dx, stride, 0, width, (size_t)p.rows, job->stream)) : LK_OK;
+    }
+    m.key.type = ws.dx ? LK_DTYPE_F32 : p.call.type;
+    m.key.m = a.hidden, m.key.n = p.rows, m.key.k = a.vocab;
+    m.key.lda = a.weight_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dx ? a.hidden : a.dx_stride;
+    m.a = a.weight, m.b = ws.dz, m.d = ws.dx ? (void *)ws.dx : dx;
+    const lk_status status = lk_linear_kl_multiply(job, &m, &lk_cublas_key::k, true);
+    if (status || !ws.dx || !launches) return status;
+    return lk_move_rows<float, T>(job->op, &job->device, {ws.dx, dx, NULL, NULL, p.rows, a.hidden, a.hidden, a.dx_stride, 0, NULL},
+                                  job->stream);
+}
+
+/* A chunk's part of dweight. */
+template <class T> LK_HOST lk_status lk_linear_kl_dweight(const lk_linear_kl_job *job)
+{
+    const lk_linear_kl_work &p = job->p;
+    const lk_linear_kl_args &a = p.call.a;
+    const lk_linear_kl_space &ws = p.ws;
+    lk_cublas_product m = {};
+    if (a.vocab == 0) return LK_OK;
+    m.key.type = ws.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.transpose_b = 1;
+    m.key.m = a.hidden, m.key.n = a.vocab, m.key.k = p.rows;
+    m.key.lda = a.x_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dweight ? a.hidden : a.dweight_stride;
+    m.a = (const T *)a.x + p.first_row * a.x_stride, m.b = ws.dz, m.d = ws.dweight ? (void *)ws.dweight : a.dweight;
+    m.add = p.first_row > 0 || (a.accumulate && !ws.dweight);
+    return lk_linear_kl_multiply(job, &m, &lk_cublas_key::n, true);
 }
 
 /* dx of a chunk, and its part of dweight and dbias. */
@@ -447,34 +496,15 @@ template <class T> LK_HOST lk_status lk_linear_kl_gradients(const lk_linear_kl_j
 {
     const lk_linear_kl_work &p = job->p;
     const lk_linear_kl_args &a = p.call.a;
-    const lk_linear_kl_space &ws = p.ws;
-    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
+    const bool launches = job->mode == LK_CUBLAS_LAUNCH, dx_first = job->dx_is_complete != NULL;
     lk_status status = LK_OK;
-    if (a.dbias && launches)
+    if (a.dbias && a.vocab > 0 && launches)
         status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_bias_kernel<T>, lk_ceil_div(a.vocab, LK_LINEAR_KL_THREADS), 1,
                                LK_LINEAR_KL_THREADS, 0, job->stream, p);
-    if (a.dweight && !status) {
-        lk_cublas_product m = {};
-        m.key.type = ws.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.transpose_b = 1;
-        m.key.m = a.hidden, m.key.n = a.vocab, m.key.k = p.rows;
-        m.key.lda = a.x_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dweight ? a.hidden : a.dweight_stride;
-        m.a = (const T *)a.x + p.first_row * a.x_stride, m.b = ws.dz, m.d = ws.dweight ? (void *)ws.dweight : a.dweight;
-        m.add = p.first_row > 0 || (a.accumulate && !ws.dweight);
-        status = lk_linear_kl_multiply(job, &m, &lk_cublas_key::n, true);
-    }
-    if (a.dx && !status) {
-        T *const dx = (T *)a.dx + p.first_row * a.dx_stride;
-        lk_cublas_product m = {};
-        m.key.type = ws.dx ? LK_DTYPE_F32 : p.call.type;
-        m.key.m = a.hidden, m.key.n = p.rows, m.key.k = a.vocab;
-        m.key.lda = a.weight_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dx ? a.hidden : a.dx_stride;
-        m.a = a.weight, m.b = ws.dz, m.d = ws.dx ? (void *)ws.dx : dx;
-        status = lk_linear_kl_multiply(job, &m, &lk_cublas_key::k, true);
-        if (!status && ws.dx && launches)
-            status = lk_move_rows<float, T>(job->op, &job->device, {ws.dx, dx, NULL, NULL, p.rows, a.hidden, a.hidden, a.dx_stride,
-                                                                    0, NULL}, job->stream);
-    }
-    return status;
+    if (a.dx && dx_first && !status) status = lk_linear_kl_dx<T>(job);
+    if (a.dx && dx_first && !status && launches && p.first_row + p.rows == a.tokens) status = job->dx_is_complete(job);
+    if (a.dweight && !status) status = lk_linear_kl_dweight<T>(job);
+    return a.dx && !dx_first && !status ? lk_linear_kl_dx<T>(job) : status;
 }
 
 /* The whole call. L: of the logits. */
@@ -487,7 +517,7 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_
     lk_status status = LK_OK;
     if (p.call.gradient && launches)
         status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_prepare_kernel, 1, 1, LK_LINEAR_KL_THREADS, 0, job->stream, p);
-    for (int i = 0; i < 2 && !status && launches; i++) {
+    for (int i = 0; i < 2 && !status && launches && a.vocab > 0; i++) {
         const void *const from = i ? a.teacher_bias : a.bias;
         void *const to = i ? ws.teacher_bias : ws.bias;
         if (to)
@@ -504,7 +534,7 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_
         }
         if (p.call.gradient && !status) status = lk_linear_kl_gradients<T>(job);
     }
-    if (status || !ws.dweight || !launches) return status;
+    if (status || !ws.dweight || !launches || !p.call.gradient || a.vocab == 0) return status;
     return lk_move_rows<float, T>(job->op, &job->device, {ws.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden,
                                                           a.dweight_stride, a.accumulate, NULL}, job->stream);
 }
@@ -527,11 +557,19 @@ LK_API inline __attribute__((used)) lk_status lk_linear_kl_destroy(lk_linear_kl_
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
+/* What linear_kl_parallel.cuh adds to the checks. */
+typedef struct {
+    int passes; /* as in lk_linear_kl_choose */
+    size_t fixed; /* bytes of the workspace that it takes before all others */
+    lk_tensor list[2];
+} lk_linear_kl_more;
+
 /* Validates a call and fills it in. A query looks at shapes and options; its pointers say what is wanted. plan: that of the
- * workspace, or of `budget` in a query. least: a budget below the smallest workspace counts as that. */
+ * workspace, or of `budget` in a query. least: a budget below the smallest workspace counts as that. more: NULL for all columns. */
 template <class T>
 LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, bool query,
-                                     size_t budget, bool least, lk_linear_kl_call *call, lk_linear_kl_plan *plan)
+                                     size_t budget, bool least, lk_linear_kl_call *call, lk_linear_kl_plan *plan,
+                                     const lk_linear_kl_more *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *call = {}, *plan = {};
@@ -544,6 +582,8 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     const bool some = a->tokens != 0, written = backward && (some || !a->accumulate); /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, tokens = a->tokens;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT : LK_UNUSED;
+    const size_t fixed = more ? more->fixed : 0;
+    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
@@ -563,6 +603,8 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), gradient, a->hidden,
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
         {"dbias", a->dbias, sizeof(T), gradient, written ? a->vocab : 0},
+        more ? more->list[0] : none,
+        more ? more->list[1] : none,
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_checks checks = {op, LK_OK};
@@ -571,7 +613,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     lk_check_size(&checks, "tokens", tokens, 0, INT32_MAX);
     lk_check_size(&checks, "hidden", a->hidden, 1, 1 << 30);
     lk_check_size(&checks, "teacher_hidden", a->teacher_hidden, 1, 1 << 30);
-    lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
+    lk_check_size(&checks, "vocab", a->vocab, more ? 0 : 1, 1 << 30);
     lk_check_size(&checks, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
     lk_check_size(&checks, "slice_tokens", a->slice_tokens, 0, INT64_MAX);
     lk_check_shapes(&checks, list, count, query);
@@ -588,10 +630,11 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     size_t needed = 0;
     if (some) {
         const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
-        needed = lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
+        needed = fixed + lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
         if (least && budget < needed) budget = needed;
-        if (!lk_linear_kl_choose(call, budget, plan) && query)
+        if ((budget < fixed || !lk_linear_kl_choose(call, budget - fixed, plan, more ? more->passes : 1)) && query)
             return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
+        plan->workspace_bytes += fixed, plan->minimum_bytes += fixed;
     } else {
         snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
     }
@@ -618,23 +661,34 @@ LK_HOST lk_status lk_linear_kl_clear(const char *op, const lk_linear_kl_args &a,
     return lk_launched(op, error);
 }
 
+/* Checks a call and begins its job. */
+template <class T>
+LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *args, bool forward, bool backward,
+                                     cudaStream_t stream, lk_linear_kl_job *job, const lk_linear_kl_more *more = NULL)
+{
+    const cudaError_t error = lk_current_device(&job->device);
+    lk_linear_kl_call &call = job->p.call;
+    const size_t given = args ? args->workspace_bytes : 0;
+    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, forward, backward, false, given, false, &call, &job->plan, more)};
+    lk_check_device(&checks, error);
+    if (checks.status || call.a.tokens == 0) return checks.status;
+    job->op = op, job->stream = stream;
+    job->p.ws = lk_linear_kl_lay_out(&call, &job->plan, (char *)call.a.workspace + (more ? more->fixed : 0));
+    const int power = 8 - (int)ceilf(log2f(call.a.logit_scale)); /* so |dZ| below 2^8 times its factors fits f16 */
+    job->p.power = call.type == LK_DTYPE_F32 ? 0 : power < -20 ? -20 : power > 40 ? 40 : power;
+    return LK_OK;
+}
+
 template <class T>
 LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, cudaStream_t stream)
 {
     lk_linear_kl_job job = {};
-    const cudaError_t error = lk_current_device(&job.device);
-    lk_linear_kl_call &call = job.p.call;
-    const size_t given = args ? args->workspace_bytes : 0;
-    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, forward, backward, false, given, false, &call, &job.plan)};
-    lk_check_device(&checks, error);
-    if (checks.status) return checks.status;
-    if (call.a.tokens == 0) return lk_linear_kl_clear(op, call.a, sizeof(T), stream);
-    job.op = op, job.stream = stream, job.p.ws = lk_linear_kl_lay_out(&call, &job.plan, call.a.workspace);
-    const int power = 8 - (int)ceilf(log2f(call.a.logit_scale)); /* so |dZ| below 2^8 times its factors fits f16 */
-    job.p.power = call.type == LK_DTYPE_F32 ? 0 : power < -20 ? -20 : power > 40 ? 40 : power;
-    lk_status status = LK_OK;
+    lk_status status = lk_linear_kl_begin<T>(op, args, forward, backward, stream, &job);
+    const lk_linear_kl_args &a = job.p.call.a;
+    if (status) return status;
+    if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
     for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++)
-        status = call.a.fast_logits ? lk_linear_kl_run_all<T, T>(&job) : lk_linear_kl_run_all<T, float>(&job);
+        status = a.fast_logits ? lk_linear_kl_run_all<T, T>(&job) : lk_linear_kl_run_all<T, float>(&job);
     return status;
 }
 

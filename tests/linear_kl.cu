@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* tests/linear_kl.cu - lk/linear_kl.cuh against its header's formula in double, on the GPU or on the simulator.
+/* tests/linear_kl.cu - lk/linear_kl.cuh and lk/linear_kl_parallel.cuh against their headers' formula in double, on the GPU or on the
+ * simulator.
  *
  * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs (zones
  * around every buffer, gaps between strided rows, the inputs) must not change.
@@ -7,12 +8,16 @@
  * The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T (fast_logits) or TF32's. What that
  * does to log p and log q of a column is at most twice the row's largest such error. dZ follows by its formula's derivatives and is
  * rounded to T once; dx and dweight sum dZ times exact factors.
+ *
+ * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/cross_entropy.cu. Each rank's
+ * part of dx is rounded to T; their sum is compared.
  */
-#include "lk/linear_kl.cuh"
+#include "lk/linear_kl_parallel.cuh"
 
 #include "tests/test.h"
 
 TEST_DEFINE(LINEAR_KL)
+TEST_DEFINE(LINEAR_KL_PARALLEL)
 
 typedef lk_linear_kl_args args_t;
 typedef lk_linear_kl_plan plan_t;
@@ -24,6 +29,19 @@ static const char *const direction_name[] = {"forward", "backward", "forward_bac
 static lk_status (*const call_of[][TEST_TYPES])(const args_t *, cudaStream_t) = ALL();
 static lk_status (*const query_of[][TEST_TYPES])(const args_t *, size_t *) = ALL(_workspace_bytes);
 static lk_status (*const plan_of[][TEST_TYPES])(const args_t *, size_t, plan_t *) = ALL(_plan);
+
+/* The calls of ranks. */
+typedef lk_linear_kl_parallel_args split_t;
+enum { TERMS = DIRECTIONS, FINISH, SPLIT_CALLS };
+static const char *const split_name[] = {"forward", "backward", "forward_backward", "between", "finish"};
+#define ALL_SPLIT(what)                                                                                                        \
+    TEST_OF_TYPES(lk_linear_kl_parallel_forward##what), TEST_OF_TYPES(lk_linear_kl_parallel_backward##what),                   \
+        TEST_OF_TYPES(lk_linear_kl_parallel_forward_backward##what), TEST_OF_TYPES(lk_linear_kl_parallel_between##what)
+static lk_status (*const split_call_of[][TEST_TYPES])(const split_t *, cudaStream_t) = {
+    ALL_SPLIT(), TEST_OF_TYPES(lk_linear_kl_parallel_finish)};
+static lk_status (*const split_query_of[][TEST_TYPES])(const split_t *, size_t *) = {
+    ALL_SPLIT(_workspace_bytes), TEST_OF_TYPES(lk_linear_kl_parallel_finish_workspace_bytes)};
+static lk_status (*const split_plan_of[][TEST_TYPES])(const split_t *, size_t, plan_t *) = {ALL_SPLIT(_plan)};
 enum { DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
 static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
 static lk_linear_kl_context context;
@@ -48,14 +66,17 @@ typedef struct {
     int special, budget;
     float size; /* of upstream */
     uint64_t seed;
+    int ranks; /* not 0: the columns are split over so many */
 } problem;
+
+static int split_over; /* the ranks of new problems */
 
 static problem plain(int type, int direction, int64_t tokens, int64_t hidden, int64_t vocab)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = p.teacher_hidden = hidden, p.vocab = vocab;
     p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type), p.divergence = (int)(p.seed / 10 % DIVERGENCES);
-    p.size = 1, p.per_token = true;
+    p.size = 1, p.per_token = true, p.ranks = split_over;
     for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS && t != TEACHER_BIAS && t != ROW_WEIGHT && t != DBIAS;
     return p;
 }
@@ -65,13 +86,14 @@ static const char *describe(const problem *p)
     static char text[700];
     int n = snprintf(text, sizeof text,
                      "%s %s %s, %lld x %lld and %lld x %lld, chunk %lld slice %lld, gap %d at %d, scales %g %g, softcaps %g %g, "
-                     "beta %g%s%s%s%s%s, special %d, budget %d, size %g, seed %llu, has",
+                     "beta %g%s%s%s%s%s, special %d, budget %d, size %g, ranks %d, seed %llu, has",
                      direction_name[p->direction], test_type_name[p->type], divergence_name[p->divergence], (long long)p->tokens,
                      (long long)p->hidden, (long long)p->teacher_hidden, (long long)p->vocab, (long long)p->chunk,
                      (long long)p->slice, p->gap, p->at, (double)p->scale, (double)p->teacher_scale, (double)p->softcap,
                      (double)p->teacher_softcap, (double)p->beta, p->accumulate ? ", accumulate" : "",
                      p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->tf32 ? ", tf32" : "",
-                     p->per_token ? ", per token" : "", p->special, p->budget, (double)p->size, (unsigned long long)p->seed);
+                     p->per_token ? ", per token" : "", p->special, p->budget, (double)p->size, p->ranks,
+                     (unsigned long long)p->seed);
     for (int t = 0; t < TENSORS && n < (int)sizeof text; t++)
         if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", tensor_name[t]);
     return text;
@@ -138,6 +160,202 @@ static void fill(const problem *p)
     }
 }
 
+/* The workspace of a call, whose plan becomes `plan`. */
+template <class Args>
+static size_t choose_room(const problem *p, const Args *x, lk_status (*plan_for)(const Args *, size_t, plan_t *),
+                          lk_status (*query)(const Args *, size_t *))
+{
+    plan_t any = {}, again = {};
+    size_t bytes = 0;
+    test_launched(plan_for(x, SIZE_MAX, &any), describe(p));
+    test_launched(query(x, &bytes), describe(p));
+    if (p->budget == SMALLEST) bytes = any.minimum_bytes;
+    if (p->budget == BETWEEN) {
+        test_launched(plan_for(x, any.minimum_bytes * (2 + p->seed % 5) / 2 + 100, &plan), describe(p));
+        bytes = plan.workspace_bytes;
+    }
+    const bool good = plan_for(x, bytes, &plan) == LK_OK && plan_for(x, plan.workspace_bytes, &again) == LK_OK;
+    if (!test_that(good && plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes &&
+                   !strcmp(plan.text, again.text) && again.workspace_bytes == plan.workspace_bytes))
+        test_detail("%zu bytes give %s in %zu, and these %s in %zu; %s", bytes, plan.text, plan.workspace_bytes, again.text,
+                    again.workspace_bytes, describe(p));
+    return plan.workspace_bytes;
+}
+
+/* ---- Columns split over virtual ranks, one after another ----------------------------------------------------------------- */
+
+static int64_t cut[10]; /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static test_buffer states, tables, parts; /* tables: what the ranks have sent, in both collectives; parts: each rank's dx */
+static size_t part_bytes, room_of[SPLIT_CALLS][9];
+static int acting, collective; /* the rank whose call runs; the number of its collective */
+static int64_t handed;         /* tokens of dx that it has handed over */
+
+static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
+static size_t block_of(const problem *p) { return (size_t)p->tokens * 32; }
+
+/* Whether the call gathers by itself. Else there are three calls, or four. */
+static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
+
+/* The collective of such a call: what the ranks have sent so far. It is complete in the round after that of its first calls. */
+static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    const problem *const p = (const problem *)user;
+    if (!test_that(bytes == block_of(p) && collective <= twice(p))) return (lk_status)77;
+    char *const table = (char *)test_buffer_device(&tables) + (size_t)collective++ * (size_t)p->ranks * bytes;
+    cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
+}
+
+static void *dx_of(const problem *p, int rank)
+{
+    return (char *)test_buffer_device(&parts) + (size_t)rank * part_bytes + layout_of(p, DX).at * test_type_bytes[p->type];
+}
+
+/* dx comes once, with all tokens. Where there is one chunk, dweight is not computed yet. */
+static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
+{
+    const problem *const p = (const problem *)user;
+    if (!test_that(handed == 0 && tokens == p->tokens && dx == dx_of(p, acting)))
+        test_detail("dx of %lld tokens is handed over, after %lld; %s", (long long)tokens, (long long)handed, describe(p));
+    handed += tokens;
+#if defined(LK_SIMT)
+    const layout l = layout_of(p, DWEIGHT);
+    const size_t first = (size_t)(cut[acting] * l.stride * test_type_bytes[l.type]);
+    const bool some = p->has[DWEIGHT] && cut[acting] < cut[acting + 1] && plan.chunks == 1;
+    if (!test_that(!some || !memcmp((char *)test_buffer_device(&buffer[DWEIGHT]) + first,
+                                    (char *)test_buffer_host(&buffer[DWEIGHT]) + first, (size_t)test_type_bytes[l.type])))
+        test_detail("dweight's matmul comes before reduce; %s", describe(p));
+#endif
+    return LK_OK;
+}
+
+static split_t slice_of(const problem *p, int rank)
+{
+    split_t x = {};
+    args_t &a = x.common = args;
+    const int64_t first = cut[rank], bytes = test_type_bytes[p->type];
+    const layout dweight = layout_of(p, DWEIGHT);
+    a.vocab = cut[rank + 1] - first;
+    a.weight = (const char *)args.weight + first * layout_of(p, WEIGHT).stride * bytes;
+    a.teacher_weight = (const char *)args.teacher_weight + first * layout_of(p, TEACHER_WEIGHT).stride * bytes;
+    if (a.bias) a.bias = (const char *)a.bias + first * bytes;
+    if (a.teacher_bias) a.teacher_bias = (const char *)a.teacher_bias + first * bytes;
+    if (a.dx) a.dx = dx_of(p, rank);
+    if (a.dweight) a.dweight = (char *)a.dweight + first * dweight.stride * test_type_bytes[dweight.type];
+    if (a.dbias) a.dbias = (char *)a.dbias + first * bytes;
+    if (a.vocab == 0 && rank % 2) a.weight = a.teacher_weight = NULL; /* of no size */
+    x.parallel.vocab_start = first, x.parallel.vocab_total = p->vocab;
+    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
+    if (p->seed % 8) x.parallel.reduce = hand;
+    x.states = (char *)test_buffer_device(&states) + (size_t)rank * block_of(p);
+    x.all_states = test_buffer_device(&tables);
+    return x;
+}
+
+/* A rank's arguments of a call; results: it writes them. */
+static split_t rank_args(const problem *p, int call, int rank, bool results)
+{
+    split_t x = slice_of(p, rank);
+    args_t &a = x.common;
+    const bool gathered = gathers(p) && (call == FORWARD || call == BOTH);
+    if (gathered) x.parallel.all_gather = gather;
+    if (gathered && results && p->seed % 2 && (a.loss || a.entropy)) x.states = NULL;
+    if (!results) a.loss = a.lse = a.teacher_lse = NULL;
+    if (p->direction == BACKWARD) a.entropy = NULL;
+    return x;
+}
+
+/* Cuts the columns, poisons what the calls of ranks leave to each other, and chooses workspaces; returns the largest. */
+static size_t prepare_split(const problem *p, int run)
+{
+    const layout dx = layout_of(p, DX);
+    const size_t all = block_of(p) * (size_t)p->ranks;
+    part_bytes = (size_t)((p->tokens * dx.stride + dx.at) * test_type_bytes[p->type] + 511) / 256 * 256;
+    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+    test_buffer_size(&states, all, 0, run ? 0xff : 0x5a), test_buffer_size(&tables, 2 * all, 16, run ? 0x5a : 0xff);
+    test_buffer_size(&parts, part_bytes * (size_t)p->ranks, 0, run ? 0xff : 0x5a);
+    test_buffer_upload(&states), test_buffer_upload(&tables), test_buffer_upload(&parts);
+    size_t most = 0;
+    plan_t worst = {};
+    for (int rank = 0; rank < p->ranks; rank++)
+        for (int call = FORWARD; call <= TERMS; call++) {
+            if (call == TERMS && !twice(p)) continue;
+            const split_t x = rank_args(p, call, rank, p->direction != BACKWARD);
+            if (call == BOTH && !x.parallel.all_gather) continue;
+            if ((call == BACKWARD || call == BOTH) && !x.common.dx && !x.common.dweight && !x.common.dbias) continue;
+            room_of[call][rank] = choose_room(p, &x, split_plan_of[call][p->type], split_query_of[call][p->type]);
+            if (room_of[call][rank] > most) most = room_of[call][rank];
+            if (call == FORWARD || call == TERMS) continue;
+            if (plan.chunks > worst.chunks) worst.chunks = plan.chunks;
+            worst.dweight_sums = worst.text[0] ? worst.dweight_sums && plan.dweight_sums : plan.dweight_sums;
+            snprintf(worst.text, sizeof worst.text, "rank %d: %.200s", rank, plan.text);
+            const bool kept = plan.slice_tokens >= p->tokens;
+            const int logits = call == BACKWARD || kept ? 2 : twice(p) ? 6 : 4;
+            if (!test_that(plan.matmuls == (p->tokens ? logits + (x.common.dx != NULL) + (x.common.dweight != NULL) : 0)))
+                test_detail("%d matmuls; %s; %s", plan.matmuls, plan.text, describe(p));
+        }
+    plan = worst;
+    return most;
+}
+
+static lk_status call_rank(const problem *p, int call, int rank, bool results)
+{
+    split_t x = rank_args(p, call, rank, results);
+    args_t &a = x.common;
+    acting = rank, collective = 0, handed = 0;
+    a.workspace_bytes = call == FINISH ? 0 : room_of[call][rank];
+    a.workspace = a.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    const lk_status status = split_call_of[call][p->type](&x, test.stream);
+    const bool reduces = (call == BOTH || call == BACKWARD) && a.dx && x.parallel.reduce;
+    if (!status && !test_that(handed == (reduces ? p->tokens : 0)))
+        test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
+    if (status || !results) return status;
+    const float *const out[] = {a.loss, a.lse, a.teacher_lse, a.entropy};
+    const int one = (int)(p->seed % LENGTH_OF(out));
+    if (out[one]) test_same_on_ranks(out[one], p->tokens, rank);
+    return status;
+}
+
+/* The same call of all ranks. */
+static lk_status call_ranks(const problem *p, int call, bool results)
+{
+    lk_status status = LK_OK;
+    for (int rank = 0; rank < p->ranks && !status; rank++) status = call_rank(p, call, rank, results);
+    return status;
+}
+
+static lk_status launch_split(const problem *p)
+{
+    const bool results = p->direction != BACKWARD;
+    const size_t all = block_of(p) * (size_t)p->ranks;
+    lk_status status = LK_OK;
+    if (gathers(p)) {
+        for (int round = 0; round <= twice(p) && p->ranks > 1 && !status; round++) status = call_ranks(p, FORWARD, false);
+        if (!status) status = call_ranks(p, p->direction == BOTH ? BOTH : FORWARD, results);
+    } else {
+        status = call_ranks(p, FORWARD, false);
+        for (int round = 0; round <= twice(p) && !status; round++) {
+            cudaMemcpyAsync(test_buffer_device(&tables), test_buffer_device(&states), all, cudaMemcpyDeviceToDevice, test.stream);
+            status = round < twice(p) ? call_ranks(p, TERMS, false) : call_ranks(p, FINISH, results);
+        }
+    }
+    return status || p->direction != BACKWARD ? status : call_ranks(p, BACKWARD, false);
+}
+
+/* The sum of all ranks' dx, in place of what a call of all columns writes. */
+static void sum_dx(const problem *p)
+{
+    const layout l = layout_of(p, DX);
+    for (int64_t row = 0; row < l.rows; row++)
+        for (int64_t c = 0; c < l.cols; c++) {
+            double sum = 0;
+            for (int rank = 0; rank < p->ranks; rank++)
+                sum += (double)test_get(l.type, (char *)test_buffer_back(&parts) + (size_t)rank * part_bytes +
+                                        l.at * test_type_bytes[l.type], row * l.stride + c);
+            test_put(l.type, test_buffer_back(&buffer[DX]), row * l.stride + c, (float)sum);
+        }
+}
+
 static void prepare_run(const problem *p, int run)
 {
     for (int t = 0; t < TENSORS; t++) {
@@ -168,34 +386,29 @@ static void prepare_run(const problem *p, int run)
     args.accumulate = p->accumulate, args.dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T;
     args.fast_logits = p->fast, args.tf32 = p->tf32;
 
-    plan_t any = {};
-    size_t bytes = 0;
-    test_launched(plan_of[p->direction][p->type](&args, SIZE_MAX, &any), describe(p));
-    test_launched(query_of[p->direction][p->type](&args, &bytes), describe(p));
-    if (p->budget == SMALLEST) bytes = any.minimum_bytes;
-    if (p->budget == BETWEEN) {
-        test_launched(plan_of[p->direction][p->type](&args, any.minimum_bytes * (2 + p->seed % 5) / 2 + 100, &plan), describe(p));
-        bytes = plan.workspace_bytes;
-    }
-    plan_t again = {};
-    const bool good = plan_of[p->direction][p->type](&args, bytes, &plan) == LK_OK &&
-                      plan_of[p->direction][p->type](&args, plan.workspace_bytes, &again) == LK_OK;
-    if (!test_that(good && plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes &&
-                   !strcmp(plan.text, again.text) && again.workspace_bytes == plan.workspace_bytes))
-        test_detail("%zu bytes give %s in %zu, and these %s in %zu; %s", bytes, plan.text, plan.workspace_bytes, again.text,
-                    again.workspace_bytes, describe(p));
+    const size_t bytes = p->ranks ? prepare_split(p, run) : choose_room(p, &args, plan_of[p->direction][p->type],
+                                                                        query_of[p->direction][p->type]);
     args.workspace_bytes = plan.workspace_bytes;
-    test_buffer_size(&workspace, plan.workspace_bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
+    test_buffer_size(&workspace, bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
     test_buffer_upload(&workspace);
-    args.workspace = plan.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    args.workspace = bytes ? test_buffer_device(&workspace) : NULL;
 }
 static void prepare(const problem *p) { prepare_run(p, 0); }
-static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
-
-static void collect(void)
+static lk_status launch(const problem *p)
 {
+    return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
+}
+
+static void collect(const problem *p)
+{
+    test_buffer *const between[] = {&workspace, &states, &tables, &parts}; /* only the zones around them stay as they were */
     for (int t = 0; t < TENSORS; t++) test_buffer_download(&buffer[t]);
-    test_buffer_download(&workspace), test_buffer_accept_all(&workspace);
+    for (int i = 0; i < (p->ranks ? LENGTH_OF(between) : 1); i++) test_buffer_download(between[i]);
+    if (p->ranks && is_of(p, DX)) sum_dx(p);
+    for (int i = 0; i < (p->ranks ? LENGTH_OF(between) : 1); i++) {
+        test_buffer_accept_all(between[i]);
+        test_buffer_untouched(between[i], "workspace or states", describe(p));
+    }
 }
 
 static void settle(const problem *p, bool keep, const char *what)
@@ -207,7 +420,6 @@ static void settle(const problem *p, bool keep, const char *what)
                         tensor_name[t], what, describe(p));
         test_buffer_untouched(&buffer[t], tensor_name[t], describe(p));
     }
-    test_buffer_untouched(&workspace, "workspace", describe(p));
 }
 
 /* ---- The reference ------------------------------------------------------------------------------------------------------- */
@@ -334,11 +546,15 @@ static void verify(const problem *p)
     const double factors = p->tf32 ? 0x1p-10 : 0;
     for (int64_t row = 0; row < n && is_of(p, DX); row++)
         for (int64_t d = 0; d < p->hidden; d++) {
-            double want = 0, slack = 0;
+            double want = 0, slack = 0, part = 0;
             for (int64_t j = 0; j < v; j++) {
                 const double f = input(p, WEIGHT, j, d);
+                for (int rank = 1; rank < p->ranks; rank++) /* the part before is rounded to T */
+                    if (j == cut[rank] && j > 0) slack += test_half_ulp(p->type, fabs(part) + slack), part = 0;
+                part += dz[row * v + j] * f;
                 want += dz[row * v + j] * f, slack += (dz_slack[row * v + j] + factors * fabs(dz[row * v + j])) * fabs(f);
             }
+            if (p->ranks) slack += test_half_ulp(p->type, fabs(part) + slack);
             verify_number(p, DX, row, d, want, slack);
         }
     const int64_t cols = p->hidden + 1; /* the last: dbias */
@@ -362,7 +578,7 @@ static void verify(const problem *p)
         }
 }
 
-static void compare(const problem *p, const char *what) { collect(), settle(p, false, what); }
+static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
 static const test_op<problem> again = {describe, prepare, launch, compare};
 
 static void check(const problem *p)
@@ -370,7 +586,7 @@ static void check(const problem *p)
     for (int run = 0; run < 2; run++) {
         prepare_run(p, run);
         const bool ran = test_launched(launch(p), describe(p));
-        collect();
+        collect(p);
         if (!ran) return;
         if (run == 0) verify(p);
         settle(p, run == 0, "a second run");
@@ -402,7 +618,7 @@ static void chunks(int type, int direction, int)
         p.budget = i < 8 ? DEFAULT : i % 3 ? BETWEEN : SMALLEST, p.fast = i % 5 == 4;
         if (i < 8) p.chunk = 1 + i * 3, p.slice = i % 3 ? 1 + i : 0;
         check(&p);
-        if (i < 8 && !test_that(plan.chunks == (23 + p.chunk - 1) / p.chunk)) test_detail("%s; %s", plan.text, describe(&p));
+        if (i < 8 && (!p.ranks || direction != FORWARD) && !test_that(plan.chunks == (23 + p.chunk - 1) / p.chunk)) test_detail("%s; %s", plan.text, describe(&p));
     }
 }
 
@@ -454,7 +670,7 @@ static void infinite(int type)
     p.special = MASKED_TEACHER, p.divergence = LK_KL_REVERSE, p.has[TEACHER_BIAS] = true;
     prepare(&p);
     if (!test_launched(launch(&p), describe(&p))) return;
-    collect();
+    collect(&p);
     const float loss = ((const float *)test_buffer_back(&buffer[LOSS]))[0];
     if (!test_that(loss == INFINITY)) test_detail("loss is %g", (double)loss);
     if (!test_that(isnan(test_get(type, test_buffer_back(&buffer[DX]), 0)))) test_detail("dx is no NaN");
@@ -477,10 +693,26 @@ static void empty(int type, int direction, int)
     }
 }
 
+/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
+static void split(int type, int direction, int path)
+{
+    static const int ranks[] = {1, 2, 3, 8};
+    const bool small = test.small;
+    test.small = true;
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (small && (i + type + direction) % 2) continue;
+        split_over = ranks[i];
+        sizes(type, direction, path), chunks(type, direction, path), options(type, direction, path), empty(type, direction, path);
+        if (i % 2) places(type, direction, path), masks(type, direction, path);
+        if (i == 1) graphs(type, direction, path);
+    }
+    split_over = 0, test.small = small;
+}
+
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options}, {"places", places},
-                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty}};
+                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty}, {"split over ranks", split}};
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
 }
@@ -614,6 +846,69 @@ static void errors(int type, int direction)
         test_detail("a context that is none is taken");
 }
 
+/* Wrong arguments of ranks, and callbacks that fail: their status is the call's. */
+static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
+static lk_status broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
+
+#define SPLIT_SPOIL(what) [](split_t *x) { what; }
+static void rank_errors(int type)
+{
+    static const struct {
+        int call;
+        lk_status want, asked;
+        const char *says;
+        void (*spoil)(split_t *x);
+    } cases[] = {
+        {FORWARD, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
+        {TERMS, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
+        {FINISH, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
+        {BACKWARD, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
+        {FORWARD, LK_OK, LK_OK, "", SPLIT_SPOIL((x->common.tokens = 0, x->states = NULL))},
+        {BOTH, LK_OK, LK_OK, "", SPLIT_SPOIL((x->common.tokens = 0, x->common.workspace = NULL))}, /* and gathers nothing */
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", SPLIT_SPOIL(x->parallel = {})},
+        {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", SPLIT_SPOIL(x->parallel = {})},
+        {BACKWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_start is", SPLIT_SPOIL(x->parallel.vocab_start = 40)},
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens is -1", SPLIT_SPOIL(x->common.tokens = -1)},
+        {TERMS, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 0; this call is for LK_KL_JENSEN_SHANNON",
+         SPLIT_SPOIL(x->common.divergence = LK_KL_FORWARD)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPLIT_SPOIL(x->states = NULL)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "teacher_x is NULL", SPLIT_SPOIL(x->common.teacher_x = NULL)},
+        {TERMS, LK_ERR_NULL, LK_OK, "all_states is NULL", SPLIT_SPOIL(x->all_states = NULL)},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", SPLIT_SPOIL(x->all_states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPLIT_SPOIL(x->states = NULL)},
+        {BACKWARD, LK_ERR_ALIGNMENT, LK_OK, "states is not aligned", SPLIT_SPOIL(MOVED(x->states, 8))},
+        {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 100", SPLIT_SPOIL(x->common.workspace_bytes = 100)},
+        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is", SPLIT_SPOIL(x->common.workspace_bytes = 32 * 3 * 2)},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL", SPLIT_SPOIL(x->parallel.all_gather = NULL)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPLIT_SPOIL((void)x)},
+        {BACKWARD, (lk_status)78, LK_OK, "parallel.reduce returned 78", SPLIT_SPOIL(x->parallel.reduce = broken_reduce)},
+    };
+    for (int i = 0; i < LENGTH_OF(cases); i++) {
+        const int call = cases[i].call;
+        problem p = plain(type, call < DIRECTIONS ? call : FORWARD, 3, 8, 40);
+        p.ranks = 2, p.divergence = LK_KL_JENSEN_SHANNON;
+        prepare(&p);
+        split_t x = slice_of(&p, 0);
+        if (call == BOTH) x.parallel.all_gather = broken_gather;
+        x.parallel.reduce = NULL;
+        x.common.workspace = test_buffer_device(&workspace), x.common.workspace_bytes = workspace.bytes;
+        cases[i].spoil(&x);
+        size_t asked = TEST_NOT_ASKED;
+        const lk_status status = split_call_of[call][type](&x, test.stream);
+        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
+            test_detail("%s, case %d, %s: status %d: %s", split_name[call], i, cases[i].says, status, lk_last_error());
+        const lk_status answer = split_query_of[call][type](&x, &asked);
+        if (!test_that(answer == cases[i].asked && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
+            test_detail("%s, case %d, %s: the query says %d, %s", split_name[call], i, cases[i].says, answer, lk_last_error());
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        if (status > 0) continue;
+        for (int t = LOSS; t < TENSORS; t++) test_expect_unwritten(status, &buffer[t], tensor_name[t], cases[i].says);
+        test_expect_unwritten(status, &states, "states", cases[i].says);
+    }
+    for (int call = 0; call < SPLIT_CALLS; call++)
+        if (!test_that(split_call_of[call][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL: %s", lk_last_error());
+}
+
 /* ---- Random draws -------------------------------------------------------------------------------------------------------- */
 
 static problem draw(uint64_t seed)
@@ -636,6 +931,7 @@ static problem draw(uint64_t seed)
     p.per_token = test_chance(r, 2), p.accumulate = test_chance(r, 3), p.dweight_f32 = test_chance(r, 3);
     p.fast = test_chance(r, 3), p.tf32 = p.type == TEST_F32 && test_chance(r, 3);
     p.size = test_chance(r, 4) ? 1e-5f : 1;
+    if (test_chance(r, 3)) p.ranks = 1 + (int)test_below(r, 9);
     return p;
 }
 
@@ -660,6 +956,8 @@ int main(int argc, char **argv)
                 errors(type, direction);
                 test_finish();
             }
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("errors of ranks: %s", test_type_name[type])) rank_errors(type), test_finish();
     all_themes();
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("infinite %s", test_type_name[type])) infinite(type), test_finish();

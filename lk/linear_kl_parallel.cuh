@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT
+/* linear_kl_parallel.cuh - linear_kl.cuh for columns that are split over ranks (GPUs, or processes): each rank has some rows of
+ * both weights, the same columns of student and teacher, and all tokens, and gets the results of all columns.
+ *
+ *   logits, dx, dweight, dbias    as at the top of linear_kl.cuh, of the rank's columns; dx is the rank's part of a sum
+ *   states, the collective,       those of kl_parallel.cuh for these logits
+ *   between, finish, dZ
+ *
+ * Use        In one .cu file, linked with -lcublasLt:            Anywhere, C included:
+ *                #include "lk/linear_kl_parallel.cuh"                #include "lk/linear_kl_parallel.cuh"
+ *                LK_DEFINE_LINEAR_KL_PARALLEL(bf16)                  LK_DECLARE_LINEAR_KL_PARALLEL(bf16)
+ *            In the struct, `common` has linear_kl.cuh's fields, and `parallel` says which columns are this call's: both weights,
+ *            both biases, dweight, dbias and vocab are of these columns. All ranks get the same x, teacher_x, row_weight, upstream
+ *            and options, and all get the same results, bit for bit.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective, or with two in
+ *            JENSEN_SHANNON; all ranks make the call:
+ *                lk_linear_kl_context context;
+ *                lk_status status = lk_linear_kl_init(&context);
+ *                lk_linear_kl_parallel_args args = {};
+ *                args.common.context = &context, args.common.x = x, args.common.weight = weight;
+ *                args.common.teacher_x = teacher_x, args.common.teacher_weight = teacher_weight;
+ *                args.common.tokens = tokens, args.common.hidden = hidden, args.common.teacher_hidden = teacher_hidden;
+ *                args.common.vocab = vocab;                              // of this rank
+ *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
+ *                args.parallel.rank = rank, args.parallel.ranks = ranks;
+ *                args.parallel.all_gather = all_gather, args.parallel.reduce = reduce;
+ *                args.common.loss = loss, args.common.dx = dx, args.common.dweight = dweight;
+ *                size_t *const bytes = &args.common.workspace_bytes;
+ *                status = lk_linear_kl_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
+ *                args.common.workspace = ...;
+ *                status = lk_linear_kl_parallel_forward_backward_bf16(&args, stream);
+ *            Without it there are three calls. forward writes `states` alone, 32 bytes per token, aligned to 16. The caller gathers
+ *            those of all ranks, [ranks][tokens]. finish computes the results from them, and writes to `states` what backward
+ *            reads; it needs no workspace. backward computes the logits again:
+ *                args.parallel.all_gather = NULL, args.states = states;
+ *                status = lk_linear_kl_parallel_forward_bf16(&args, stream);
+ *                args.all_states = ...;                                  // gathered from the states of all ranks
+ *                status = lk_linear_kl_parallel_finish_bf16(&args, stream);
+ *                status = lk_linear_kl_parallel_backward_bf16(&args, stream);
+ *            JENSEN_SHANNON has `between`, and a second gathering, before finish, as in kl_parallel.cuh; that computes the logits
+ *            too. entropy is set in forward and between, though finish writes it. To call backward after a forward with
+ *            all_gather, give forward `states`.
+ *            All but finish have a ..._plan, as in linear_kl.cuh. A plan follows from this rank's columns alone.
+ *            parallel.reduce sums dx over the ranks. It is called once, when dx of all tokens is complete; what follows on the
+ *            stream is the last chunk's dweight. Where it is NULL, the caller sums dx of all ranks. A rank without columns
+ *            (vocab 0) adds 0 to it. reduce_sms is not used.
+ * Needs      linear_kl.cuh, kl_parallel.cuh and what these need.
+ * Options    Those of linear_kl.cuh. forward_backward reads the logits twice, in JENSEN_SHANNON three times, and computes them as
+ *            often, unless the workspace holds those of all tokens: then it has 4 matmuls, else 6 or 8. plan.matmuls says how many.
+ * Errors     As in linear_kl.cuh, with `parallel` first, and those that kl_parallel.cuh has besides.
+ * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed.
+ * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
+ *
+ * What runs: linear_kl.cuh's slices and chunks, once for the states, in JENSEN_SHANNON once for the terms, and once for the
+ * gradients, with a step of kl.cuh's kernel for the rows. lk_kl_merge_kernel of kl_parallel.cuh runs between them.
+ */
+#ifndef LK_LINEAR_KL_PARALLEL_CUH
+#define LK_LINEAR_KL_PARALLEL_CUH
+
+#include "kl_parallel.cuh"
+#include "linear_kl.cuh"
+
+/* One struct for all calls. */
+typedef struct {
+    lk_linear_kl_args common;
+    lk_vocab_parallel parallel;
+    void *states;           /* as in lk_kl_parallel_args, of tokens */
+    const void *all_states; /* likewise */
+} lk_linear_kl_parallel_args;
+
+#define LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(direction, T)                                                                  \
+    LK_PROTOTYPES(linear_kl_parallel, direction, T)                                                                            \
+    LK_API lk_status lk_linear_kl_parallel_##direction##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,       \
+                                                                  lk_linear_kl_plan *plan);
+#define LK_LINEAR_KL_PARALLEL_DECLARE(T)                                                                                       \
+    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(forward, T)                                                                        \
+    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(between, T)                                                                        \
+    LK_PROTOTYPES(linear_kl_parallel, finish, T)                                                                               \
+    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(backward, T)                                                                       \
+    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(forward_backward, T)
+#define LK_DECLARE_LINEAR_KL_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_KL_PARALLEL_DECLARE, T)
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
+
+/* The arguments of finish. */
+LK_HOST lk_kl_parallel_args lk_linear_kl_finish_args(const lk_linear_kl_parallel_args *x)
+{
+    const lk_linear_kl_args &a = x->common;
+    lk_kl_parallel_args f = {};
+    f.common.row_weight = a.row_weight, f.common.rows = a.tokens, f.common.vocab = a.vocab;
+    f.common.loss = a.loss, f.common.lse = a.lse, f.common.teacher_lse = a.teacher_lse, f.common.entropy = a.entropy;
+    f.common.logit_scale = a.logit_scale, f.common.teacher_scale = a.teacher_scale;
+    f.common.softcap = a.softcap, f.common.teacher_softcap = a.teacher_softcap;
+    f.common.beta = a.beta, f.common.divergence = a.divergence;
+    f.parallel = x->parallel, f.states = x->states, f.all_states = x->all_states;
+    return f;
+}
+
+/* Where the states lie, and what the checks of linear_kl.cuh look at besides. Columns are checked before. */
+LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, int direction)
+{
+    const bool again = lk_kl_gathers(x->parallel, direction) && x->common.divergence == LK_KL_JENSEN_SHANNON;
+    lk_linear_kl_more more = {1 + again + (direction == LK_KL_SPLIT_BOTH), 0, {}};
+    lk_arena arena = {(uintptr_t)x->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_kl_place_states(x->parallel, x->common.tokens, direction, &arena, &x->states, &x->all_states, &more.list);
+    more.fixed = arena.used;
+    return more;
+}
+
+/* Checks `parallel`; x becomes the arguments. */
+LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_parallel_args *args, int direction,
+                                           lk_linear_kl_parallel_args *x)
+{
+    lk_checks checks = {op, LK_OK};
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    lk_kl_check_split(&checks, x->parallel, x->common.vocab, x->common.divergence, direction);
+    return checks.status;
+}
+
+LK_HOST bool lk_linear_kl_gives_gradients(int direction)
+{
+    return direction == LK_KL_SPLIT_BOTH || direction == LK_KL_SPLIT_BACKWARD;
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* A call of a rank while it is launched. */
+typedef struct {
+    lk_linear_kl_job job; /* first: what gets it as a job knows that it is one of these */
+    lk_linear_kl_parallel_args x;
+    float *entropy; /* says that it is wanted */
+} lk_linear_kl_ranks;
+
+template <class T, class L, int STEP>
+LK_HOST lk_status lk_linear_kl_step_rows(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row)
+{
+    lk_kl_args a = f;
+    a.entropy = ((const lk_linear_kl_ranks *)job)->entropy;
+    return lk_kl_run_step<L, T, STEP>(job->op, &job->device, a, job->states + first_row, job->stream);
+}
+
+LK_HOST lk_status lk_linear_kl_reduce(const lk_linear_kl_job *job)
+{
+    const lk_vocab_parallel &v = ((const lk_linear_kl_ranks *)job)->x.parallel;
+    const lk_linear_kl_args &a = job->p.call.a;
+    return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
+}
+
+/* Goes through all tokens with a step for their rows. */
+template <class T, class L, int STEP> LK_HOST lk_status lk_linear_kl_pass(lk_linear_kl_ranks *r)
+{
+    lk_linear_kl_job *const job = &r->job;
+    const bool gradient = job->p.call.gradient;
+    job->rows = lk_linear_kl_step_rows<T, L, STEP>, job->p.call.gradient = gradient && STEP == LK_KL_GRADIENT;
+    const lk_status status = lk_linear_kl_run_all<T, L>(job);
+    job->p.call.gradient = gradient;
+    if (job->mode == LK_CUBLAS_LAUNCH) job->has_logits = job->plan.slice_tokens >= job->p.call.a.tokens;
+    return status;
+}
+
+/* From the states of all ranks those of all columns; and the results, unless `between`. */
+LK_HOST lk_status lk_linear_kl_merge(const lk_linear_kl_ranks *r, bool between)
+{
+    lk_linear_kl_parallel_args x = r->x;
+    const lk_linear_kl_args &a = r->job.p.call.a; /* with defaults */
+    x.common = a;
+    return lk_kl_run_merge(r->job.op, &r->job.device, lk_linear_kl_finish_args(&x), between, r->job.stream);
+}
+
+LK_HOST lk_status lk_linear_kl_gather(const lk_linear_kl_ranks *r)
+{
+    const lk_vocab_parallel &v = r->x.parallel;
+    const size_t bytes = (size_t)r->x.common.tokens * sizeof(lk_kl_row);
+    return lk_called_back(r->job.op, "all_gather",
+                          v.all_gather(v.user, r->x.states, (void *)r->x.all_states, bytes, r->job.stream));
+}
+
+/* The call, whose tokens are some. */
+template <class T, class L> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, int direction)
+{
+    const lk_vocab_parallel &v = r->x.parallel;
+    const bool backward = direction == LK_KL_SPLIT_BACKWARD, between = direction == LK_KL_SPLIT_BETWEEN;
+    const bool gathers = lk_kl_gathers(v, direction);
+    r->job.mode = LK_CUBLAS_RESOLVE;
+    lk_status status = lk_linear_kl_pass<T, L, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */
+    r->job.mode = LK_CUBLAS_LAUNCH;
+    if (status) return status;
+    if (backward) return lk_linear_kl_pass<T, L, LK_KL_GRADIENT>(r);
+    if (between) {
+        status = lk_linear_kl_merge(r, true);
+        return status ? status : lk_linear_kl_pass<T, L, LK_KL_TERMS>(r);
+    }
+
+    if (gathers)
+        status = lk_check_all_slices(r->job.op, &v, r->x.common.vocab, r->x.states, (void *)r->x.all_states,
+                                     (size_t)r->x.common.tokens * sizeof(lk_kl_row), r->job.stream);
+    if (!status) status = lk_linear_kl_pass<T, L, LK_KL_STATE>(r);
+    if (status || !gathers) return status;
+    status = lk_linear_kl_gather(r);
+    if (!status && r->job.p.call.a.divergence == LK_KL_JENSEN_SHANNON) {
+        status = lk_linear_kl_merge(r, true);
+        if (!status) status = lk_linear_kl_pass<T, L, LK_KL_TERMS>(r);
+        if (!status) status = lk_linear_kl_gather(r);
+    }
+    if (!status) status = lk_linear_kl_merge(r, false);
+    return status || direction == LK_KL_SPLIT_FORWARD ? status : lk_linear_kl_pass<T, L, LK_KL_GRADIENT>(r);
+}
+
+template <class T>
+LK_HOST lk_status lk_linear_kl_run_split(const char *op, const lk_linear_kl_parallel_args *args, int direction, cudaStream_t stream)
+{
+    lk_linear_kl_ranks r = {};
+    lk_status status = lk_linear_kl_check_split(op, args, direction, &r.x);
+    if (status) return status;
+    const lk_linear_kl_more more = lk_linear_kl_split(&r.x, direction);
+    const bool results = lk_kl_gathers(args->parallel, direction), gradients = lk_linear_kl_gives_gradients(direction);
+    status = lk_linear_kl_begin<T>(op, &args->common, results, gradients, stream, &r.job, &more);
+    const lk_linear_kl_args &a = r.job.p.call.a;
+    if (status) return status;
+    if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
+    r.job.states = (lk_kl_row *)r.x.states, r.entropy = args->common.entropy;
+    if (r.x.parallel.reduce) r.job.dx_is_complete = lk_linear_kl_reduce;
+    return a.fast_logits ? lk_linear_kl_run_ranks<T, T>(&r, direction) : lk_linear_kl_run_ranks<T, float>(&r, direction);
+}
+
+template <class T>
+LK_HOST lk_status lk_linear_kl_query_split(const char *op, const lk_linear_kl_parallel_args *args, int direction, size_t budget,
+                                           bool least, lk_linear_kl_plan *plan)
+{
+    lk_linear_kl_parallel_args x = {};
+    lk_linear_kl_call call;
+    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
+    const lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
+    if (status) return status;
+    const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
+    return lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction),
+                                 lk_linear_kl_gives_gradients(direction), true, budget, least, &call, plan, &more);
+}
+
+/* The results from the states of all ranks, which the caller has gathered. */
+template <class T>
+LK_HOST lk_status lk_linear_kl_parallel_finish(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+    return lk_kl_parallel_finish<T>(op, &f, stream);
+}
+template <class T>
+LK_HOST lk_status lk_linear_kl_parallel_finish_workspace(const char *op, const lk_linear_kl_parallel_args *args, size_t *bytes)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+    return lk_kl_parallel_finish_workspace<T>(op, &f, bytes);
+}
+
+/* The functions of the other calls. */
+#define LK_LINEAR_KL_PARALLEL_ENTRY(name, direction)                                                                           \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_linear_kl_parallel_##name(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream) \
+    {                                                                                                                          \
+        return lk_linear_kl_run_split<T>(op, args, direction, stream);                                                         \
+    }                                                                                                                          \
+    template <class T>                                                                                                         \
+    LK_HOST lk_status lk_linear_kl_parallel_##name##_workspace(const char *op, const lk_linear_kl_parallel_args *args,         \
+                                                               size_t *bytes)                                                  \
+    {                                                                                                                          \
+        lk_linear_kl_plan plan;                                                                                                \
+        const lk_status status =                                                                                               \
+            lk_linear_kl_query_split<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);                         \
+        if (!status && bytes) *bytes = plan.workspace_bytes;                                                                   \
+        return status;                                                                                                         \
+    }
+LK_LINEAR_KL_PARALLEL_ENTRY(forward, LK_KL_SPLIT_FORWARD)
+LK_LINEAR_KL_PARALLEL_ENTRY(between, LK_KL_SPLIT_BETWEEN)
+LK_LINEAR_KL_PARALLEL_ENTRY(backward, LK_KL_SPLIT_BACKWARD)
+LK_LINEAR_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
+
+#define LK_LINEAR_KL_PARALLEL_EMIT(name, direction, T)                                                                         \
+    LK_EMIT(linear_kl_parallel, name, T)                                                                                       \
+    LK_API lk_status lk_linear_kl_parallel_##name##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,            \
+                                                             lk_linear_kl_plan *plan)                                          \
+    {                                                                                                                          \
+        return lk_linear_kl_query_split<lk_##T>("lk_linear_kl_parallel_" #name "_plan_" #T, args, direction, budget, false, plan); \
+    }
+#define LK_LINEAR_KL_PARALLEL_DEFINE(T)                                                                                        \
+    LK_LINEAR_KL_PARALLEL_DECLARE(T)                                                                                           \
+    LK_LINEAR_KL_PARALLEL_EMIT(forward, LK_KL_SPLIT_FORWARD, T)                                                                \
+    LK_LINEAR_KL_PARALLEL_EMIT(between, LK_KL_SPLIT_BETWEEN, T)                                                                \
+    LK_EMIT(linear_kl_parallel, finish, T)                                                                                     \
+    LK_LINEAR_KL_PARALLEL_EMIT(backward, LK_KL_SPLIT_BACKWARD, T)                                                              \
+    LK_LINEAR_KL_PARALLEL_EMIT(forward_backward, LK_KL_SPLIT_BOTH, T)
+#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_KL_PARALLEL_DEFINE, T)
+
+#else
+#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL_PARALLEL")
+#endif /* CUDA or the simulator */
+#endif
