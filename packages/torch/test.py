@@ -1725,7 +1725,9 @@ def tools():
         LF.linear_cross_entropy_stats(x, w, t), LF.linear_cross_entropy(x, w, t)
     verdict("flops of forward alone", counter.get_total_flops() == 2 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
     y, v = x.detach()[:, :8], w.detach()[:, :8]
-    for own, teachers, options in ((3, 1, {}), (4, 2, dict(reduction="none")), (1, 1, None)):
+    split = dict(group=dist.group.WORLD)
+    for own, teachers, options in ((3, 1, {}), (4, 2, dict(reduction="none")), (1, 1, None), (4, 2, split),
+                                   (5, 3, dict(split, divergence="jensen_shannon"))):
         with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(options is not None):
             loss = LF.linear_kl(x, w, y, v, **(options or {})).sum()
             loss.requires_grad and loss.backward()
@@ -2317,6 +2319,8 @@ def opcheck():
         ("group, several ids", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, t[:, None].repeat(1, 3), **alone)), [x]),
         ("group, several ids of a head",
          lambda x, w: sum(v.sum() for v in LF.linear_cross_entropy_ids(x, w, t[:, None].repeat(1, 3), **alone)), [x, w]),
+        ("group, kl", lambda x: LF.kl(x, x.detach() + 1, divergence="jensen_shannon", **alone), [x]),
+        ("group, linear_kl", lambda x, w: LF.linear_kl(x, w, x.detach(), w.detach() + 1, row_weight=t[:6].float(), **alone), [x, w]),
         ("options", lambda x: LF.cross_entropy(x, t, torch.ones(12, device=D), -100, "sum", 0.125, z_loss=0.01, softcap=8.0,
                                                zero_when_empty=True), [x]),
         ("f16", lambda x: LF.cross_entropy(x, t), [leaf(normal(6, 12), F16)]),

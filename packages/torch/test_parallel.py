@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""linear_cross_entropy and both calls of several ids with their classes split over the ranks of a group, against the call of one
-rank.
+"""linear_cross_entropy, both calls of several ids, kl and linear_kl with their classes split over the ranks of a group, against the call
+of one rank.
 
     python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
 
@@ -364,6 +364,136 @@ def ids_of_a_head(ranks):
             verdict(f"ids of a head: {name}", word in str(error), str(error))
 
 
+class Divergence:
+    """kl of all logits, and of this rank's. `more`: options."""
+
+    def __init__(self, dtype, spread, sizes, **more):
+        first, vocab = sum(sizes[:dist.get_rank()]), sum(sizes)
+        self.mine, self.more, self.dtype = slice(first, first + sizes[dist.get_rank()]), more, dtype
+        self.whole = (2 * torch.randn(*spread, vocab)).to(device, dtype).requires_grad_()
+        self.teacher = (2 * torch.randn(*spread, vocab)).to(device, dtype)
+        self.part = self.whole.detach()[..., self.mine].clone().requires_grad_()
+        self.up = torch.randn(spread if more.get("reduction") == "none" else ()).to(device)
+        self.split = dict(group=dist.group.WORLD) if len(set(sizes)) == 1 else dict(group=dist.group.WORLD, shards=sizes)
+        self.name = f"kl: {dtype} {spread} x {sizes}, {sorted(more)} {more.get('divergence')} {more.get('reduction', 'mean')}"
+
+    def __call__(self, x, **split):
+        teacher = self.teacher[..., self.mine] if split else self.teacher
+        return LF.kl(x, teacher, **{**self.more, **split})
+
+    def compare(self, kind, ours, theirs):
+        identical(f"{self.name}, {kind}", ours)
+        close(f"{self.name}, {kind}", ours, theirs, 2e-6)
+        found, right = torch.autograd.grad(ours, self.part, self.up)[0], torch.autograd.grad(theirs, self.whole, self.up)[0]
+        close(f"{self.name}, {kind}, gradient", found, right[..., self.mine], 4e-6 + 2 * HALF[self.dtype])
+
+
+def divergences(ranks):
+    rng = random.Random(5)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    names = ("forward", "reverse", "jensen_shannon")
+    for dtype, reduction, sizes, divergence in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards, names):
+        spread = rng.choice(((6,), (3, 4), (9,)))
+        weights = torch.where(torch.rand(spread) < 0.3, 0.0, torch.rand(spread)).to(device)
+        values = dict(beta=0.3, temperature=2.0, softcap=6.0, teacher_softcap=8.0, teacher_scale=0.75, row_weight=weights)
+        case = Divergence(dtype, spread, sizes, divergence=divergence, reduction=reduction,
+                          **{k: v for k, v in values.items() if rng.random() < 0.4})
+        case.compare("eager", case(case.part, **case.split), case(case.whole))
+    case = Divergence(F32, (0,), shards[1], reduction="sum")
+    case.compare("no rows", case(case.part, **case.split), case(case.whole))
+    with torch.no_grad():
+        verdict("kl: no_grad", not case(case.part, **case.split).requires_grad)
+    for divergence, backend in zip(names, ("aot_eager", "inductor", "aot_eager")):
+        torch._dynamo.reset()
+        case = Divergence(F32, (6,), shards[1], divergence=divergence)
+        fast = torch.compile(lambda x, **split: case(x, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(case.part, **case.split), case(case.whole))
+    case = Divergence(F32, (6,), shards[0])
+    for name, word, split in (("too few shards", "shards", dict(group=dist.group.WORLD, shards=[24])),
+                              ("another rank's shard", "classes", dict(group=dist.group.WORLD, shards=[25] * ranks)),
+                              ("shards without group", "shards", dict(shards=[24] * ranks))):
+        try:
+            case(case.part, **split)
+            verdict(f"kl: {name}", False, "no exception")
+        except ValueError as error:
+            dist.barrier()  # which all ranks come to
+            verdict(f"kl: {name}", word in str(error), str(error))
+
+
+class Heads:
+    """linear_kl of all classes, and of this rank's. `more`: options."""
+
+    def __init__(self, dtype, spread, sizes, bias=None, **more):
+        first, vocab = sum(sizes[:dist.get_rank()]), sum(sizes)
+        self.mine, self.more, self.dtype = slice(first, first + sizes[dist.get_rank()]), more, dtype
+        x, w = torch.randn(*spread, 16).to(device, dtype), torch.randn(vocab, 16).div(4).to(device, dtype)
+        b = () if bias is None else (torch.randn(vocab).to(device, bias),)
+        self.whole = [v.requires_grad_() for v in (x, w, *b)]
+        self.part = [v.detach().clone().requires_grad_() for v in (x, w[self.mine], *(v[self.mine] for v in b))]
+        self.teacher = [torch.randn(*spread, 24).to(device, dtype), torch.randn(vocab, 24).div(5).to(device, dtype)]
+        self.up = torch.randn(spread if more.get("reduction") == "none" else ()).to(device)
+        self.split = dict(group=dist.group.WORLD) if len(set(sizes)) == 1 else dict(group=dist.group.WORLD, shards=sizes)
+        self.name = f"heads: {dtype} {spread} x {sizes}, {sorted(more)} {more.get('divergence')} {more.get('reduction', 'mean')}"
+
+    def __call__(self, x, w, b=None, **split):
+        y, v = self.teacher
+        return LF.linear_kl(x, w, y, v[self.mine] if split else v, linear_bias=b, **{**self.more, **split})
+
+    def compare(self, kind, ours, theirs, wants=None):
+        identical(f"{self.name}, {kind}", ours)
+        close(f"{self.name}, {kind}", ours, theirs, 4e-6)
+        wants = range(len(self.part)) if wants is None else wants
+        found, right = (torch.autograd.grad(loss, [leaves[i] for i in wants], self.up) for loss, leaves in (
+            (ours, self.part), (theirs, self.whole)))
+        for i, a, b in zip(wants, found, right):
+            mine = b if i == 0 else b[self.mine]
+            close(f"{self.name}, {kind}, gradient {i}", a, mine, 2e-5 + 6 * HALF[self.dtype])
+            if i == 0:
+                identical(f"{self.name}, {kind}, gradient of input", a)
+
+
+def divergences_of_heads(ranks):
+    rng = random.Random(7)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    names = ("forward", "reverse", "jensen_shannon")
+    for dtype, reduction, sizes, divergence in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards, names):
+        if (dtype is F16) == (reduction != "none"):  # the others say it
+            continue
+        spread = rng.choice(((6,), (3, 4), (9,)))
+        weights = torch.where(torch.rand(spread) < 0.3, 0.0, torch.rand(spread)).to(device)
+        values = dict(beta=0.3, temperature=2.0, softcap=6.0, teacher_softcap=8.0, teacher_scale=0.75, row_weight=weights,
+                      fast_logits=dtype is F32, workspace_mib=1)
+        case = Heads(dtype, spread, sizes, rng.choice((None, dtype)), divergence=divergence, reduction=reduction,
+                     **{k: v for k, v in values.items() if rng.random() < 0.4})
+        case.compare("eager", case(*case.part, **case.split), case(*case.whole))
+    case = Heads(F32, (6,), shards[2], F32)
+    for wants in (0,), (1,), (2,), (1, 2):
+        case.compare(f"{wants} alone", case(*case.part, **case.split), case(*case.whole), wants)
+    case = Heads(F32, (0,), shards[1], reduction="sum")
+    case.compare("no tokens", case(*case.part, **case.split), case(*case.whole))
+    with torch.no_grad():
+        verdict("heads: no_grad", not case(*case.part, **case.split).requires_grad)
+    for divergence, backend in zip(names, ("aot_eager", "inductor", "aot_eager")):
+        torch._dynamo.reset()
+        case = Heads(F32, (6,), shards[1], divergence=divergence)
+        fast = torch.compile(lambda *leaves, **split: case(*leaves, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(*case.part, **case.split), case(*case.whole))
+    case = Heads(F32, (6,), shards[0])
+    with torch.autocast(device.type, BF16):
+        loss = case(*case.part, **case.split)
+    close("heads: autocast", loss, case(*case.whole), 0.05)
+    for name, word, split in (("too few shards", "shards", dict(group=dist.group.WORLD, shards=[24])),
+                              ("another rank's shard", "linear_weight", dict(group=dist.group.WORLD, shards=[25] * ranks)),
+                              ("grad_scale", "grad_scale", dict(group=dist.group.WORLD, grad_scale=2.0)),
+                              ("shards without group", "shards", dict(shards=[24] * ranks))):
+        try:
+            case(*case.part, **split)
+            verdict(f"heads: {name}", False, "no exception")
+        except ValueError as error:
+            dist.barrier()  # which all ranks come to
+            verdict(f"heads: {name}", word in str(error), str(error))
+
+
 def dtensors(ranks):
     """Rows that lie on several ranks: the results and gradients of all rows."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -483,7 +613,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, several_ids, ids_of_a_head, module, learned, dtensors, compiled, mistakes):
+    for group in (against_one_rank, several_ids, ids_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled, mistakes):
         torch.manual_seed(1)
         group(ranks)
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// kl: lk/kl.cuh.
+// kl, on one device or with the classes split over the ranks of a group: lk/kl.cuh and lk/kl_parallel.cuh.
 #include "lk_torch.h"
 
-#include "lk/kl.cuh"
+#include "lk/kl_parallel.cuh"
 LK_DECLARE_ALL(KL)
+LK_DECLARE_ALL(KL_PARALLEL)
 
 namespace lk_torch {
 
@@ -31,6 +32,15 @@ struct Kl {
         a.logit_scale = (float)logit_scale, a.teacher_scale = (float)teacher_scale;
         a.softcap = (float)softcap, a.teacher_softcap = (float)teacher_softcap;
     }
+    lk_kl_parallel_args split(at::IntArrayRef shards, int64_t rank, const Tensor &states)
+    {
+        TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == x.cols, "lk: input has ", x.cols,
+                          " classes on rank ", rank, ", but shards is ", shards);
+        lk_kl_parallel_args split = {};
+        split.common = a, split.states = (void *)states.const_data_ptr();
+        fill_slice(split, shards, rank);
+        return split;
+    }
 };
 
 static Tensor kl_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
@@ -54,30 +64,87 @@ static Tensor kl_backward(const Tensor &dloss, const Tensor &x, const Tensor &te
     return dx;
 }
 
+// loss, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or two in
+// jensen_shannon, of 32 bytes a row.
+static tuple<Tensor, Tensor> kl_parallel_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    const Stream stream(x);
+    Kl call(x, teacher, KL_OPTIONS);
+    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({call.a.rows, 8}, x, at::kFloat), all;
+    lk_kl_parallel_args a = call.split(shards, rank, states);
+    if (!call.a.rows) return {loss, states};
+    const auto gather = [&] {
+        all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group);
+        wait(all);
+        a.all_states = all.const_data_ptr();
+    };
+    LK_RUN(lk_kl_parallel_forward, x, &a, stream);
+    gather();
+    if (divergence == LK_KL_JENSEN_SHANNON) {
+        LK_RUN(lk_kl_parallel_between, x, &a, stream);
+        gather();
+    }
+    a.common.loss = loss.mutable_data_ptr<float>();
+    LK_RUN(lk_kl_parallel_finish, x, &a, stream);
+    return {loss, states};
+}
+
+static Tensor kl_parallel_backward(const Tensor &dloss, const Tensor &x, const Tensor &teacher, const Tensor &states,
+                                   KL_PARAMETERS, at::IntArrayRef shards, int64_t rank)
+{
+    const Stream stream(x);
+    Kl call(x, teacher, KL_OPTIONS);
+    const Tensor up = dloss.contiguous(), saved = states.contiguous();
+    Tensor dx = make(x.sizes(), x);
+    call.a.upstream = up.const_data_ptr<float>(), call.a.upstream_per_row = 1, call.a.dlogits = dx.mutable_data_ptr();
+    const lk_kl_parallel_args a = call.split(shards, rank, saved);
+    if (call.a.rows) LK_RUN(lk_kl_parallel_backward, x, &a, stream);
+    return dx;
+}
+
 struct KlBackward : Node {
-    SavedVariable x, teacher, row_weight;
-    int64_t divergence;
+    SavedVariable x, teacher, row_weight, states;
+    std::vector<int64_t> shards; // empty: the classes are not split
+    int64_t divergence, rank = 0;
     double beta, logit_scale, teacher_scale, softcap, teacher_softcap;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(kl_backward);
+        LK_OP(kl_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined()) return variable_list(1);
-        const Tensor input = x.unpack(), other = teacher.unpack();
+        const Tensor input = x.unpack(), other = teacher.unpack(), of_all = states.unpack();
         const Maybe weight = maybe(row_weight.unpack());
         const Below below;
+        if (!shards.empty())
+            return once({kl_parallel_backward_op.call(up[0], input, other, of_all, weight, divergence, beta, logit_scale,
+                                                      teacher_scale, softcap, teacher_softcap, shards, rank)}, "kl");
         return once({kl_backward_op.call(up[0], input, other, weight, divergence, beta, logit_scale, teacher_scale, softcap,
                                          teacher_softcap)}, "kl");
     }
-    void release_variables() override { x.reset_data(), teacher.reset_data(), row_weight.reset_data(); }
+    void release_variables() override
+    {
+        x.reset_data(), teacher.reset_data(), row_weight.reset_data(), states.reset_data();
+    }
+    void keep(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
+    {
+        this->x = save(x), this->teacher = save(teacher), this->row_weight = save(row_weight);
+        this->divergence = divergence, this->beta = beta, this->logit_scale = logit_scale, this->teacher_scale = teacher_scale;
+        this->softcap = softcap, this->teacher_softcap = teacher_softcap;
+    }
 };
+
+static void check_kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight)
+{
+    check_input(x, "input");
+    TORCH_CHECK_VALUE(!wants_gradient(teacher), "lk: teacher requires a gradient, and gets none; detach it");
+    TORCH_CHECK_VALUE(!wants_gradient(row_weight), "lk: row_weight requires a gradient, and gets none; detach it");
+}
 
 Tensor kl(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
 {
     LK_OP(kl_forward);
-    check_input(x, "input");
-    TORCH_CHECK_VALUE(!wants_gradient(teacher), "lk: teacher requires a gradient, and gets none; detach it");
-    TORCH_CHECK_VALUE(!wants_gradient(row_weight), "lk: row_weight requires a gradient, and gets none; detach it");
+    check_kl(x, teacher, row_weight);
     const bool wanted = wants_gradient(x);
     const auto node = wanted ? make_node<KlBackward>(x) : nullptr;
     Tensor loss;
@@ -87,20 +154,43 @@ Tensor kl(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
     }
     if (!wanted) return loss;
     torch::autograd::set_history(loss, node);
-    node->x = save(x), node->teacher = save(teacher), node->row_weight = save(row_weight);
-    node->divergence = divergence, node->beta = beta, node->logit_scale = logit_scale, node->teacher_scale = teacher_scale;
-    node->softcap = softcap, node->teacher_softcap = teacher_softcap;
+    node->keep(x, teacher, KL_OPTIONS);
     node_is_made(node);
     return loss;
 }
 
+// The classes split over ranks. Backward has no collective.
+static Tensor kl_parallel(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    LK_OP(kl_parallel_forward);
+    check_kl(x, teacher, row_weight);
+    const auto node = wants_gradient(x) ? make_node<KlBackward>(x) : nullptr;
+    Tensor loss, states;
+    {
+        const Below below;
+        std::tie(loss, states) = kl_parallel_forward_op.call(x, teacher, KL_OPTIONS, group, shards, rank);
+    }
+    if (!node) return loss;
+    torch::autograd::set_history(loss, node);
+    node->shards = shards.vec(), node->rank = rank, node->states = save(states);
+    node->keep(x, teacher, KL_OPTIONS);
+    node_is_made(node);
+    return loss;
+}
+
+#define OPTIONS_SCHEMA                                                                                                         \
+    "Tensor? row_weight, int divergence, float beta, float logit_scale, float teacher_scale, float softcap, "                  \
+    "float teacher_softcap"
+#define INPUTS "Tensor x, Tensor teacher, "
 LK_OPS(m)
 {
-    const std::string options = "Tensor teacher, Tensor? row_weight, int divergence, float beta, float logit_scale, "
-                                "float teacher_scale, float softcap, float teacher_softcap) -> Tensor";
-    user_op(m, "kl", ("(Tensor x, " + options).c_str(), &kl);
-    kernel(m, "kl_forward", ("(Tensor x, " + options).c_str(), &kl_forward);
-    kernel(m, "kl_backward", ("(Tensor dloss, Tensor x, " + options).c_str(), &kl_backward);
+    user_op(m, "kl", "(" INPUTS OPTIONS_SCHEMA ") -> Tensor", &kl);
+    kernel(m, "kl_forward", "(" INPUTS OPTIONS_SCHEMA ") -> Tensor", &kl_forward);
+    kernel(m, "kl_backward", "(Tensor dloss, " INPUTS OPTIONS_SCHEMA ") -> Tensor", &kl_backward);
+    user_op(m, "kl_parallel", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA ") -> Tensor", &kl_parallel);
+    kernel(m, "kl_parallel_forward", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA ") -> (Tensor, Tensor)", &kl_parallel_forward);
+    kernel(m, "kl_parallel_backward", "(Tensor dloss, " INPUTS "Tensor states, " OPTIONS_SCHEMA ", int[] shards, int rank) -> Tensor",
+           &kl_parallel_backward);
 }
 
 } // namespace lk_torch

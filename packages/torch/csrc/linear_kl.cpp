@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// linear_kl: lk/linear_kl.cuh.
+// linear_kl, on one device or with the classes split over the ranks of a group: lk/linear_kl.cuh and lk/linear_kl_parallel.cuh.
 #include "lk_torch.h"
 
 #include <ATen/autocast_mode.h>
 
-#include "lk/linear_kl.cuh"
+#include "lk/linear_kl_parallel.cuh"
 LK_DECLARE_ALL(LINEAR_KL)
+LK_DECLARE_ALL(LINEAR_KL_PARALLEL)
 
 namespace lk_torch {
 
@@ -46,17 +47,23 @@ struct Head {
 
 // The arguments that all calls have, and what keeps their memory.
 struct HeadsCall {
-    lk_linear_kl_args a = {};
+    lk_linear_kl_parallel_args split = {}; // `parallel` where the classes are
+    lk_linear_kl_args &a = split.common;
     Stream stream;
     Head student, teacher;
     Tensor w, up, dx, dweight, dbias;
     Maybe denominator; // what a loss of one number is divided by; undefined: 1
     size_t budget;
-    HeadsCall(PARAMETERS)
+    std::string group;
+    HeadsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
         : stream((check_input(x, "input"), check_device(x, row_weight, "row_weight"), x)),
           student(x, x, weight, bias, "input", "linear_weight", "linear_bias"),
-          teacher(x, teacher_input, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias")
+          teacher(x, teacher_input, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias"), group(group)
     {
+        const int64_t classes = student.columns.rows;
+        TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == classes),
+                          "lk: linear_weight has ", classes, " rows on rank ", rank, ", but shards is ", shards);
+        if (!shards.empty()) fill_slice(split, shards, rank);
         const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
         TORCH_CHECK_VALUE(teacher_input.dim() == x.dim() && teacher_input.sizes().slice(0, x.dim() - 1) == rows,
                           "lk: teacher_input has shape ", teacher_input.sizes(), "; an input of ", x.sizes(), " needs ", rows,
@@ -100,16 +107,16 @@ struct HeadsCall {
     }
 };
 // A budget of 0 is lk's own.
-#define RUN(direction, call, x)                                                                                                \
+#define RUN(name, args, call, x)                                                                                               \
     do {                                                                                                                       \
         lk_linear_kl_plan plan = {};                                                                                           \
-        if (call.budget) LK_RUN(lk_linear_kl_##direction##_plan, x, &call.a, call.budget, &plan);                              \
-        else LK_RUN(lk_linear_kl_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);                            \
+        if (call.budget) LK_RUN(name##_plan, x, args, call.budget, &plan);                                                     \
+        else LK_RUN(name##_workspace_bytes, x, args, &plan.workspace_bytes);                                                   \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
         const Locked<lk_linear_kl_context> locked(x, lk_linear_kl_init);                                                       \
         call.a.context = locked.context;                                                                                       \
-        LK_RUN(lk_linear_kl_##direction, x, &call.a, call.stream);                                                             \
+        LK_RUN(name, x, args, call.stream);                                                                                    \
     } while (0)
 
 static Tensor linear_kl_forward(PARAMETERS)
@@ -117,7 +124,7 @@ static Tensor linear_kl_forward(PARAMETERS)
     HeadsCall c(ARGUMENTS);
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>();
-    RUN(forward, c, x);
+    RUN(lk_linear_kl_forward, &c.a, c, x);
     return c.reduced(loss, reduction);
 }
 
@@ -130,7 +137,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_kl_forward_backward(PARAMETE
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>();
     c.take_upstream(upstream, false), c.want(x, weight, want_dx, want_dweight, want_dbias);
-    RUN(forward_backward, c, x);
+    RUN(lk_linear_kl_forward_backward, &c.a, c, x);
     return {c.reduced(loss, reduction), c.dx, c.dweight, c.dbias};
 }
 
@@ -140,32 +147,80 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PAR
     HeadsCall c(ARGUMENTS);
     if (!want_dx && !want_dweight && !want_dbias) return {};
     c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(x, weight, want_dx, want_dweight, want_dbias);
-    RUN(backward, c, x);
+    RUN(lk_linear_kl_backward, &c.a, c, x);
+    return {c.dx, c.dweight, c.dbias};
+}
+
+// loss, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or two in
+// jensen_shannon, of 32 bytes a token.
+static tuple<Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    HeadsCall c(ARGUMENTS, group, shards, rank);
+    const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({c.a.tokens, 8}, x, at::kFloat);
+    Tensor all;
+    c.split.states = states.mutable_data_ptr();
+    const auto gather = [&] {
+        all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group);
+        wait(all);
+        c.split.all_states = all.const_data_ptr();
+    };
+    if (!c.a.tokens) return {c.reduced(loss, reduction), states};
+    RUN(lk_linear_kl_parallel_forward, &c.split, c, x);
+    gather();
+    if (divergence == LK_KL_JENSEN_SHANNON) {
+        RUN(lk_linear_kl_parallel_between, &c.split, c, x);
+        gather();
+    }
+    c.a.loss = loss.mutable_data_ptr<float>();
+    LK_RUN(lk_linear_kl_parallel_finish, x, &c.split, c.stream);
+    return {c.reduced(loss, reduction), states};
+}
+
+static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_backward(const Tensor &dloss, const Tensor &states, PARAMETERS,
+                                                                 LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight,
+                                                                 bool want_dbias)
+{
+    HeadsCall c(ARGUMENTS, group, shards, rank);
+    const Tensor saved = states.contiguous();
+    if (!want_dx && !want_dweight && !want_dbias) return {};
+    c.split.states = (void *)saved.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadsCall>;
+    c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(x, weight, want_dx, want_dweight, want_dbias);
+    if (!want_dx && !c.a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
+    RUN(lk_linear_kl_parallel_backward, &c.split, c, x);
+    if (want_dx && c.a.tokens) wait(c.dx);
     return {c.dx, c.dweight, c.dbias};
 }
 
 struct LinearKlBackward : Node {
-    SavedVariable x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight;
+    SavedVariable x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, states;
+    std::string group; // "": the classes are not split
+    std::vector<int64_t> shards;
+    int64_t rank = 0;
     int64_t reduction, divergence, workspace_mib;
     double beta, logit_scale, teacher_scale, softcap, teacher_softcap;
     bool fast_logits;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(linear_kl_backward);
+        LK_OP(linear_kl_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined()) return variable_list(3);
         const Tensor in = x.unpack(), w = weight.unpack(), other = teacher_input.unpack(), other_w = teacher_weight.unpack();
         const Maybe b = maybe(bias.unpack()), other_b = maybe(teacher_bias.unpack()), factors = maybe(row_weight.unpack());
+        const Tensor of_all = states.unpack();
         const Below below;
+        const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
-            linear_kl_backward_op.call(up[0], in, w, other, other_w, b, other_b, factors, OPTIONS, task_should_compute_output(0),
-                                       task_should_compute_output(1), task_should_compute_output(2));
+            group.empty() ? linear_kl_backward_op.call(up[0], in, w, other, other_w, b, other_b, factors, OPTIONS, wants[0], wants[1],
+                                                       wants[2])
+                          : linear_kl_parallel_backward_op.call(up[0], of_all, in, w, other, other_w, b, other_b, factors, OPTIONS,
+                                                                group, shards, rank, wants[0], wants[1], wants[2]);
         return once({dx, dweight, dbias}, "linear_kl");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), teacher_input.reset_data(), teacher_weight.reset_data();
-        bias.reset_data(), teacher_bias.reset_data(), row_weight.reset_data();
+        bias.reset_data(), teacher_bias.reset_data(), row_weight.reset_data(), states.reset_data();
     }
     void keep(PARAMETERS)
     {
@@ -179,17 +234,22 @@ struct LinearKlBackward : Node {
     }
 };
 
+static void check_heads(PARAMETERS)
+{
+    check_input(x, "input");
+    const std::pair<const char *, Maybe> constants[] = {{"teacher_input", teacher_input}, {"teacher_weight", teacher_weight},
+                                                        {"teacher_bias", teacher_bias}, {"row_weight", row_weight}};
+    for (const auto &[name, t] : constants)
+        TORCH_CHECK_VALUE(!wants_gradient(t), "lk: ", name, " requires a gradient, and gets none; detach it");
+}
+
 // A reduced loss computes its gradients in forward: four matmuls, not six. Not in f16 without a known upstream gradient: see
 // linear_cross_entropy.
 Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
 {
     LK_OP(linear_kl_forward);
     LK_OP(linear_kl_forward_backward);
-    check_input(x, "input");
-    const std::pair<const char *, Maybe> constants[] = {{"teacher_input", teacher_input}, {"teacher_weight", teacher_weight},
-                                                        {"teacher_bias", teacher_bias}, {"row_weight", row_weight}};
-    for (const auto &[name, t] : constants)
-        TORCH_CHECK_VALUE(!wants_gradient(t), "lk: ", name, " requires a gradient, and gets none; detach it");
+    check_heads(ARGUMENTS);
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
         return linear_kl_forward_op.call(ARGUMENTS);
@@ -221,15 +281,44 @@ Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
     return loss;
 }
 
-// As F.linear: the matmuls' tensors in autocast's type.
-static Tensor linear_kl_autocast(PARAMETERS, const Maybe &grad_scale)
+// The classes split over ranks: forward and backward have collectives, and gradients are computed in backward.
+static Tensor linear_kl_parallel(PARAMETERS, LK_RANKS_PARAMETERS)
 {
-    LK_OP(linear_kl);
+    LK_OP(linear_kl_parallel_forward);
+    check_heads(ARGUMENTS);
+    const bool wanted = wants_gradient(x, weight, bias);
+    const auto node = wanted ? make_node<LinearKlBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
+    Tensor loss, states;
+    {
+        const Below below;
+        std::tie(loss, states) = linear_kl_parallel_forward_op.call(ARGUMENTS, group, shards, rank);
+    }
+    if (!wanted) return loss;
+    torch::autograd::set_history(loss, node);
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->states = save(states);
+    node->keep(ARGUMENTS);
+    node_is_made(node);
+    return loss;
+}
+
+// As F.linear: the matmuls' tensors in autocast's type.
+template <class Op, class... More> static Tensor autocast(const Op &op, PARAMETERS, const More &...more)
+{
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
-    return linear_kl_op.call(cast(x), cast(weight), cast(teacher_input), cast(teacher_weight), cast(bias), cast(teacher_bias),
-                             row_weight, OPTIONS, grad_scale);
+    return op.call(cast(x), cast(weight), cast(teacher_input), cast(teacher_weight), cast(bias), cast(teacher_bias), row_weight,
+                   OPTIONS, more...);
+}
+static Tensor linear_kl_autocast(PARAMETERS, const Maybe &grad_scale)
+{
+    LK_OP(linear_kl);
+    return autocast(linear_kl_op, ARGUMENTS, grad_scale);
+}
+static Tensor linear_kl_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS)
+{
+    LK_OP(linear_kl_parallel);
+    return autocast(linear_kl_parallel_op, ARGUMENTS, group, shards, rank);
 }
 
 #define INPUTS                                                                                                                 \
@@ -244,7 +333,12 @@ LK_OPS(m)
     kernel(m, "linear_kl_forward_backward", "(" INPUTS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_kl_forward_backward);
     kernel(m, "linear_kl_backward", "(Tensor dloss, " INPUTS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_kl_backward);
+    user_op(m, "linear_kl_parallel", "(" INPUTS LK_RANKS_SCHEMA ") -> Tensor", &linear_kl_parallel);
+    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA ") -> (Tensor, Tensor)", &linear_kl_parallel_forward);
+    kernel(m, "linear_kl_parallel_backward", "(Tensor dloss, Tensor states, " INPUTS LK_RANKS_SCHEMA WANTS
+           ") -> (Tensor, Tensor, Tensor)", &linear_kl_parallel_backward);
     m.impl("linear_kl", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_autocast));
+    m.impl("linear_kl_parallel", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_parallel_autocast));
 }
 
 } // namespace lk_torch

@@ -82,6 +82,16 @@ def kl_backward(dloss, x, *options):
 
 
 @fake
+def kl_parallel_forward(x, *options):
+    return x.new_empty(x.shape[:-1], dtype=F32), x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32)
+
+
+@fake
+def kl_parallel_backward(dloss, x, *options):
+    return x.new_empty(x.shape)
+
+
+@fake
 def md_lrpe_cosine_forward(x, theta, shape, prefix, offset, activation):
     return x.new_empty([*x.shape[:3], 2 * x.shape[3]])
 
@@ -191,6 +201,16 @@ def linear_kl_forward_backward(x, weight, teacher_input, teacher_weight, bias, *
 
 @fake
 def linear_kl_backward(dloss, x, weight, teacher_input, teacher_weight, bias, *options):
+    return head(x, weight, bias, *options[-3:])
+
+
+@fake
+def linear_kl_parallel_forward(x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, reduction, *options):
+    return (x.new_empty([] if reduction else x.shape[:-1], dtype=F32), x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32))
+
+
+@fake
+def linear_kl_parallel_backward(dloss, states, x, weight, teacher_input, teacher_weight, bias, *options):
     return head(x, weight, bias, *options[-3:])
 
 

@@ -24,10 +24,10 @@ def _register(op, x, matmuls):
     register_flop_formula(op)(formula)
 
 
-def _register_two(op, x, matmuls):
-    """Likewise, of the student's head; one more of the teacher's."""
+def _register_two(op, x, matmuls, teachers=lambda a: 1):
+    """Likewise, of the student's head; and of the teacher's."""
     def formula(*args, out_shape=None, **kwargs):
-        return matmuls(args) * _matmul(args[x], args[x + 1]) + _matmul(args[x + 2], args[x + 3])
+        return matmuls(args) * _matmul(args[x], args[x + 1]) + teachers(args) * _matmul(args[x + 2], args[x + 3])
     register_flop_formula(op)(formula)
 
 
@@ -46,3 +46,6 @@ _register(_ops.linear_cross_entropy_parallel_backward, 7, lambda a: (a[6] is Non
 _register_two(_ops.linear_kl_forward, 0, lambda a: 1)
 _register_two(_ops.linear_kl_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
 _register_two(_ops.linear_kl_backward, 1, lambda a: 1 + a[-3] + a[-2])
+_register_two(_ops.linear_kl_parallel_backward, 2, lambda a: 1 + a[-3] + a[-2])
+# "jensen_shannon", which is 2, has a second pass.
+_register_two(_ops.linear_kl_parallel_forward, 0, *(lambda a: 1 + (a[8] == 2),) * 2)

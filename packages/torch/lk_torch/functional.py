@@ -167,7 +167,7 @@ def _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softc
 
 
 def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0,
-       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0):
+       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0, group=None, shards=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. input: the student's logits
     [..., classes]; teacher: the teacher's, of the same shape and type; it gets no gradient. In float32, [...] for "none".
 
@@ -175,12 +175,20 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     KL(student || teacher); "jensen_shannon" is beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta)
     student, with 0 < beta < 1. Temperature divides both logits; multiply the loss by temperature**2 where gradients should not
     shrink with it. row_weight [...]: a factor of each row's loss; rows of weight 0, padding say, are not read. A mean is over all
-    rows, or with row_weight over the sum of the weights."""
+    rows, or with row_weight over the sum of the weights.
+
+    group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
+    the same classes. All ranks pass the same row_weight and options, and get the same loss, bit for bit; the gradient is that of
+    this rank's logits. shards is how many classes each rank has; without it all have as many. Forward has one all-gather of 32
+    bytes a row, two in "jensen_shannon"; backward has none."""
     _tensors(input=input, teacher=teacher)
     reduced = _value(_REDUCTIONS, "reduction", reduction)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
-    op = _ops.kl.default if is_compiling() else _C.kl
-    loss = op(input, teacher, row_weight, *options)
+    shards = _shards(group, shards, input.shape[-1] if input.dim() else 0, input.device, "input has {} classes")
+    if group is not None:
+        loss = _ops.kl_parallel.default(input, teacher, row_weight, *options, group.group_name, shards, group.rank())
+    else:
+        loss = (_ops.kl.default if is_compiling() else _C.kl)(input, teacher, row_weight, *options)
     if reduced == 1:
         return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
     return loss.sum() if reduced else loss
@@ -716,7 +724,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
-              teacher_softcap=0.0, workspace_mib=None, fast_logits=False, grad_scale=None):
+              teacher_softcap=0.0, workspace_mib=None, fast_logits=False, grad_scale=None, group=None, shards=None):
     """kl of two heads from their hidden states, without storing all logits of either: distillation, with gradients for input,
     linear_weight and linear_bias. The teacher's tensors get none, and are refused where they require one: detach them, or run
     the teacher under torch.no_grad().
@@ -739,13 +747,23 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
 
     A mean or sum computes its gradients in forward, in four matmuls, for the upstream gradient that is expected. grad_scale
     says which, as in cross_entropy. With reduction="none", and in float16 without grad_scale, backward computes the logits
-    again, with an upstream gradient for each token: six matmuls. Nothing waits for the device."""
+    again, with an upstream gradient for each token: six matmuls. Nothing waits for the device.
+
+    group and shards: as in linear_cross_entropy, whose ranks each have some of the classes: the same rows of both weights. The loss
+    has the same bits on all ranks. Forward has one all-gather of 32 bytes a token; backward computes the logits again and sums the
+    gradient of input. "jensen_shannon" has a second all-gather, and computes the logits once more. There is no grad_scale then."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     reduced = _value(_REDUCTIONS, "reduction", reduction)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
+    shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
+    arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, row_weight, reduced, *options,
+                 _mib(workspace_mib), fast_logits)
+    if group is not None:
+        if grad_scale is not None:
+            raise ValueError("lk: with group there is no grad_scale; gradients are computed in backward")
+        return _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank())
     op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
-    return op(input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, row_weight, reduced, *options,
-              _mib(workspace_mib), fast_logits, _grad_scale(grad_scale))
+    return op(*arguments, _grad_scale(grad_scale))
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
