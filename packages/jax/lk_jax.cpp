@@ -21,10 +21,10 @@
 #include "xla/ffi/api/ffi.h"
 
 #include "lk/cross_entropy_ids_parallel.cuh"
-#include "lk/kl.cuh"
+#include "lk/kl_parallel.cuh"
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
-#include "lk/linear_kl.cuh"
+#include "lk/linear_kl_parallel.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
@@ -52,7 +52,8 @@ struct Field {
 template <class Args> struct Fields;
 #define FIELD(name) {#name, offsetof(Args, name), kind_of<decltype(Args::name)>()},
 #define COMMON(name) {#name, offsetof(Args, common.name), kind_of<decltype(decltype(Args::common)::name)>()},
-#define RANKS(MEMBER) MEMBER(states) MEMBER(all_states) MEMBER(others) MEMBER(parallel.vocab_total) MEMBER(parallel.ranks)
+#define SLICE(MEMBER) MEMBER(parallel.vocab_total) MEMBER(parallel.ranks)
+#define RANKS(MEMBER) MEMBER(states) MEMBER(all_states) MEMBER(others) SLICE(MEMBER)
 #define ELEMENT(name, i) {#name #i, offsetof(Args, name) + i * sizeof(int64_t), INT64},
 #define ELEMENTS(name) \
     ELEMENT(name, 0) ELEMENT(name, 1) ELEMENT(name, 2) ELEMENT(name, 3) \
@@ -76,9 +77,12 @@ FIELDS(cross_entropy_ids, COMMON(logits) FIELD(target_ids) FIELD(target_weight) 
        COMMON(lse_low) COMMON(valid_rows) COMMON(dlogits) COMMON(workspace) COMMON(workspace_bytes) COMMON(rows) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)
        COMMON(logit_scale) COMMON(softcap) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty)
        COMMON(upstream_per_row) COMMON(target_dtype) RANKS(COMMON))
-FIELDS(kl, FIELD(logits) FIELD(teacher) FIELD(row_weight) FIELD(upstream) FIELD(loss) FIELD(dlogits) FIELD(rows) FIELD(vocab)
-       FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap) FIELD(teacher_softcap) FIELD(beta) FIELD(divergence)
-       FIELD(upstream_per_row))
+#define KL(MEMBER) \
+    MEMBER(logits) MEMBER(teacher) MEMBER(row_weight) MEMBER(upstream) MEMBER(loss) MEMBER(dlogits) MEMBER(rows) MEMBER(vocab) \
+    MEMBER(logit_scale) MEMBER(teacher_scale) MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) \
+    MEMBER(upstream_per_row)
+FIELDS(kl, KL(FIELD))
+FIELDS(kl_parallel, KL(COMMON) FIELD(states) FIELD(all_states) SLICE(FIELD))
 FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FIELD(class_weight) FIELD(row_weight)
        FIELD(upstream) FIELD(dlse) FIELD(dentropy) FIELD(denominator) FIELD(loss) FIELD(z_loss_out) FIELD(lse)
        FIELD(entropy) FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dx) FIELD(dweight) FIELD(dbias)
@@ -94,11 +98,14 @@ FIELDS(linear_cross_entropy_ids, COMMON(x) COMMON(weight) COMMON(bias) FIELD(tar
        COMMON(logit_scale) COMMON(softcap) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty)
        COMMON(upstream_per_token) COMMON(target_dtype) COMMON(bias_dtype) COMMON(dweight_dtype) COMMON(dbias_dtype)
        COMMON(fast_logits) COMMON(tf32) RANKS(COMMON))
-FIELDS(linear_kl, FIELD(x) FIELD(weight) FIELD(bias) FIELD(teacher_x) FIELD(teacher_weight) FIELD(teacher_bias) FIELD(row_weight)
-       FIELD(upstream) FIELD(loss) FIELD(dx) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens)
-       FIELD(hidden) FIELD(teacher_hidden) FIELD(vocab) FIELD(logit_scale) FIELD(teacher_scale) FIELD(softcap)
-       FIELD(teacher_softcap) FIELD(beta) FIELD(divergence) FIELD(upstream_per_token) FIELD(dweight_dtype) FIELD(fast_logits)
-       FIELD(tf32))
+#define HEADS(MEMBER) \
+    MEMBER(x) MEMBER(weight) MEMBER(bias) MEMBER(teacher_x) MEMBER(teacher_weight) MEMBER(teacher_bias) MEMBER(row_weight) \
+    MEMBER(upstream) MEMBER(loss) MEMBER(dx) MEMBER(dweight) MEMBER(dbias) MEMBER(workspace) MEMBER(workspace_bytes) \
+    MEMBER(tokens) MEMBER(hidden) MEMBER(teacher_hidden) MEMBER(vocab) MEMBER(logit_scale) MEMBER(teacher_scale) \
+    MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) MEMBER(upstream_per_token) MEMBER(dweight_dtype) \
+    MEMBER(fast_logits) MEMBER(tf32)
+FIELDS(linear_kl, HEADS(FIELD))
+FIELDS(linear_kl_parallel, HEADS(COMMON) FIELD(states) FIELD(all_states) SLICE(FIELD))
 FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
        FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(theta_heads) FIELD(theta_features)
        FIELD(prefix) FIELD(axes) ELEMENTS(shape) ELEMENTS(offset)
@@ -140,6 +147,7 @@ template <class Args, class V> static bool set(Args &args, string_view name, V v
 template <class Args> static Args &common_of(Args &args) { return args; }
 static lk_cross_entropy_args &common_of(lk_cross_entropy_ids_args &args) { return args.common; }
 static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_args &args) { return args.common; }
+static lk_linear_kl_args &common_of(lk_linear_kl_parallel_args &args) { return args.common; }
 static lk_srms_norm_args &common_of(lk_srms_norm_fp8_args &args) { return args.common; }
 
 /* Takes the first word off a list of words. */
@@ -165,6 +173,7 @@ template <class Args> constexpr bool has_context = false;
 template <> constexpr bool has_context<lk_linear_cross_entropy_args> = true;
 template <> constexpr bool has_context<lk_linear_cross_entropy_ids_args> = true;
 template <> constexpr bool has_context<lk_linear_kl_args> = true;
+template <> constexpr bool has_context<lk_linear_kl_parallel_args> = true;
 static lk_status init(lk_linear_cross_entropy_context *context) { return lk_linear_cross_entropy_init(context); }
 static lk_status init(lk_linear_kl_context *context) { return lk_linear_kl_init(context); }
 
@@ -318,10 +327,12 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                  \
     LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                         \
     LK_DECLARE_KL(T)                                                                                                 \
+    LK_DECLARE_KL_PARALLEL(T)                                                                                        \
     LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
     LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                           \
     LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                  \
     LK_DECLARE_LINEAR_KL(T)                                                                                          \
+    LK_DECLARE_LINEAR_KL_PARALLEL(T)                                                                                 \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
     LK_DECLARE_SRMS_NORM_FP8(T)                                                                                      \
@@ -344,6 +355,10 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     FUNCTION(cross_entropy_ids, parallel_backward, T, nullptr)                                                       \
     FUNCTION(kl, forward, T, nullptr)                                                                                \
     FUNCTION(kl, backward, T, nullptr)                                                                               \
+    FUNCTION(kl_parallel, forward, T, nullptr)                                                                       \
+    FUNCTION(kl_parallel, between, T, nullptr)                                                                       \
+    FUNCTION(kl_parallel, finish, T, nullptr)                                                                        \
+    FUNCTION(kl_parallel, backward, T, nullptr)                                                                      \
     FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
     FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
     FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \
@@ -356,6 +371,10 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                   \
     FUNCTION(linear_kl, backward, T, lk_linear_kl_backward_plan_##T)                                                 \
     FUNCTION(linear_kl, forward_backward, T, lk_linear_kl_forward_backward_plan_##T)                                 \
+    FUNCTION(linear_kl_parallel, forward, T, lk_linear_kl_parallel_forward_plan_##T)                                 \
+    FUNCTION(linear_kl_parallel, between, T, lk_linear_kl_parallel_between_plan_##T)                                 \
+    FUNCTION(linear_kl_parallel, finish, T, nullptr)                                                                 \
+    FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                               \
     FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                    \
     FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                   \
     FUNCTION(srms_norm, forward, T, nullptr)                                                                         \

@@ -1634,6 +1634,7 @@ def ranks():
     ranks_ids()
     ranks_linear()
     ranks_linear_ids()
+    ranks_kl()
     ranks_transforms()
     ranks_mistakes()
 
@@ -1897,6 +1898,70 @@ def ranks_linear_ids():
             x, weights).compile().as_text()
         check("head's ids, collectives", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 and
               len(re.findall(r" all-reduce(?:-start)?\(f32\[2,3,24", re.sub(r"%\S+", "", text))) < 2, text)
+
+
+def ranks_kl():
+    over, P = functools.partial(lk.kl, axis_name="vocab"), jax.sharding.PartitionSpec
+    modes, weights = itertools.cycle((True, False)), jnp.asarray([[0.5, 0.0, 2.0], [1.0, 1.5, 0.25]])
+    options_of = [{}, {"reduction": "none", "row_weight": weights}, {"temperature": 2.0, "softcap": 5.0, "reduction": "sum"},
+                  {"beta": 0.1, "logit_scale": 0.5, "teacher_scale": 1.5, "teacher_softcap": 4.0, "row_weight": weights}]
+    for dtype, divergence, (k, options) in itertools.product(DTYPES, lk.DIVERGENCES, enumerate(options_of)):
+        if dtype == "float16" and k % 3:  # the others say it
+            continue
+        x, y, checked = normal(1, 2, 3, 52, dtype=dtype, scale=2), normal(2, 2, 3, 52, dtype=dtype, scale=2), next(modes)
+        full = dict(options, divergence=divergence)
+        ours = split(lambda v, w: over(v, w, **full), 2, 2, checked=checked)
+        up = normal(3, *lk.kl(x, y, **full).shape)
+        compare(f"kl {dtype} {full} {'' if checked else 'unchecked'}", lambda v: ours(v, y), exact_kl(y, **full), [x], up, 2)
+        compare(f"kl {dtype} {full}, vmap", lambda v: split(jax.vmap(lambda a, b: over(a, b, "none", **{
+            k: v for k, v in full.items() if k not in ("row_weight", "reduction")})), 2, 2)(v, y), exact_kl(y, **{
+                **full, "row_weight": None, "reduction": "none"}), [x], normal(3, 2, 3), 2)
+    x, y = normal(4, 3, 40), normal(5, 3, 40)
+    near_x = x + 1e-4 * y
+    compare("kl where the two nearly agree", lambda v: split(lambda v, w: over(v, w, "none"), 1, 1)(v, near_x),
+            exact_kl(near_x, reduction="none"), [x], jnp.ones(3), like="bfloat16")
+    for divergence, between in (("reverse", []), ("jensen_shannon", [("kl_parallel_between_f32", "logits teacher all_states", "states")])):
+        f = split(lambda v, w: over(v, w, divergence=divergence), 1, 1)
+        calls = calls_in(jax.grad(f), x, y)
+        check(f"kl, {divergence}, calls", calls == [
+            ("kl_parallel_forward_f32", "logits teacher", "states"), *between, ("kl_parallel_finish_f32", "all_states", "loss states"),
+            ("kl_parallel_backward_f32", "logits teacher states upstream", "dlogits")], calls)
+        each = split(lambda v, w: over(v, w, "none", divergence=divergence)[None], 1, 1, out=P("vocab"), checked=False)(x, y)
+        check(f"kl, {divergence}, the same bits on all devices", np.array_equal(each[:1].repeat(4, 0), each), each)
+        text = jax.jit(jax.grad(f)).lower(x, y).compile().as_text()
+        check(f"kl, {divergence}, collectives", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 + len(between), text)
+    heads = functools.partial(lk.linear_kl, axis_name="vocab")
+    tokens, hidden, wide, vocab = (2, 3), 24, 16, 40
+    for dtype, divergence, (k, options) in itertools.product(DTYPES, lk.DIVERGENCES, enumerate(options_of)):
+        if dtype == "float16" and k % 3:
+            continue
+        bias_type, checked = (dtype if k % 2 else None), next(modes)
+        arrays = [normal(7, *tokens, hidden, dtype=dtype), normal(8, vocab, hidden, scale=0.3).astype(dtype)]
+        arrays += [normal(9, vocab, dtype=bias_type)] if bias_type else []
+        y, m = normal(10, *tokens, wide, dtype=dtype), normal(11, vocab, wide, scale=0.3).astype(dtype)
+        full = dict(options, divergence=divergence)
+        f = split(lambda v, w, b, y, m: heads(v, w, y, m, bias=b, workspace_mib=1, **full), P(), 0, 0, P(), 0, checked=checked)
+        ours = lambda v, w, b=None: f(v, w, jnp.zeros(vocab, dtype) if b is None else b, y, m)
+        teacher = np.asarray(y, np.float64) @ np.asarray(m, np.float64).T
+        up = normal(3, *lk.linear_kl(*arrays[:2], y, m, **full).shape)
+        compare(f"linear_kl {dtype} {full} {'' if checked else 'unchecked'}", ours,
+                lambda v, w, b=0.0: exact_kl(teacher, **full)(v @ w.T + b), arrays, up, 6)
+    v, w, y, m = normal(7, 5, hidden), normal(8, vocab, hidden, scale=0.3), normal(10, 5, wide), normal(11, vocab, wide, scale=0.3)
+    for divergence, matmuls in (("forward", "forward"), ("jensen_shannon", "forward between")):
+        f = split(lambda *a: heads(*a, divergence=divergence), P(), 0, P(), 0)
+        calls = calls_in(jax.grad(f, (0, 1)), v, w, y, m)
+        check(f"linear_kl, {divergence}, calls", [c[0] for c in calls] == [
+            f"linear_kl_parallel_{n}_f32" for n in (*matmuls.split(), "finish", "backward")], calls)
+        each = split(lambda *a: heads(*a, reduction="none", divergence=divergence)[None], P(), 0, P(), 0, out=P("vocab"), checked=False)
+        found = each(v, w, y, m)
+        check(f"linear_kl, {divergence}, the same bits on all devices", np.array_equal(found[:1].repeat(4, 0), found), found)
+    mapped = (0, None, 0, None)
+    inside = split(jax.vmap(lambda *a: heads(*a, reduction="none"), mapped), P(), 0, P(), 0)
+    alone = jax.vmap(lambda *a: lk.linear_kl(*a, reduction="none"), mapped)
+    v, y = normal(7, 2, 5, hidden), normal(10, 2, 5, wide)
+    near("linear_kl vmap", inside(v, w, y, m), alone(v, w, y, m))
+    none = split(lambda v, w: over(v, w, "none"), 1, 1)
+    check("kl of no rows", none(x[:0], x[:0]).shape == (0,))
 
 
 def ranks_transforms():

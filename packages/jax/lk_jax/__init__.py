@@ -269,7 +269,7 @@ def _logsumexp(scale, dtype, outer, cols, inner, row):
 
 
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
-       teacher_scale=1.0, softcap=None, teacher_softcap=None):
+       teacher_scale=1.0, softcap=None, teacher_softcap=None, axis_name=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
     teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
 
@@ -277,15 +277,19 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student. temperature divides both logits. row_weight: a factor of
     each row's loss; rows of weight 0 are not read. A mean is over all rows, or with row_weight over the sum of the weights. All
     numbers are part of the compiled program.
+
+    axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
+    row, two for "jensen_shannon".
     """
-    logits = _array(logits, "logits", 1)
+    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
     teacher = _array(teacher, "teacher")
     _demand(teacher.dtype == logits.dtype, f"teacher is {teacher.dtype.name}; it must be {logits.dtype.name}, as logits are", TypeError)
     _demand(teacher.shape == logits.shape, f"teacher has the shape {teacher.shape}; it must have {logits.shape}")
     rows, row_weight = logits.shape[:-1], _row_weight(row_weight, logits.shape[:-1])
     fields = dict(rows=math.prod(rows), vocab=logits.shape[-1], **_kl_fields(
         divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
-    loss = _kl(tuple(fields.items()))(*same_axes(logits, teacher, row_weight))
+    arrays = _placed(ranks, "logits", ("teacher",), logits=logits, teacher=teacher, row_weight=row_weight)
+    loss = _kl(tuple(fields.items()), ranks)(*arrays)
     if _choice(reduction, REDUCTIONS, "reduction") == 1:
         return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
     return loss if reduction == "none" else loss.sum()
@@ -305,27 +309,35 @@ def _kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softca
 
 
 @functools.lru_cache(None)
-def _kl(fields):
+def _kl(fields, ranks):
     fields = dict(fields)
+    if ranks:
+        fields |= {"parallel.vocab_total": fields["vocab"] * ranks.size, "parallel.ranks": ranks.size}
+
+    def run(direction, arrays, inputs, outputs, **more):
+        own = {} if direction == "finish" else {"logits": arrays[0], "teacher": arrays[1]}
+        return call(f"kl_{'parallel_' if ranks else ''}{direction}_{TYPES[arrays[0].dtype.name]}",
+                    {**own, "row_weight": arrays[2], **inputs}, outputs, dict(fields, **more), "rows", behind=("all_states",))
+
+    def forward(arrays, save):
+        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], fields["divergence"], save)
 
     @jax.custom_vjp
-    def f(logits, teacher, row_weight):
-        found = call(f"kl_forward_{TYPES[logits.dtype.name]}", {"logits": logits, "teacher": teacher, "row_weight": row_weight},
-                     {"loss": _of(logits.shape[:-1], _f32)}, fields, "rows")
-        return found["loss"]
+    def f(*arrays):
+        return forward(arrays, save=False)["loss"]
 
-    def fwd(logits, teacher, row_weight):
-        _constants(teacher=teacher, row_weight=row_weight)
-        values = _values(logits, teacher, row_weight)
-        return f(*values), values
+    def fwd(*primals):
+        _constants(teacher=primals[1], row_weight=primals[2])
+        arrays = _values(*primals)
+        found = forward(arrays, save=True)
+        return found.pop("loss"), (arrays, found)
 
-    def bwd(values, dloss):
-        logits, teacher, row_weight = values
-        if _given(dloss) is None:
+    def bwd(kept, dloss):
+        arrays, saved = kept
+        if (upstream := _given(dloss, ranks)) is None:
             return None, None, None
-        inputs = {"logits": logits, "teacher": teacher, "row_weight": row_weight, "upstream": dloss}
-        found = call(f"kl_backward_{TYPES[logits.dtype.name]}", inputs, {"dlogits": _like(logits)},
-                     dict(fields, upstream_per_row=1), "rows")
+        outputs = {"dlogits": _like(arrays[0])}
+        found = run("backward", arrays, {**saved, "upstream": upstream}, outputs, upstream_per_row=1)
         return found["dlogits"], None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
@@ -334,7 +346,7 @@ def _kl(fields):
 
 def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
-              fast_logits=False, tf32=False, workspace_mib=None):
+              fast_logits=False, tf32=False, workspace_mib=None, axis_name=None):
     """kl of two heads, from their hidden states: of the logits x @ weight.T + bias and teacher_x @ teacher_weight.T + teacher_bias,
     without storing all logits of either. For distillation over the whole vocabulary. float32; of tokens for "none".
 
@@ -348,11 +360,13 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     gradients; keep its x and teacher_x finite.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
+    axis_name: as in linear_cross_entropy; both weights and biases are of the same columns of a device. Forward has one all-gather of
+    32 bytes a token. "jensen_shannon" has two, and computes the logits once more.
 
     A reduced loss makes its gradients together with the loss: 4 matmuls for 6. Not in float16, whose gradients need the upstream
-    gradient before they are rounded; nor with "none". lk/linear_kl.cuh has the formulas, lk/linear_kl.md the accuracy.
+    gradient before they are rounded; nor with "none", nor with axis_name. lk/linear_kl.cuh has the formulas, lk/linear_kl.md the accuracy.
     """
-    x = _array(x, "x", 1)
+    x, ranks = _array(x, "x", 1), _ranks(axis_name)
     weight = _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
     shape, vocab = x.shape[:-1], weight.shape[0]
@@ -366,7 +380,9 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     divisor = None
     if _choice(reduction, REDUCTIONS, "reduction") == 1:
         divisor = jnp.asarray(math.prod(shape), _f32) if row_weight is None else row_weight.sum()
-    return _linear_kl(tuple(fields.items()), reduction != "none")(*same_axes(x, weight, *others.values(), row_weight, divisor))
+    arrays = _placed(ranks, "weight", ("x", "bias", "teacher_weight", "teacher_bias"), x=x, weight=weight, **others,
+                     row_weight=row_weight, divisor=divisor)
+    return _linear_kl(tuple(fields.items()), reduction != "none", ranks)(*arrays)
 
 
 def _alike(a, name, dtype, shape):
@@ -381,19 +397,25 @@ _HEAD = ("dx", "dweight", "dbias")
 
 
 @functools.lru_cache(None)
-def _linear_kl(options, reduced):
+def _linear_kl(options, reduced, ranks):
     """divisor: of a mean; None for a sum."""
 
-    def run(direction, arrays, upstream, outputs, upstream_per_token=0):
+    def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, bias, teacher_x, teacher_weight, teacher_bias, row_weight, _ = arrays
         fields = dict(options, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], teacher_hidden=teacher_x.shape[-1],
                       vocab=weight.shape[0], upstream_per_token=upstream_per_token,
                       dweight_dtype=_dtype_field(outputs.get("dweight"), x.dtype))
-        return call(f"linear_kl_{direction}_{TYPES[x.dtype.name]}",
-                    {"x": x, "weight": weight.astype(x.dtype), "bias": bias, "teacher_x": teacher_x,
-                     "teacher_weight": teacher_weight, "teacher_bias": teacher_bias, "row_weight": row_weight,
-                     "upstream": upstream}, outputs, fields, "tokens",
-                    ("teacher_weight", "teacher_bias", *_shared(False, upstream_per_token)))
+        if ranks:
+            fields |= {"parallel.vocab_total": weight.shape[0] * ranks.size, "parallel.ranks": ranks.size}
+        heads = {} if direction == "finish" else {
+            "x": x, "weight": weight.astype(x.dtype), "bias": bias, "teacher_x": teacher_x, "teacher_weight": teacher_weight,
+            "teacher_bias": teacher_bias}
+        return call(f"linear_kl_{'parallel_' if ranks else ''}{direction}_{TYPES[x.dtype.name]}",
+                    {**heads, "row_weight": row_weight, **inputs}, outputs, fields, "tokens",
+                    ("teacher_weight", "teacher_bias", *_shared(False, upstream_per_token)), behind=("all_states",))
+
+    def forward(arrays, save):
+        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], dict(options)["divergence"], save)
 
     def result(loss, divisor):
         loss = loss.sum() if reduced else loss
@@ -405,26 +427,29 @@ def _linear_kl(options, reduced):
 
     @jax.custom_vjp
     def f(*arrays):
-        return result(run("forward", arrays, None, outputs(arrays))["loss"], arrays[-1])
+        return result(forward(arrays, save=False)["loss"], arrays[-1])
 
     def fwd(*primals):
         arrays = x, *_, divisor = _values(*primals)
         _constants(teacher_x=primals[3], teacher_weight=primals[4], teacher_bias=primals[5], row_weight=primals[6])
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[2])
-        if reduced and x.dtype != jnp.float16:
-            found = run("forward_backward", arrays, None if divisor is None else 1 / divisor, outputs(arrays, wanted))
+        if reduced and x.dtype != jnp.float16 and not ranks:
+            found = run("forward_backward", arrays, {"upstream": None if divisor is None else 1 / divisor}, outputs(arrays, wanted))
             return result(found["loss"], divisor), {"made": _made(found, wanted, _HEAD)}
-        return f(*arrays), {"arrays": arrays, "wanted": _flags(wanted, _HEAD)}
+        found = forward(arrays, save=True)
+        loss = result(found.pop("loss"), divisor)
+        return loss, {"arrays": arrays, "saved": found, "wanted": _flags(wanted, _HEAD)}
 
     def bwd(kept, dloss):
-        if _given(dloss) is None:
+        if (dloss := _given(dloss, ranks)) is None:
             return (None,) * 8
         if "made" in kept:
             made = _scaled(kept["made"], dloss, None)
         else:
             arrays = kept["arrays"]
             likes = {name: like for name, like in outputs(arrays, _flagged(kept["wanted"])).items() if name != "loss"}
-            made = run("backward", arrays, dloss if arrays[-1] is None else dloss / arrays[-1], likes, int(not reduced))
+            upstream = dloss if arrays[-1] is None else dloss / arrays[-1]
+            made = run("backward", arrays, {**kept["saved"], "upstream": upstream}, likes, int(not reduced))
         return made.get("dx"), made.get("dweight"), made.get("dbias"), None, None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
@@ -493,9 +518,12 @@ def _of_rank(ranks, direction, options, vocab, targets, class_weight=None):
     return found, class_weight, {**fields, "ignore_index": -options["use_ignore_index"]}
 
 
+def _gathered(ranks, states):
+    return jax.lax.all_gather(states, ranks.axis, to="invarying" if ranks.checked else "varying")
+
+
 def _finish(ranks, run, arrays, states, outputs):
-    gathered = jax.lax.all_gather(states, ranks.axis, to="invarying" if ranks.checked else "varying")
-    return run("finish", arrays, {"all_states": gathered}, outputs)
+    return run("finish", arrays, {"all_states": _gathered(ranks, states)}, outputs)
 
 
 def _forward(ranks, run, arrays, outputs, options, shape, vocab, statistics):
@@ -508,6 +536,17 @@ def _forward(ranks, run, arrays, outputs, options, shape, vocab, statistics):
     if "argmax" in larger:  # word 6, the low half of lk_ce_top, is less by 1 for each column; without one all stays below others
         states = states - _first_column(ranks, vocab) * (jnp.arange(words) == 6)
     return _finish(ranks, run, arrays, states, outputs)
+
+
+def _forward_kl(ranks, run, arrays, shape, divergence, save):
+    """Forward of kl or linear_kl: the loss, and the states of all columns where ranks have to save them for backward."""
+    loss, states = {"loss": _of(shape, _f32)}, {"states": _of((*shape, 8), jnp.int32)}
+    if not ranks:
+        return run("forward", arrays, {}, loss)
+    found = run("forward", arrays, {}, states)["states"]
+    if divergence == DIVERGENCES["jensen_shannon"]:
+        found = run("between", arrays, {"all_states": _gathered(ranks, found)}, states)["states"]
+    return _finish(ranks, run, arrays, found, {**loss, **(states if save else {})})
 
 
 def _forward_ids(ranks, run, arrays, outputs, ids, itemsize):
