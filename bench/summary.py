@@ -168,7 +168,7 @@ def page_losses(rows, newer, path):
     yield ""
     yield "\\*: timed by a profiler, which does not count the gaps between kernels."
     yield ""
-    yield f"Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases ({how})"
+    yield f"Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases ({how})" + ("" if newer else ".")
     if newer:
         _, _, called_newer, calls_newer = plot.called(newer, H100_COMPARE)
         yield f"and in {called_newer} of {calls_newer} cases of {', '.join(ops)}. That op was compared on an H100, at {plot.commits_of(newer)}. The other"

@@ -478,6 +478,13 @@ LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
+/* cp.async.ca.shared.global.L2::128B: the same through L1, for copies of which several take parts of one 32-byte sector. */
+LK_DEVICE void lk_cp_async_ca_16(void *shared, int offset, const void *global)
+{
+    const unsigned to = lk_shared_address(shared) + (unsigned)offset;
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
 /* cp.async.commit_group (9.7.9.25.3.2): ends a group: this thread's copies since the last commit. */
 LK_DEVICE void lk_cp_async_commit_group(void)
 {

@@ -731,8 +731,9 @@ typedef struct {
     float rstd, slope; /* slope: mean(g h) rstd */
 } lk_srms_norm_row;
 
-/* Starts the copies of a thread's first U vectors of a tensor into its slots. */
-template <class E, int N>
+/* Starts the copies of a thread's first U vectors of a tensor into its slots. L1: through it, where dy of float lies beside T of 16
+ * bits: two copies of a lane take the halves of a 32-byte sector. */
+template <class E, int N, bool L1>
 LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
     constexpr int U = LK_SRMS_NORM_BACKWARD_VECS;
@@ -740,17 +741,21 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int
     const E *from = (const E *)t.data + row * t.stride + at.first;
     LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= at.count) break;
-        LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++)
-            lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
+        LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) {
+            const E *const part = from + u * 32 * N + i * LK_VEC<E>;
+            if constexpr (L1) lk_cp_async_ca_16(slot + t.part * U * 32, (i * U + u) * 512, part);
+            else lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, part);
+        }
     }
 }
 template <class T, class R, class D>
 LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    lk_srms_norm_fetch<T, LK_VEC<T>>(in.x, slot, row, at);
-    lk_srms_norm_fetch<R, LK_VEC<T>>(in.r, slot, row, at);
-    lk_srms_norm_fetch<D, LK_VEC<T>>(in.dy, slot, row, at);
-    lk_srms_norm_fetch<R, LK_VEC<T>>(in.dr, slot, row, at);
+    constexpr bool L1 = sizeof(D) > sizeof(T);
+    lk_srms_norm_fetch<T, LK_VEC<T>, L1>(in.x, slot, row, at);
+    lk_srms_norm_fetch<R, LK_VEC<T>, L1>(in.r, slot, row, at);
+    lk_srms_norm_fetch<D, LK_VEC<T>, L1>(in.dy, slot, row, at);
+    lk_srms_norm_fetch<R, LK_VEC<T>, L1>(in.dr, slot, row, at);
 }
 
 /* N elements of a tensor. */

@@ -112,6 +112,9 @@ LK_DEVICE void lk_st_async_b64(unsigned peer, uint64_t value, unsigned peer_bar,
 LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global, SIMT_SITE) {
     simt_cp_async((char *)shared + offset, global, 16, file, line);
 }
+LK_DEVICE void lk_cp_async_ca_16(void *shared, int offset, const void *global, SIMT_SITE) {
+    simt_cp_async((char *)shared + offset, global, 16, file, line);
+}
 LK_DEVICE void lk_cp_async_commit_group(SIMT_SITE) { simt_cp_async_commit(file, line); }
 template <int groups> LK_DEVICE void lk_cp_async_wait_group(SIMT_SITE) { simt_cp_async_wait(groups, file, line); }
 LK_DEVICE void lk_prefetch_l2(const void *global, SIMT_SITE) { simt_prefetch(global, file, line); }
