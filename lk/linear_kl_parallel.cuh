@@ -65,7 +65,7 @@ typedef struct {
     lk_linear_kl_args common;
     lk_vocab_parallel parallel;
     void *states;           /* as in lk_kl_parallel_args, of tokens */
-    const void *all_states; /* likewise */
+    const void *all_states; /* and as there */
 } lk_linear_kl_parallel_args;
 
 #define LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(direction, T)                                                                  \
