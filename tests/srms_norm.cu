@@ -988,6 +988,21 @@ static void boundaries(void)
         if (!test_that(!status && l.call.in.aligned == (i % 4 == 0)))
             test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), l.call.in.aligned);
     }
+    for (int i = 0; i < 8; i++) { /* beside dy of f32, a thread holds weight where all of it that is read begins on 16 bytes */
+        lk_srms_norm_args given = {}, a;
+        given.rows = 6, given.cols = i & 1 ? 1001 : 1000, given.groups = i & 2 ? 3 : 1, given.dy_dtype = LK_DTYPE_F32;
+        given.x = (void *)(uintptr_t)65536, given.dy = (void *)(uintptr_t)131072, given.dx = (void *)(uintptr_t)262144;
+        given.x_stride = given.dy_stride = given.dx_stride = 1008;
+        given.weight = (void *)(uintptr_t)(4096 + (i & 4 ? 2 : 0));
+        const bool rereads = i & 4 || (i & 3) == 3;
+        lk_device device = {};
+        lk_srms_norm_layout l = {};
+        lk_status status = lk_asked_device("op", lk_current_device(&device));
+        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
+        if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
+        if (!test_that(!status && l.reread == rereads))
+            test_detail("case %d of weight beside dy of f32: %s, reread %d", i, lk_status_string(status), l.reread);
+    }
 }
 
 /* What the header says of sums of squares that overflow, vanish or are 0, a row of each kind. The numbers need floats: beside T
