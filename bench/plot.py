@@ -742,6 +742,10 @@ def called(rows, path):
     """Calls from Python in rows of with_calls(path): how lk was called, and what slower() says."""
     timed = calls_of(path.replace("-compare", "-calls"))
     how = f"{how_called(timed)} at {commits_of(timed)}" if timed else how_called(rows)
+    ops = {row["op"] for row in timed}
+    rest = [row for row in rows if row["provider"] == "lk" and row["call_ms"] and row["op"] not in ops]
+    if timed and rest:
+        how += f", {', '.join(sorted({row['op'] for row in rest}))} at {commits_of(rest)}"
     return how, *slower(grouped(rows), "call_ms", CALLS_SLOWER)
 
 

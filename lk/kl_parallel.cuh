@@ -90,6 +90,7 @@ typedef struct {
     lk_kl_args a; /* with every default filled in */
     const lk_kl_row *all_states;
     lk_kl_row *states; /* NULL: not wanted */
+    float scale, teacher_scale; /* of the states: 1 under a softcap */
     int ranks;
     bool between; /* only the sums of the exponentials are there */
 } lk_kl_merge_call;
@@ -105,7 +106,7 @@ LK_DEVICE double lk_kl_log_of(lk_lse s, float scale, float reference)
 LK_DEVICE lk_kl_row lk_kl_merge(const lk_kl_merge_call &call, int64_t row)
 {
     const lk_kl_args &a = call.a;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale;
+    const float scale = call.scale, teacher_scale = call.teacher_scale;
     float max = -INFINITY, teacher_max = -INFINITY;
     double sum = 0.0, teacher_sum = 0.0, divergence = 0.0, entropy = 0.0;
     for (int rank = 0; rank < call.ranks; rank++) {
@@ -149,7 +150,6 @@ LK_DEVICE lk_kl_row lk_kl_add_up(const lk_kl_merge_call &call, int64_t row)
 LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(const __grid_constant__ lk_kl_merge_call call)
 {
     const lk_kl_args &a = call.a;
-    const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale;
     const int64_t row = (int64_t)blockIdx.x * LK_KL_PARALLEL_THREADS + threadIdx.x;
     lk_griddepcontrol_launch_dependents();
     lk_griddepcontrol_wait();
@@ -163,8 +163,8 @@ LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(cons
     if (call.between) return;
     if (a.loss) a.loss[row] = read ? weight * all.divergence : 0.0f;
     if (a.entropy) a.entropy[row] = all.entropy;
-    if (a.lse) a.lse[row] = read ? lk_lse_log({scale * student.max, student.sum}) : 0.0f;
-    if (a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * teacher.max, teacher.sum}) : 0.0f;
+    if (a.lse) a.lse[row] = read ? lk_lse_log({call.scale * student.max, student.sum}) : 0.0f;
+    if (a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({call.teacher_scale * teacher.max, teacher.sum}) : 0.0f;
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -187,6 +187,12 @@ LK_HOST void lk_kl_check_split(lk_checks *checks, const lk_vocab_parallel &v, in
 LK_HOST bool lk_kl_gathers(const lk_vocab_parallel &v, int direction)
 {
     return v.all_gather && (direction == LK_KL_SPLIT_FORWARD || direction == LK_KL_SPLIT_BOTH);
+}
+
+/* Whether a call computes gradients. */
+LK_HOST bool lk_kl_differentiates(int direction)
+{
+    return direction == LK_KL_SPLIT_BOTH || direction == LK_KL_SPLIT_BACKWARD;
 }
 
 /* What the checks see of the states of `rows` rows; then, where the call gathers, their place in the workspace. */
@@ -213,7 +219,6 @@ LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args
     *x = *args;
     const lk_vocab_parallel &v = x->parallel;
     const bool results = lk_kl_gathers(v, direction) || direction == LK_KL_SPLIT_FINISH;
-    const bool gradient = direction == LK_KL_SPLIT_BOTH || direction == LK_KL_SPLIT_BACKWARD;
     lk_checks checks = {op, LK_OK};
     lk_kl_check_split(&checks, v, x->common.vocab, x->common.divergence, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
@@ -221,7 +226,7 @@ LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args
     lk_kl_more more = {direction != LK_KL_SPLIT_FINISH, {}, x->workspace, x->workspace_bytes, 0};
     lk_kl_place_states(v, x->common.rows, direction, &arena, &x->states, &x->all_states, &more.list);
     more.needed = arena.used;
-    const lk_status status = lk_kl_check<T>(op, &args->common, results, gradient, arch, &x->common, &more);
+    const lk_status status = lk_kl_check<T>(op, &args->common, results, lk_kl_differentiates(direction), arch, &x->common, &more);
     if (!results) x->common.entropy = args->common.entropy; /* says that it is wanted */
     if (!status && bytes) *bytes = arena.used;
     return status;
@@ -231,7 +236,10 @@ LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args
 LK_HOST lk_status lk_kl_run_merge(const char *op, const lk_device *device, const lk_kl_parallel_args &x, bool between,
                                   cudaStream_t stream)
 {
-    const lk_kl_merge_call call = {x.common, (const lk_kl_row *)x.all_states, (lk_kl_row *)x.states, x.parallel.ranks, between};
+    const lk_kl_args &a = x.common;
+    const lk_kl_merge_call call = {a, (const lk_kl_row *)x.all_states, (lk_kl_row *)x.states,
+                                   a.softcap > 0.0f ? 1.0f : a.logit_scale, a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale,
+                                   x.parallel.ranks, between};
     const int64_t blocks = lk_ceil_div(x.common.rows, LK_KL_PARALLEL_THREADS);
     return lk_launch_pdl(op, device, lk_kl_merge_kernel, blocks, 1, LK_KL_PARALLEL_THREADS, 0, stream, call);
 }

@@ -393,7 +393,6 @@ typedef struct lk_linear_kl_job {
     /* For linear_kl_parallel.cuh; NULL and zero otherwise. */
     lk_status (*rows)(const struct lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row); /* computes a slice instead */
     lk_status (*dx_is_complete)(const struct lk_linear_kl_job *job); /* called before the last chunk's dweight */
-    lk_kl_row *states; /* [tokens] */
     bool has_logits;   /* those of all tokens exist already */
 } lk_linear_kl_job;
 

@@ -120,11 +120,6 @@ LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_pa
     return checks.status;
 }
 
-LK_HOST bool lk_linear_kl_gives_gradients(int direction)
-{
-    return direction == LK_KL_SPLIT_BOTH || direction == LK_KL_SPLIT_BACKWARD;
-}
-
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
 /* A call of a rank while it is launched. */
@@ -137,9 +132,10 @@ typedef struct {
 template <class T, class L, int STEP>
 LK_HOST lk_status lk_linear_kl_step_rows(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row)
 {
+    const lk_linear_kl_ranks *const r = (const lk_linear_kl_ranks *)job;
     lk_kl_args a = f;
-    a.entropy = ((const lk_linear_kl_ranks *)job)->entropy;
-    return lk_kl_run_step<L, T, STEP>(job->op, &job->device, a, job->states + first_row, job->stream);
+    a.entropy = r->entropy;
+    return lk_kl_run_step<L, T, STEP>(job->op, &job->device, a, (lk_kl_row *)r->x.states + first_row, job->stream);
 }
 
 LK_HOST lk_status lk_linear_kl_reduce(const lk_linear_kl_job *job)
@@ -216,12 +212,12 @@ LK_HOST lk_status lk_linear_kl_run_split(const char *op, const lk_linear_kl_para
     lk_status status = lk_linear_kl_check_split(op, args, direction, &r.x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&r.x, direction);
-    const bool results = lk_kl_gathers(args->parallel, direction), gradients = lk_linear_kl_gives_gradients(direction);
+    const bool results = lk_kl_gathers(args->parallel, direction), gradients = lk_kl_differentiates(direction);
     status = lk_linear_kl_begin<T>(op, &args->common, results, gradients, stream, &r.job, &more);
     const lk_linear_kl_args &a = r.job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
-    r.job.states = (lk_kl_row *)r.x.states, r.entropy = args->common.entropy;
+    r.entropy = args->common.entropy;
     if (r.x.parallel.reduce) r.job.dx_is_complete = lk_linear_kl_reduce;
     return a.fast_logits ? lk_linear_kl_run_ranks<T, T>(&r, direction) : lk_linear_kl_run_ranks<T, float>(&r, direction);
 }
@@ -236,8 +232,8 @@ LK_HOST lk_status lk_linear_kl_query_split(const char *op, const lk_linear_kl_pa
     const lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    return lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction),
-                                 lk_linear_kl_gives_gradients(direction), true, budget, least, &call, plan, &more);
+    return lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction), lk_kl_differentiates(direction), true,
+                                 budget, least, &call, plan, &more);
 }
 
 /* The results from the states of all ranks, which the caller has gathered. */

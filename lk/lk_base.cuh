@@ -84,8 +84,8 @@ typedef struct {
     void *user; /* both functions get it */
     /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: the op's header says. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
-    /* linear_cross_entropy: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that computes dx
-     * is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */
+    /* The ops with linear_ in their names: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that
+     * computes dx is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */
     lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
     int reduce_sms; /* linear_cross_entropy: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0: none;
                      * they may wait until the matmul ends */

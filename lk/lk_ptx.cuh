@@ -470,19 +470,14 @@ LK_DEVICE float lk_cos(float x)
 }
 
 /* cp.async.cg.shared.global.L2::128B (9.7.9.25.3.1): copies 16 bytes to shared + offset bytes. Both addresses are aligned to
- * 16. The bytes go neither through L1 nor through registers; the L2 fetches the 128 bytes around them. This thread sees the
- * bytes after a wait, other threads after a barrier that follows the wait. */
-LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
+ * 16. The bytes do not go through registers; the L2 fetches the 128 bytes around them. They do not go through L1 either, unless
+ * L1 is true (.ca), for two copies that share a 32-byte sector. This thread sees the bytes after a wait, other threads after a
+ * barrier that follows the wait. */
+template <bool L1 = false> LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
 {
     const unsigned to = lk_shared_address(shared) + (unsigned)offset;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-
-/* cp.async.ca.shared.global.L2::128B: the same through L1, for copies of which several take parts of one 32-byte sector. */
-LK_DEVICE void lk_cp_async_ca_16(void *shared, int offset, const void *global)
-{
-    const unsigned to = lk_shared_address(shared) + (unsigned)offset;
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    if constexpr (L1) asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    else asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
 /* cp.async.commit_group (9.7.9.25.3.2): ends a group: this thread's copies since the last commit. */

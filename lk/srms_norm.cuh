@@ -121,8 +121,9 @@ typedef struct {
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a multiple of 16
  * bytes, and a weight of 16 bits beside f32. forward is fastest with a weight of T on 16 bytes and without bias and groups.
- * So is backward of few rows without dweight; otherwise it takes every weight alike. backward is fastest where dy is given, s
- * comes from one tensor, and a row is a multiple of 16 bytes. Few rows with dy of f32 beside 16-bit T have the kernel for many.
+ * So is backward of few rows without dweight, and with dy of f32 beside 16-bit T, where few rows have the kernel for many;
+ * otherwise it takes every weight alike. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple
+ * of 16 bytes.
  * dbias is a pass over dy of its own. */
 
 #define LK_SRMS_NORM_DECLARE(T)                                                                                                \
@@ -731,8 +732,7 @@ typedef struct {
     float rstd, slope; /* slope: mean(g h) rstd */
 } lk_srms_norm_row;
 
-/* Starts the copies of a thread's first U vectors of a tensor into its slots. L1: through it, where dy of float lies beside T of 16
- * bits: two copies of a lane take the halves of a 32-byte sector. */
+/* Starts the copies of a thread's first U vectors of a tensor into its slots. L1: they go through it. */
 template <class E, int N, bool L1>
 LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
@@ -741,17 +741,14 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int
     const E *from = (const E *)t.data + row * t.stride + at.first;
     LK_UNROLL for (int u = 0; u < U; u++) {
         if (u * 32 >= at.count) break;
-        LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) {
-            const E *const part = from + u * 32 * N + i * LK_VEC<E>;
-            if constexpr (L1) lk_cp_async_ca_16(slot + t.part * U * 32, (i * U + u) * 512, part);
-            else lk_cp_async_16(slot + t.part * U * 32, (i * U + u) * 512, part);
-        }
+        LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++)
+            lk_cp_async_16<L1>(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
     }
 }
 template <class T, class R, class D>
 LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    constexpr bool L1 = sizeof(D) > sizeof(T);
+    constexpr bool L1 = sizeof(D) > sizeof(T); /* a lane copies both halves of each 32-byte sector of dy */
     lk_srms_norm_fetch<T, LK_VEC<T>, L1>(in.x, slot, row, at);
     lk_srms_norm_fetch<R, LK_VEC<T>, L1>(in.r, slot, row, at);
     lk_srms_norm_fetch<D, LK_VEC<T>, L1>(in.dy, slot, row, at);
@@ -793,18 +790,15 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srm
     }
 }
 
-/* What a thread holds of the weight of N elements: w as floats. Beside dy of float and T of 16 bits there are too few registers:
- * there it holds T, as lk_srms_norm_packs_w says. REREAD holds nothing. */
-template <class T, class D, bool REREAD, int N> struct lk_srms_norm_held_w {
+/* What a thread holds of the weight of N elements: w as floats; but T where dy of float lies beside T of 16 bits, since registers
+ * are too few for floats there (lk_srms_norm_packs_w). REREAD holds nothing. */
+template <class T, class D, bool REREAD, int N, bool PACKED = !REREAD && (sizeof(D) > sizeof(T))> struct lk_srms_norm_held_w {
     float w[N];
 };
-template <class T, class D, int N> struct lk_srms_norm_held_w<T, D, true, N> {};
-template <int N> struct lk_srms_norm_held_w<lk_f16, float, false, N> {
-    lk_vec<lk_f16> packed;
+template <class T, class D, int N> struct lk_srms_norm_held_w<T, D, false, N, true> {
+    lk_vec<T> packed;
 };
-template <int N> struct lk_srms_norm_held_w<lk_bf16, float, false, N> {
-    lk_vec<lk_bf16> packed;
-};
+template <class T, class D, int N> struct lk_srms_norm_held_w<T, D, true, N, false> {};
 
 /* Reads it; the N elements begin at element `at` of weight. */
 template <class T, class D, bool REREAD, int N>

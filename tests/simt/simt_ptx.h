@@ -109,10 +109,7 @@ LK_DEVICE void lk_mbarrier_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity
 LK_DEVICE void lk_st_async_b64(unsigned peer, uint64_t value, unsigned peer_bar, SIMT_SITE) {
     simt_st_async(peer, value, peer_bar, file, line);
 }
-LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global, SIMT_SITE) {
-    simt_cp_async((char *)shared + offset, global, 16, file, line);
-}
-LK_DEVICE void lk_cp_async_ca_16(void *shared, int offset, const void *global, SIMT_SITE) {
+template <bool L1 = false> LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global, SIMT_SITE) {
     simt_cp_async((char *)shared + offset, global, 16, file, line);
 }
 LK_DEVICE void lk_cp_async_commit_group(SIMT_SITE) { simt_cp_async_commit(file, line); }
