@@ -32,8 +32,9 @@ typedef struct {
 
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
  * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
- * "ids=64": so many weighted ids per row instead of a target. "softcap=30": under that softcap. "statistics=1": entropy and
- * the three statistics too. "dlogits=e5m2": gradients in 8 bits, of an upstream that puts them into the type's range. */
+ * "ids=64": so many weighted ids per row instead of a target. "tail=1": and one more bin, all other columns, of weight 0.5.
+ * "softcap=30": under that softcap. "statistics=1": entropy and the three statistics too. "dlogits=e5m2": gradients in 8 bits, of
+ * an upstream that puts them into the type's range. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -145,6 +146,9 @@ static const shape shapes[] = {
     {"rows=4096 vocab=131072 reduction=none ids=1", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none ids=8", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none ids=64", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none ids=64 tail=1", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none ids=8 tail=1", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none ids=8 tail=1 ranks=1", "forward then backward", "bf16", 8192, 16384, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none ids=1", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none ids=8", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none ids=64", "forward then backward", "bf16", 4096, 32768, 0, 0, 0, 0},
@@ -190,6 +194,7 @@ static int64_t ids_of(const shape *s)
     const char *const ids = strstr(s->name, " ids=");
     return ids ? atoi(ids + 5) : 0;
 }
+static float tail_weight_of(const shape *s) { return strstr(s->name, " tail=1") ? 0.5f : 0.0f; }
 /* Of ids and ranks: the bytes of the states and of the ids' logits, which come before what is workspace. */
 static size_t block_of(const shape *s)
 {
@@ -233,12 +238,13 @@ static size_t element_bytes(const shape *s)
 /* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows, lse and,
  * where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their
  * mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their weights in `in`, with
- * statistics entropy in `out`. */
+ * a tail its weights in `in` and itself in `out`, with statistics entropy in `out`. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
     float *others;                          /* NULL without ranks */
     float *weight;                          /* of ids */
+    float *tail_weight, *tail;              /* NULL without a tail */
     float *entropy;                         /* [4, rows]; NULL without statistics */
     size_t in_bytes, out_bytes;
 } smalls;
@@ -258,6 +264,10 @@ static smalls smalls_of(const shape *s, const bench_buffers *set)
     t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
     t.out_bytes = gives_loss(s) ? counts + (rows + (s->mean ? 1 : rows)) * sizeof(float) : 0;
     if (ids_of(s)) t.weight = (float *)(set->in + t.in_bytes), t.in_bytes += targets_of(s) * sizeof(float);
+    if (tail_weight_of(s) > 0) {
+        t.tail_weight = (float *)(set->in + t.in_bytes), t.in_bytes += rows * sizeof(float);
+        t.tail = (float *)(set->out + t.out_bytes), t.out_bytes += rows * sizeof(float);
+    }
     if (has_statistics(s)) t.entropy = (float *)(set->out + t.out_bytes), t.out_bytes += 4 * rows * sizeof(float);
     if (!is_split(s)) return t;
     size_t *const last = gives_loss(s) ? &t.out_bytes : &t.in_bytes;
@@ -399,6 +409,7 @@ static lk_cross_entropy_ids_args ids_args_of(const bench_case *c, const bench_bu
     lk_cross_entropy_ids_args args = {};
     args.common = args_of(c, set, path), args.common.target = NULL;
     args.target_ids = t.target, args.target_weight = t.weight, args.ids_per_row = ids_of(s);
+    args.tail_weight = t.tail_weight, args.tail = t.tail;
     if (!is_split(s)) return args;
     args.common.workspace = set->workspace + block_of(s), args.common.workspace_bytes = c->workspace_bytes - block_of(s);
     return args;
@@ -442,6 +453,8 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     BENCH_CUDA(cudaMemcpyAsync(t.target, target, targets * sizeof *target, cudaMemcpyHostToDevice, stream));
     if (t.weight) BENCH_CUDA(cudaMemcpyAsync(t.weight, weight, targets * sizeof *weight, cudaMemcpyHostToDevice, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
+    for (int64_t row = 0; t.tail_weight && row < s->rows; row++) weight[row] = tail_weight_of(s);
+    if (t.tail_weight) BENCH_CUDA(cudaMemcpy(t.tail_weight, weight, (size_t)s->rows * sizeof *weight, cudaMemcpyHostToDevice));
     free(target), free(weight);
     if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, is_e5m2(s) ? 4096.0f : 1.0f, 2 * (uint64_t)number + 1, stream);
     const prob_fill_args prob = {set->read + LOGITS_BYTES(s), s->rows * s->vocab, 2.0f / (float)s->vocab, (uint64_t)number};
@@ -521,6 +534,7 @@ typedef struct {
     int64_t *target;
     float *lse, *loss, *lse_low; /* lse_low: NULL unless it is given */
     float *entropy;              /* NULL without statistics */
+    float *tail;                 /* NULL without a tail */
     double upstream;
 } fetched;
 
@@ -537,6 +551,16 @@ static double *fetch_prob(const shape *s, const bench_buffers *set, const fetche
         host[col] = s->prob == 4 ? (double)((const float *)raw)[col] : (double)(float)((const lk_bf16 *)raw)[col];
     free(raw);
     return host;
+}
+
+/* p of all columns that are none of row `row`'s ids; those columns are at 1 in *rest, which the caller frees. */
+static double tail_right(const shape *s, const fetched *f, int64_t row, const double *p, char **rest)
+{
+    double sum = 0;
+    *rest = (char *)malloc((size_t)s->vocab), memset(*rest, 1, (size_t)s->vocab);
+    for (int64_t i = row * ids_of(s); i < (row + 1) * ids_of(s); i++) (*rest)[f->target[i]] = 0;
+    for (int64_t col = 0; col < s->vocab; col++) sum += (*rest)[col] ? p[col] : 0;
+    return sum;
 }
 
 /* Holds row `row` against double. lse, which the operation wrote or was given, is within the header's limit: the gradients'
@@ -575,11 +599,23 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
         ok = within(f->entropy[i * s->rows + row], statistics[i], 4 * lse_limit, names[i], row, 0, why, why_bytes);
     for (int64_t col = 0; prob && col < s->vocab; col++)
         total += prob[col], weighted += prob[col] * z_of(s, (float)logits[col]);
+    const double tail_weight = tail_weight_of(s);
+    double tail = 1;
+    if (tail_weight > 0) { /* of the tail's gradient, that of column col is tail_weight (p - p / tail), or of ids tail_weight p */
+        double *const p = (double *)malloc((size_t)s->vocab * sizeof *p);
+        char *rest;
+        for (int64_t col = 0; col < s->vocab; col++) p[col] = exp(z_of(s, (float)logits[col]) - right);
+        tail = tail_right(s, f, row, p, &rest);
+        for (int64_t col = 0; col < s->vocab; col++) prob[col] += rest[col] ? tail_weight * p[col] / tail : 0;
+        ok = ok && within(f->tail[row], log(tail), 4 * lse_limit, "tail", row, 0, why, why_bytes);
+        free(p), free(rest);
+    }
     if (ok && gives_loss(s) && !s->mean) {
-        const double loss = prob ? total * right - weighted : right - z_of(s, (float)logits[y]);
-        const double limit = (lse_limit + z_limit) * fmax(1, total) + fabs(loss) * 0x1p-24;
+        const double loss = prob ? total * right - weighted - tail_weight * log(tail) : right - z_of(s, (float)logits[y]);
+        const double limit = (lse_limit + z_limit) * (fmax(1, total) + 4 * tail_weight) + fabs(loss) * 0x1p-24;
         ok = within(f->loss[row], loss, limit, "loss", row, y, why, why_bytes);
     }
+    total += tail_weight;
     for (int64_t col = 0; gradient && col < s->vocab; col++) {
         const double z = z_of(s, (float)logits[col]), p = exp(z - lse);
         if (col != y) others += p, errors += p * ((constant + fabs(z - lse)) * 0x1p-23 + 2 * z_limit);
@@ -626,7 +662,7 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     const int64_t rows[4] = {0, s->rows / 3, s->rows * 2 / 3, s->rows - 1};
     const size_t floats = (size_t)s->rows * sizeof(float), losses = s->mean ? sizeof(float) : floats;
     const size_t targets = targets_of(s) * sizeof(int64_t);
-    fetched f = {(int64_t *)malloc(targets), (float *)malloc(floats), (float *)malloc(floats), NULL, NULL, 0};
+    fetched f = {(int64_t *)malloc(targets), (float *)malloc(floats), (float *)malloc(floats), NULL, NULL, NULL, 0};
     if (s->low) {
         f.lse_low = (float *)malloc(floats);
         BENCH_CUDA(cudaMemcpy(f.lse_low, t.lse_low, floats, cudaMemcpyDeviceToHost));
@@ -641,10 +677,12 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     if (gives_loss(s)) BENCH_CUDA(cudaMemcpy(f.loss, t.loss, losses, cudaMemcpyDeviceToHost));
     if (t.entropy) f.entropy = (float *)malloc(4 * floats);
     if (t.entropy) BENCH_CUDA(cudaMemcpy(f.entropy, t.entropy, 4 * floats, cudaMemcpyDeviceToHost));
+    if (t.tail) f.tail = (float *)malloc(floats);
+    if (t.tail) BENCH_CUDA(cudaMemcpy(f.tail, t.tail, floats, cudaMemcpyDeviceToHost));
     bool right = true;
     for (int k = 0; right && k < 4; k++) right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
     if (right && s->mean && gives_loss(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
-    free(f.target), free(f.lse), free(f.loss), free(f.lse_low), free(f.entropy);
+    free(f.target), free(f.lse), free(f.loss), free(f.lse_low), free(f.entropy), free(f.tail);
     return right;
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* bench/kl.cu - lk_kl against its ceiling and the formula as the simplest kernel; how to run it: bench.h. */
 #include "bench/bench.h"
-#include "lk/kl.cuh"
+#include "lk/kl_parallel.cuh"
 
 LK_DEFINE_KL(bf16)
 LK_DEFINE_KL(f32)
+LK_DEFINE_KL_PARALLEL(bf16)
 
 typedef struct {
     const char *name, *direction, *dtype;
@@ -12,6 +13,7 @@ typedef struct {
     int divergence;
 } shape;
 
+/* "ranks=1": the kernels for columns that are split over ranks, by the only rank; a copy takes the collective's place. */
 static const shape shapes[] = {
     {"rows=4096 vocab=4096", "forward", "bf16", 4096, 4096, LK_KL_FORWARD},
     {"rows=4096 vocab=32768", "forward", "bf16", 4096, 32768, LK_KL_FORWARD},
@@ -29,6 +31,10 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 divergence=jensen_shannon", "forward_backward", "bf16", 4096, 32768, LK_KL_JENSEN_SHANNON},
     {"rows=4096 vocab=131072 divergence=jensen_shannon", "forward_backward", "bf16", 4096, 131072, LK_KL_JENSEN_SHANNON},
     {"rows=4096 vocab=32768", "forward_backward", "f32", 4096, 32768, LK_KL_FORWARD},
+    {"rows=8192 vocab=16384 ranks=1", "forward", "bf16", 8192, 16384, LK_KL_FORWARD},
+    {"rows=8192 vocab=16384 ranks=1", "forward_backward", "bf16", 8192, 16384, LK_KL_FORWARD},
+    {"rows=8192 vocab=32768 ranks=1", "forward_backward", "bf16", 8192, 32768, LK_KL_FORWARD},
+    {"rows=8192 vocab=32768 ranks=1 divergence=jensen_shannon", "forward_backward", "bf16", 8192, 32768, LK_KL_JENSEN_SHANNON},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 
@@ -43,6 +49,7 @@ static const shape host_shapes[] = {{"rows=16 vocab=1024", "forward_backward", "
 
 static bool gives_loss(const shape *s) { return strcmp(s->direction, "backward") != 0; }
 static bool gives_gradient(const shape *s) { return strcmp(s->direction, "forward") != 0; }
+static bool is_split(const shape *s) { return strstr(s->name, " ranks=") != NULL; }
 static bool is_f32(const shape *s) { return strcmp(s->dtype, "f32") == 0; }
 
 /* ---- The baseline: the formula of FORWARD, untuned ------------------------------------------------------------------------ */
@@ -97,6 +104,30 @@ static lk_kl_args args_of(const shape *s, const bench_buffers *set, int path)
     return args;
 }
 
+static lk_status copy_gather(void *, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    return (lk_status)cudaMemcpyAsync(receive, send, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+static lk_kl_parallel_args split_args_of(const bench_case *c, const bench_buffers *set, int path)
+{
+    lk_kl_parallel_args args = {};
+    args.common = args_of((const shape *)c->context, set, path);
+    args.parallel.vocab_total = args.common.vocab, args.parallel.ranks = 1, args.parallel.all_gather = copy_gather;
+    args.workspace = set->workspace, args.workspace_bytes = c->workspace_bytes;
+    return args;
+}
+static size_t workspace(const bench_case *c, int path)
+{
+    char *const anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
+    const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
+    const lk_kl_parallel_args args = split_args_of(c, &set, path);
+    size_t bytes = 0;
+    BENCH_CUDA((cudaError_t)(gives_gradient((const shape *)c->context)
+                                 ? lk_kl_parallel_forward_backward_workspace_bytes_bf16(&args, &bytes)
+                                 : lk_kl_parallel_forward_workspace_bytes_bf16(&args, &bytes)));
+    return bytes;
+}
+
 static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
@@ -114,6 +145,11 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
 {
     const shape *s = (const shape *)c->context;
     const lk_kl_args args = args_of(s, set, path);
+    if (is_split(s)) {
+        const lk_kl_parallel_args split = split_args_of(c, set, path);
+        if (!gives_gradient(s)) return lk_kl_parallel_forward_bf16(&split, stream);
+        return lk_kl_parallel_forward_backward_bf16(&split, stream);
+    }
     if (!gives_gradient(s)) return is_f32(s) ? lk_kl_forward_f32(&args, stream) : lk_kl_forward_bf16(&args, stream);
     if (!gives_loss(s)) return is_f32(s) ? lk_kl_backward_f32(&args, stream) : lk_kl_backward_bf16(&args, stream);
     return is_f32(s) ? lk_kl_forward_backward_f32(&args, stream) : lk_kl_forward_backward_bf16(&args, stream);
@@ -183,7 +219,8 @@ static void describe(bench_case *c, const shape *s)
     c->out_bytes = gives_loss(s) ? (size_t)s->rows * sizeof(float) : 0;
     c->mix = gives_gradient(s) ? bench_streams<2, 1>() : bench_streams<1, 0>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = s->divergence == LK_KL_FORWARD ? launch_naive : NULL;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->divergence == LK_KL_FORWARD && !is_split(s) ? launch_naive : NULL;
+    if (is_split(s)) c->workspace = workspace;
     c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
 }
 

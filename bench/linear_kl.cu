@@ -8,12 +8,14 @@
  *          of a matmul depends on its data. Rows start at multiples of 64 elements. Each algorithm is the one that cuBLASLt's
  *          heuristic names first, with 32 MiB of workspace, as in lk.
  * naive    bare with logits of f32 and kl between: what a program does that has the memory for both heads' logits.
+ * ranks=1  the calls for columns that are split over ranks, by the only rank; a copy takes the place of the collective.
  * Check    loss, lse and dx of 4 tokens, dweight of 3 columns, against plain kernels in double. JENSEN_SHANNON: no dweight.
  */
 #include "bench/bench.h"
-#include "lk/linear_kl.cuh"
+#include "lk/linear_kl_parallel.cuh"
 
 LK_DEFINE_LINEAR_KL(bf16)
+LK_DEFINE_LINEAR_KL_PARALLEL(bf16)
 
 typedef struct {
     const char *name, *direction;
@@ -23,6 +25,7 @@ typedef struct {
 
 #define LARGE "tokens=8192 hidden=4096 teacher=4096 vocab=131072"
 #define BOTH "forward_backward"
+#define PART "tokens=8192 hidden=4096 teacher=4096 vocab=32768 dweight=bf16 ranks=1"
 static const shape shapes[] = {
     {LARGE, "forward", 8192, 4096, 4096, 131072, 0, LK_KL_FORWARD, 0, 0},
     {LARGE " dweight=bf16", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_FORWARD, 0, 0},
@@ -33,6 +36,9 @@ static const shape shapes[] = {
     {LARGE " dweight=bf16 fast_logits=1", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_FORWARD, 0, 1},
     {LARGE " dweight=bf16 divergence=reverse", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_REVERSE, 0, 0},
     {LARGE " dweight=bf16 divergence=jensen_shannon", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_JENSEN_SHANNON, 0, 0},
+    {PART, BOTH, 8192, 4096, 4096, 32768, 0, LK_KL_FORWARD, 0, 0},
+    {PART " workspace=1024", BOTH, 8192, 4096, 4096, 32768, 1024, LK_KL_FORWARD, 0, 0},
+    {PART " divergence=jensen_shannon", BOTH, 8192, 4096, 4096, 32768, 0, LK_KL_JENSEN_SHANNON, 0, 0},
     {"tokens=8192 hidden=2048 teacher=4096 vocab=32768 dweight=bf16", BOTH, 8192, 2048, 4096, 32768, 0, LK_KL_FORWARD, 0, 0},
     {"tokens=8192 hidden=1024 teacher=8192 vocab=151936 dweight=bf16", BOTH, 8192, 1024, 8192, 151936, 0, LK_KL_FORWARD, 0, 0},
 };
@@ -51,6 +57,7 @@ static const shape host_shapes[] = {
      (double)((gives_gradient(s) ? 3 : 1) * (s)->hidden + (s)->teacher_hidden))
 
 static bool gives_gradient(const shape *s) { return strcmp(s->direction, "forward") != 0; }
+static bool is_split(const shape *s) { return strstr(s->name, " ranks=") != NULL; }
 
 /* read: x, weight, teacher_x, teacher_weight. write: dx, dweight. out: loss, lse, teacher_lse. */
 typedef struct {
@@ -200,6 +207,17 @@ static lk_linear_kl_args args_of(const bench_case *c, const bench_buffers *set)
     return args;
 }
 
+static lk_status copy_gather(void *, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    return (lk_status)cudaMemcpyAsync(receive, send, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+static lk_linear_kl_parallel_args split_args_of(const lk_linear_kl_args *common)
+{
+    lk_linear_kl_parallel_args args = {};
+    args.common = *common, args.parallel.vocab_total = common->vocab, args.parallel.ranks = 1, args.parallel.all_gather = copy_gather;
+    return args;
+}
+
 /* A case has a context of its own, which its first launch makes. */
 static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int, cudaStream_t stream)
 {
@@ -212,6 +230,8 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int, c
         owner = status ? NULL : c;
     }
     if (status) return status;
+    const lk_linear_kl_parallel_args split = split_args_of(&args);
+    if (is_split((const shape *)c->context)) return lk_linear_kl_parallel_forward_backward_bf16(&split, stream);
     return gives_gradient((const shape *)c->context) ? lk_linear_kl_forward_backward_bf16(&args, stream)
                                                      : lk_linear_kl_forward_bf16(&args, stream);
 }
@@ -225,7 +245,11 @@ static lk_linear_kl_plan plan_of(const bench_case *c)
     const lk_linear_kl_args args = args_of(c, &set);
     size_t bytes = (size_t)s->workspace_mb << 20;
     lk_linear_kl_plan plan = {};
-    if (gives_gradient(s)) {
+    if (is_split(s)) {
+        const lk_linear_kl_parallel_args split = split_args_of(&args);
+        if (!bytes) right(lk_linear_kl_parallel_forward_backward_workspace_bytes_bf16(&split, &bytes));
+        right(lk_linear_kl_parallel_forward_backward_plan_bf16(&split, bytes, &plan));
+    } else if (gives_gradient(s)) {
         if (!bytes) right(lk_linear_kl_forward_backward_workspace_bytes_bf16(&args, &bytes));
         right(lk_linear_kl_forward_backward_plan_bf16(&args, bytes, &plan));
     } else {
@@ -399,7 +423,7 @@ static void describe(bench_case *c, const shape *s)
     c->flops = FLOPS(s);
     c->naive_bytes = (size_t)(s->tokens * s->vocab) * 10 + LK_LINEAR_KL_CUBLAS;
     c->fill = fill, c->launch = launch_lk, c->bare = launch_bare, c->check = check, c->workspace = workspace;
-    if (!s->workspace_mb && !s->fast) c->naive = launch_naive;
+    if (!s->workspace_mb && !s->fast && !is_split(s)) c->naive = launch_naive;
 }
 
 int main(int argc, char **argv)

@@ -6,13 +6,15 @@
  *   parallel --gpus      with NCCL: a thread per GPU of the machine, one rank each; and NCCL's all-reduce of dx alone
  *   --leave N            --gpus: dweight's matmul leaves N SMs to NCCL, which has N blocks (reduce_sms, maxCTAs). May be given
  *                        several times, 0 too; without it 0 and 8
+ *   --register           --gpus: then once more with dx and the workspace in memory of ncclMemAlloc, registered with NCCL as
+ *                        symmetric windows: it reads and writes the other GPUs' in place
  *   --case TEXT          only cases that hold TEXT
  *
  * A call is repeated back to back, 0.4 s to warm up and 0.4 s that are timed; ms is the mean. --gpus: of the slowest rank, with
  * the sum of dx; the rows "until" are of one call. bf16, dweight in bf16, mean loss, a workspace of up to 4 GiB. efficiency is
  * ms of the head without ranks, over P, over ms. forward is forward by itself; backward makes the gradients from lse;
  * forward_backward is one call; "one graph" is that call captured once, with its collectives. bytes: what a rank sends in the
- * all-gather; of the all-reduce, those of dx.
+ * all-gather; of the all-reduce, those of dx. "no collectives": all GPUs at once, each by itself, as without --gpus.
  * Rows go to BENCH_CSV. */
 #define _POSIX_C_SOURCE 200809L
 #include <cuda_runtime_api.h>
@@ -252,9 +254,9 @@ static void measure_virtual(shape s, const double *one)
 
 #ifdef WITH_NCCL
 static ncclUniqueId id;
-static int gpus, leave, calls_of[DIRECTIONS];
+static int gpus, leave, in_windows, calls_of[DIRECTIONS];
 static shape now_shape;
-enum { COMPLETE = DIRECTIONS + 1, SUMMED, END, KINDS };
+enum { COMPLETE = DIRECTIONS + 1, SUMMED, END, ALONE, KINDS };
 static double worst[KINDS];
 static pthread_barrier_t together;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -271,6 +273,41 @@ static void keep_worst(int i, double ms)
     pthread_mutex_unlock(&lock);
 }
 
+/* Moves dx and the workspace to memory of NCCL, in windows that are the same on all ranks. */
+static void enter_windows(head *h, ncclComm_t comm, ncclWindow_t *window)
+{
+    const lk_linear_cross_entropy_args *const a = &h->args[BOTH];
+    const size_t dx_bytes = (size_t)(a->tokens * a->hidden) * 2;
+    size_t most = 0;
+    void *dx, *workspace;
+    for (int d = 0; d < GRAPH; d++)
+        if (h->args[d].workspace_bytes > most) most = h->args[d].workspace_bytes;
+    check("cudaFree", cudaFree(a->dx)), check("cudaFree", cudaFree(a->workspace));
+    check("ncclMemAlloc", ncclMemAlloc(&dx, dx_bytes)), check("ncclMemAlloc", ncclMemAlloc(&workspace, most));
+    check("ncclCommWindowRegister", ncclCommWindowRegister(comm, dx, dx_bytes, &window[0], NCCL_WIN_COLL_SYMMETRIC));
+    check("ncclCommWindowRegister", ncclCommWindowRegister(comm, workspace, most, &window[1], NCCL_WIN_COLL_SYMMETRIC));
+    for (int d = 0; d < GRAPH; d++) h->args[d].dx = dx, h->args[d].workspace = workspace;
+}
+
+static void leave_windows(head *h, ncclComm_t comm, const ncclWindow_t *window)
+{
+    for (int i = 0; i < 2; i++) check("ncclCommWindowDeregister", ncclCommWindowDeregister(comm, window[i]));
+    check("ncclMemFree", ncclMemFree(h->args[BOTH].dx)), check("ncclMemFree", ncclMemFree(h->args[BOTH].workspace));
+    h->args[BOTH].dx = h->args[BOTH].workspace = NULL;
+}
+
+/* What this GPU takes while the others do the same, without NCCL. */
+static void run_alone(int rank)
+{
+    head h;
+    make_head(&h, now_shape, rank, gpus, (lk_vocab_parallel){.user = &h, .all_gather = copy_gather, .reduce_sms = leave});
+    const int calls = calls_for(&h, BOTH);
+    pthread_barrier_wait(&together);
+    keep_worst(ALONE, measure(&h, BOTH, calls, NULL, NULL));
+    pthread_barrier_wait(&together);
+    free_head(&h);
+}
+
 static void *run_rank(void *argument)
 {
     const int rank = (int)(intptr_t)argument;
@@ -278,15 +315,18 @@ static void *run_rank(void *argument)
     head h;
     lk_nccl n;
     ncclComm_t comm;
+    ncclWindow_t window[2];
     cudaEvent_t from, to;
     float ms = 0.0f;
     check("cudaSetDevice", cudaSetDevice(rank));
+    if (!in_windows) run_alone(rank);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (leave) config.maxCTAs = leave;
     check("ncclCommInitRankConfig", ncclCommInitRankConfig(&comm, gpus, id, rank, &config));
     check("lk_nccl_init", lk_nccl_init(&n, comm, ncclBfloat16, (size_t)s.hidden));
     make_head(&h, s, rank, gpus, (lk_vocab_parallel){.user = &n, .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce,
                                                      .reduce_sms = leave});
+    if (in_windows) enter_windows(&h, comm, window);
     for (int d = 0; d < DIRECTIONS; d++) {
         if (d == BACKWARD) call(&h, FORWARD);
         if (d == GRAPH) capture(&h, join, &n);
@@ -324,6 +364,7 @@ static void *run_rank(void *argument)
     check("cudaEventElapsedTime", cudaEventElapsedTime(&ms, from, to));
     keep_worst(DIRECTIONS, (double)ms / 20.0);
     cudaEventDestroy(from), cudaEventDestroy(to);
+    if (in_windows) leave_windows(&h, comm, window);
     free_head(&h), lk_nccl_destroy(&n);
     check("ncclCommDestroy", ncclCommDestroy(comm));
     return NULL;
@@ -339,8 +380,9 @@ static void measure_gpus(shape s, const double *one)
     for (int i = 0; i < gpus; i++) pthread_create(&thread[i], NULL, run_rank, (void *)(intptr_t)i);
     for (int i = 0; i < gpus; i++) pthread_join(thread[i], NULL);
     pthread_barrier_destroy(&together);
-    char left[32] = "", name[64];
+    char left[48] = "", name[80];
     if (leave) snprintf(left, sizeof left, "; %d SMs left", leave);
+    if (in_windows) strcat(left, "; in windows");
 #define NAME(what) (snprintf(name, sizeof name, "%s%s", what, left), name)
     for (int d = 0; d < DIRECTIONS; d++)
         row(s, direction_name[d], gpus, NAME(d == GRAPH ? "rank; one graph" : "rank"), worst[d], one[d],
@@ -349,6 +391,7 @@ static void measure_gpus(shape s, const double *one)
     row(s, "forward_backward", gpus, NAME("until dx is summed"), worst[SUMMED], 0.0, 0);
     row(s, "forward_backward", gpus, NAME("until dweight is done"), worst[END], 0.0, 0);
     row(s, "backward", gpus, NAME("all-reduce of dx alone"), worst[DIRECTIONS], 0.0, (size_t)(s.tokens * s.hidden) * 2);
+    if (!in_windows) row(s, "forward_backward", gpus, NAME("no collectives"), worst[ALONE], one[BOTH], 0);
 #undef NAME
 }
 #endif
@@ -357,16 +400,17 @@ int main(int argc, char **argv)
 {
     static const int64_t tokens[] = {8192, 2048}, hidden[] = {4096, 2048}, vocab[] = {131072, 32000};
     const char *filter = "", *path = getenv("BENCH_CSV");
-    int several = 0, count = 0;
+    int several = 0, windows = 0, count = 0;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--gpus")) several = 1;
         else if (!strcmp(argv[i], "--case") && i + 1 < argc) filter = argv[++i];
+        else if (!strcmp(argv[i], "--register")) windows = 1;
         else if (!strcmp(argv[i], "--leave") && i + 1 < argc && leaves < MOST_LEAVES) leave_of[leaves++] = atoi(argv[++i]);
-        else return fprintf(stderr, "usage: %s [--gpus [--leave N]...] [--case TEXT]\n", argv[0]), 2;
+        else return fprintf(stderr, "usage: %s [--gpus [--register] [--leave N]...] [--case TEXT]\n", argv[0]), 2;
     }
     if (!leaves) leaves = 2;
 #ifndef WITH_NCCL
-    if (several) return fprintf(stderr, "built without NCCL: make bench-parallel NCCL=DIR ARGS=--gpus\n"), 2;
+    if (several || windows) return fprintf(stderr, "built without NCCL: make bench-parallel NCCL=DIR ARGS=--gpus\n"), 2;
 #endif
     csv = path ? fopen(path, "a") : NULL;
     printf("| tokens x hidden x vocab | direction | ranks | provider | ms | efficiency | bytes sent |\n|---|---|---|---|---|---|---|\n");
@@ -381,7 +425,8 @@ int main(int argc, char **argv)
                 if (!strstr(name, filter)) continue;
                 measure_one(s, one), count++;
 #ifdef WITH_NCCL
-                for (int i = 0; several && i < leaves; i++) leave = leave_of[i], measure_gpus(s, one);
+                for (in_windows = 0; several && in_windows <= windows; in_windows++)
+                    for (int i = 0; i < leaves; i++) leave = leave_of[i], measure_gpus(s, one);
 #endif
                 if (!several) measure_virtual(s, one);
             }
