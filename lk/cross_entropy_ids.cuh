@@ -703,11 +703,11 @@ template <class T> LK_HOST int lk_ce_tail_threads(int64_t vocab)
     return threads;
 }
 
-/* The rows of a call for their tails. Call: the kernel's. */
+/* The rows of a call for their tails. Call: the kernel's; a: its rows and vocab. */
 template <class T, class Call>
-LK_HOST lk_status lk_ce_tail_launch(const char *op, const lk_device *device, const Call &call, cudaStream_t stream)
+LK_HOST lk_status lk_ce_tail_launch(const char *op, const lk_device *device, const lk_cross_entropy_args &a, const Call &call,
+                                    cudaStream_t stream)
 {
-    const lk_cross_entropy_args &a = lk_ce_tail_ids(call).all.a;
     return lk_launch_pdl(op, device, lk_cross_entropy_ids_tail_kernel<T, Call>, a.rows < 1 << 30 ? a.rows : 1 << 30, 1,
                          lk_ce_tail_threads<T>(a.vocab), 0, stream, call);
 }
@@ -748,7 +748,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_CE_BOTH, stream);
     if (!status && back && some) status = lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, &device, rows, stream);
     if (!status && some && !back && call.tail)
-        status = lk_ce_tail_launch<T>(op, &device, call, stream);
+        status = lk_ce_tail_launch<T>(op, &device, a, call, stream);
     if (!status && some)
         status = lk_launch_pdl(op, &device,
                                a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_ids_write_kernel<T, true>

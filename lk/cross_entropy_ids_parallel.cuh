@@ -468,7 +468,7 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &j
     if (!status) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(job.op, &job.device, rows, job.stream);
     if (status || !lk_ce_ids_has_tail(&job.x, LK_CE_BOTH)) return status;
     a.states = rows.a.states, a.logits = rows.a.logits, a.vocab = call.vocab;
-    return lk_ce_tail_launch<T>(job.op, &job.device, call, job.stream);
+    return lk_ce_tail_launch<T>(job.op, &job.device, a, call, job.stream);
 }
 
 /* The results from the blocks of all ranks. */

@@ -547,7 +547,7 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
         status = direction == LK_CE_BOTH ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, device, one, job->stream)
                                          : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, device, one, job->stream);
     if (!status && call.tail && direction == LK_CE_FORWARD)
-        status = lk_ce_tail_launch<L>(job->op, device, call, job->stream);
+        status = lk_ce_tail_launch<L>(job->op, device, a, call, job->stream);
     if (status) return status;
     return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
 }
