@@ -742,6 +742,7 @@ static void make_table(const problem *p)
     }
     TEST_CUDA(cudaMemset(table, 0xff, bytes));
     TEST_CUDA(cudaMemcpy(table + others_at, others, tokens * 4, cudaMemcpyHostToDevice));
+    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
     free(others);
     test_cut_columns(cut, p->ranks, p->vocab, p->seed);
     if (last_is_empty) cut[p->ranks - 1] = p->vocab;

@@ -348,6 +348,7 @@ static void make_table(const problem *p)
         others[row] = (float)sum;
     }
     if (p->direction == BACKWARD) TEST_CUDA(cudaMemcpy(table + others_at, others, n * 4, cudaMemcpyHostToDevice));
+    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
     free(others);
     test_cut_columns(cut, p->ranks, p->vocab, p->seed);
 }

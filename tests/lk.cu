@@ -1019,6 +1019,7 @@ static void case_scale_large(void)
     TEST_CUDA(cudaMalloc((void **)&factor, 4));
     TEST_CUDA(cudaMemset(x, 0x3f, (size_t)count * 2 + 512));
     TEST_CUDA(cudaMemcpy(factor, &two, 4, cudaMemcpyHostToDevice));
+    TEST_CUDA(cudaDeviceSynchronize());
     const lk_status status = lk_scale_bf16(x + 256 + 2, count, factor, test.stream);
     if (!test_that(status == LK_OK)) test_detail("%s", lk_last_error());
     TEST_CUDA(cudaStreamSynchronize(test.stream));

@@ -640,6 +640,7 @@ static void eight_bits(void)
     uint32_t *device, differ = 0;
     TEST_CUDA(cudaMalloc((void **)&device, 4));
     TEST_CUDA(cudaMemset(device, 0, 4));
+    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
     TEST_CUDA(lk_launch(bits_kernel, test_pick(256, 4), 128, 0, test.stream, bits_args{device}));
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     TEST_CUDA(cudaMemcpy(&differ, device, 4, cudaMemcpyDeviceToHost));
@@ -747,6 +748,7 @@ static void huge(int64_t rows, int64_t cols, bool turned)
     p.format = LK_FP8_E4M3;
     test_huge_fill(x, rows * cols, 0);
     TEST_CUDA(cudaMemcpy(number, &scale, 4, cudaMemcpyHostToDevice));
+    TEST_CUDA(cudaDeviceSynchronize());
     a.common.x = x, a.common.rows = rows, a.common.cols = cols, a.common.eps = 1e-6f;
     a.q = q, a.q_transposed = q_t, a.tensor_scale = number;
     const int64_t samples[] = {0, ((int64_t)1 << 31) / cols, rows / 2 + 1, rows - 1};

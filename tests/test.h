@@ -788,6 +788,7 @@ static inline void test_fill_table(char **table, size_t *table_bytes, size_t sta
     }
     TEST_CUDA(cudaMemset(*table, 0xff, states));
     TEST_CUDA(cudaMemcpy(*table + states, others, (size_t)rows * 4, cudaMemcpyHostToDevice));
+    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
 }
 
 /* Cuts `vocab` columns into uneven slices for ranks, some of them empty: rank i has cut[i] to cut[i + 1] - 1. */

@@ -1311,8 +1311,13 @@ def functions():
 
 
 def equal(name, a, b):
-    good = all(np.array_equal(u, v) for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    check(name, good, f"{a} {b}")
+    notes = []
+    for i, (u, v) in enumerate(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)):
+        if not np.array_equal(u, v):
+            off = np.abs(np.asarray(u, np.float64) - np.asarray(v, np.float64)) if u.shape == v.shape else np.array([np.nan])
+            notes.append(f"result {i}, {u.shape} and {v.shape}: {np.count_nonzero(off)} differ, by up to {off.max():.3g} of "
+                         f"{np.abs(np.asarray(v, np.float64)).max():.3g}")
+    check(name, not notes, "; ".join(notes))
 
 
 def near(name, a, b):
@@ -1340,6 +1345,9 @@ def gradients(f):
     return lambda *arrays: jax.grad(loss, floats(arrays))(*arrays)
 
 
+BY_XLA = ("linear_kl mean",)  # XLA sums these losses, in an order that may differ from program to program on a GPU
+
+
 def transforms():
     x, w, t = normal(1, 4, 9, 16), normal(2, 20, 16), np.stack([integers(i, 20, 9) for i in range(4)])
     t[:, 5:] = -100  # 5 of 9 tokens of each element count, so max_counted is a bound for each element alone
@@ -1351,11 +1359,11 @@ def transforms():
         slices = [tuple(a[i] for a in mapped) for i in range(4)]
         axes = (0,) * len(mapped) + (None,) * len(others)
         for what, g in (("value", f), ("gradient", gradients(f))):
-            jitted = jax.jit(g)
+            jitted, same = jax.jit(g), near if name in BY_XLA else equal
             each = [jitted(*s, *others) for s in slices]
             stacked = jax.tree.map(lambda *a: jnp.stack(a), *each)
-            equal(f"{name} {what} without jit", g(*slices[0], *others), each[0])
-            equal(f"{name} {what} scan", jax.lax.scan(lambda c, s: (c, g(*s, *others)), 0, mapped)[1], stacked)
+            same(f"{name} {what} without jit", g(*slices[0], *others), each[0])
+            same(f"{name} {what} scan", jax.lax.scan(lambda c, s: (c, g(*s, *others)), 0, mapped)[1], stacked)
             near(f"{name} {what} vmap", jax.jit(jax.vmap(g, axes))(*mapped, *others), stacked)
             pairs = tuple(a.reshape(2, 2, *a.shape[1:]) for a in mapped)
             near(f"{name} {what} vmap of vmap", jax.jit(jax.vmap(jax.vmap(g, axes), axes))(*pairs, *others), jax.tree.map(
@@ -1368,7 +1376,7 @@ def transforms():
         if "mean" not in name:  # one call for all elements; a reduced loss has one call each, in a loop
             check(f"{name} vmap is one call", len(calls_in(jax.vmap(f, axes), *mapped, *others)) == 1 and
                   " while(" not in jax.jit(jax.vmap(f, axes)).lower(*mapped, *others).compile().as_text())
-        equal(f"{name} checkpoint", jax.jit(gradients(jax.checkpoint(f)))(*slices[0], *others), each[0])
+        same(f"{name} gradient checkpoint", jax.jit(gradients(jax.checkpoint(f)))(*slices[0], *others), each[0])
         total = lambda *a: jax.tree.map(lambda r: r.sum(), jax.vmap(f, axes)(*a))
         floats = lambda g: [a for a in jax.tree.leaves(g) if a.dtype == jnp.float32]
         several = floats(jax.jit(gradients(total))(*mapped, *others))
@@ -2084,7 +2092,7 @@ def graphs():
         first = tuple(a[0] for a in mapped)
         expected = gradients(f)(*first, *others)
         for i in range(3):  # a graph is made in the first runs and launched later
-            equal(f"{name} run {i}", whole(*first, *others), expected)
+            (near if name in BY_XLA else equal)(f"{name} gradient run {i}", whole(*first, *others), expected)
 
 
 def worker(name):
