@@ -291,7 +291,8 @@ static void enter_windows(head *h, ncclComm_t comm, ncclWindow_t *window)
 
 static void leave_windows(head *h, ncclComm_t comm, const ncclWindow_t *window)
 {
-    for (int i = 0; i < 2; i++) check("ncclCommWindowDeregister", ncclCommWindowDeregister(comm, window[i]));
+    for (int i = 0; i < 2; i++) /* NULL: NCCL has no windows here */
+        if (window[i]) check("ncclCommWindowDeregister", ncclCommWindowDeregister(comm, window[i]));
     check("ncclMemFree", ncclMemFree(h->args[BOTH].dx)), check("ncclMemFree", ncclMemFree(h->args[BOTH].workspace));
     h->args[BOTH].dx = h->args[BOTH].workspace = NULL;
 }
