@@ -33,7 +33,9 @@ native := $(or $(patsubst 9%,9%a,$(patsubst 1%,1%a,$(capability))),90a)
 arches := $(if $(filter native,$(ARCH)),$(native),$(ARCH))
 gencode := $(foreach a,$(arches),-gencode arch=compute_$(a),code=sm_$(a))
 
-ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_% lk/cross_entropy_% lk/kl_% lk/linear_cross_entropy_% lk/linear_kl_% lk/srms_norm_%,$(wildcard lk/*.cuh)))
+# With lk/<op>.cuh go lk/<op>_*.cuh.
+files := $(wildcard lk/*.cuh)
+ops := $(patsubst lk/%.cuh,%,$(filter-out lk/lk_% $(patsubst lk/%.cuh,lk/%_%,$(files)),$(files)))
 out := build/$(BACKEND)$(if $(filter cpu,$(BACKEND)),-$(SAN))$(if $(FAST),-fast)
 san_plain := -O1 # compiles in 60 % of the time of -O2, and the tests run as fast
 san_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
