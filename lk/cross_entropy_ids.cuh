@@ -30,8 +30,8 @@
  *                args.common.workspace = ...;
  *                status = lk_cross_entropy_ids_backward_bf16(&args, stream);    // reads the lse of forward
  *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 32
- *            per row, and 128; with a tail up to 48 per row, and 256. The workspace functions read shapes, options and which
- *            outputs are wanted.
+ *            per row, and 128; with a tail up to 48 per row, and 256; the number of rows is rounded up to 64. The workspace
+ *            functions read shapes, options, which outputs are wanted, and which gradients and tail_weight are given.
  *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and statistics. Columns that are

@@ -50,7 +50,8 @@
  *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank. Compiled
  *            with -DLK_CHECK, a call with all_gather gathers the slices first, and fails where two overlap or columns are
  *            missing; not in a graph's capture.
- * Exact      As kl.cuh. A share's log is off by what the rank's sum is, some 2^-22, whatever the size of the logits.
+ * Exact      As kl.cuh. The log of a share is off by the relative error of the rank's sum, some 2^-22, however large the
+ *            logits are.
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
  * The kernels: lk_kl_kernel of kl.cuh computes states, JENSEN_SHANNON's sums and gradients; lk_kl_merge_kernel, here, merges, with

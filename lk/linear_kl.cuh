@@ -120,7 +120,7 @@ typedef struct {
     int64_t dx_stride;          /* B FB likewise */
     int64_t dweight_stride;     /* B FB likewise */
     int64_t chunk_tokens;       /* tokens of a chunk; 0: lk chooses */
-    int64_t slice_tokens;       /* tokens of a slice; 0: lk chooses */
+    int64_t slice_tokens;       /* tokens of a slice; 0: lk chooses. Ignored where a call has no slices */
     float logit_scale;          /* 2^-100 to 2^100; 0 means 1 */
     float teacher_scale;        /* likewise */
     float softcap;              /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */

@@ -624,7 +624,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
-    a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy.
+    a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; with group it has
+    no effect, since backward makes the gradients.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
     row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
     bfloat16 on sm_90a; gradients are then made in backward.
@@ -641,7 +642,7 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes, a vocabulary-parallel head. Then
     linear_weight and linear_bias are this rank's rows, and ranks have them in order; all ranks have as many, or shards says how
-    many each has (shards_of finds out; 0 is good). input, target, weight, denominator and row_weight are those of all classes,
+    many each has: shards_of asks all ranks, and a rank may have 0. input, target, weight, denominator and row_weight are those of all classes,
     and alike on all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all
     ranks' gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
     reduction, and keeps exponentials or nothing. All ranks make the call."""
