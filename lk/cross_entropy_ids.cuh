@@ -703,7 +703,7 @@ template <class T> LK_HOST int lk_ce_tail_threads(int64_t vocab)
     return threads;
 }
 
-/* The rows of a call for their tails. Call: the kernel's; a: its rows and vocab. */
+/* Launches the kernel of tails for the rows of a call. Call: the type of its argument; a: the rows and vocab. */
 template <class T, class Call>
 LK_HOST lk_status lk_ce_tail_launch(const char *op, const lk_device *device, const lk_cross_entropy_args &a, const Call &call,
                                     cudaStream_t stream)
