@@ -308,17 +308,21 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_l
     return ws;
 }
 
-/* FUSED: tiles of a stretch: the fewest rounds of all clusters, then the fewest stretches, at most `most`. */
+/* FUSED: tiles of a stretch: the least time of all clusters, which take whole stretches in rounds; among about equal times the
+ * fewest stretches, at most `most`. Times come from few stretches to many, so a smaller `most` only ends the list earlier. */
 LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, int64_t most)
 {
     const int64_t pairs = lk_ceil_div(rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_LCE_TILE_COLS);
+    const int64_t few = 32; /* up to so many stretches, and up to so many tiles of one, every number is tried */
     int64_t best = tiles;
-    double least = (double)lk_ceil_div(pairs, s->clusters) * ((double)tiles + 0.01);
-    for (int64_t stretch = tiles; stretch > 1;) {
-        stretch = lk_ceil_div(stretch, 2);
-        const int64_t stretches = lk_ceil_div(tiles, stretch), items = pairs * stretches;
+    double least = INFINITY;
+    for (int64_t i = 1; i <= 2 * few; i++) {
+        const int64_t stretch = i <= few ? lk_ceil_div(tiles, i) : 2 * few + 1 - i, stretches = lk_ceil_div(tiles, stretch);
+        const int64_t items = pairs * stretches;
+        if (i > few && stretches <= few) continue;
+        if (stretches > most || stretches > tiles || items >= 1 << 30) break;
         const double time = (double)lk_ceil_div(items, s->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
-        if (time < 0.995 * least && stretches <= most && items < 1 << 30) best = stretch, least = time;
+        if (time < 0.995 * least) best = stretch, least = time;
     }
     return (int)best;
 }
@@ -358,7 +362,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     const int64_t tiles = lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pair = LK_LCE_PAIR_ROWS * LK_LCE_TILE_COLS;
     const int64_t pairs = lk_ceil_div(chunk, LK_LCE_PAIR_ROWS), cols = lk_ceil_div(s->hidden, LK_LCE_TILE_COLS);
     const int64_t alone = lk_ceil_div(s->vocab, plan->panel_vocab); /* stretches of forward by itself */
-    const int64_t some = lk_ceil_div(tiles, lk_lce_stretch(s, chunk, s->vocab, lk_lce_most_stretches(s)));
+    const bool states = s->gradient || s->saves; /* stretches of forward by itself are the plan's */
+    const int64_t some = states ? lk_ceil_div(tiles, lk_lce_stretch(s, chunk, s->vocab, lk_lce_most_stretches(s))) : 0;
     const bool keeps = s->gives_loss && kept, more = s->gives_loss && (s->entropy || s->argmax || s->dentropy);
     const bool panels = s->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < s->vocab);
     lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
@@ -372,7 +377,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     /* v x overwrites these: the factor kernel has read them. Panels, which write sums again, come when v x is not needed. */
     lk_arena instead = arena;
     lk_take(&ws.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
-    ws.stretches = s->gradient || s->saves ? some : alone;
+    ws.stretches = states ? some : alone;
     lk_take(&ws.sums, &arena, s->gives_loss || !kept, chunk * ws.stretches);
     const int64_t more_bytes = s->statistics ? sizeof(lk_lce_more_squares) : sizeof(lk_lce_more);
     ws.more = (lk_lce_more *)lk_take_bytes(&arena, more, chunk * ws.stretches * more_bytes);
@@ -604,6 +609,22 @@ LK_HOST bool lk_lce_plan_fused_chunks(lk_lce_planner *p, size_t budget, lk_lce_p
     return false;
 }
 
+/* The stretches of FUSED's forward, from a plan of one stretch that fits: the best that fit. Their states are most of what it
+ * needs, so a budget's own bytes have the same stretches: those that fit are the first of the same list. */
+LK_HOST bool lk_lce_plan_stretches(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+{
+    const lk_lce_shape *const s = &p->shape;
+    const int64_t more = s->statistics ? sizeof(lk_lce_more_squares) : s->entropy || s->argmax ? sizeof(lk_lce_more) : 0;
+    const size_t row = sizeof(lk_lce_sums) + (size_t)more, left = budget - lk_lce_need(p, plan);
+    /* Arrays take whole 256 bytes, so the first stretch may have paid for a part of the others: 255 bytes in each of two arrays. */
+    int64_t most = lk_lce_min((int64_t)((left + 510) / row / (size_t)s->rows), s->vocab) + 1;
+    do {
+        plan->panel_vocab = (int64_t)lk_lce_stretch(s, s->rows, s->vocab, most) * LK_LCE_TILE_COLS;
+        most = lk_ceil_div(s->vocab, plan->panel_vocab) - 1;
+    } while (most > 0 && lk_lce_need(p, plan) > budget);
+    return true;
+}
+
 /* FUSED. Columns that are computed again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
  * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates
  * (bench/results/choices/linear_cross_entropy.md). */
@@ -614,17 +635,9 @@ LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow,
     const int64_t all = given ? given : lk_lce_round_up(vocab, LK_LCE_TILE_COLS); /* forward: the columns of a stretch */
     lk_lce_plan chunks = {};
     if (!s->fused) return false;
-    if (s->saves || !s->gradient) { /* nothing to choose */
+    if (s->saves || !s->gradient) {
         *plan = lk_lce_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
-        const size_t least = lk_lce_need(p, plan);
-        if (least > budget) return false;
-        const size_t more = s->statistics ? sizeof(lk_lce_more_squares) : sizeof(lk_lce_more);
-        const size_t each = sizeof(lk_lce_sums) + (s->entropy || s->argmax ? more : 0);
-        /* Stretches besides the first. Arrays take whole 256 bytes: 16 states. */
-        const int64_t extra = (int64_t)((budget - least) / each / (size_t)lk_lce_round_up(rows, 16));
-        if (!s->saves && !given)
-            plan->panel_vocab = (int64_t)lk_lce_stretch(s, rows, vocab, lk_lce_min(1 + extra, vocab)) * LK_LCE_TILE_COLS;
-        return true;
+        return lk_lce_need(p, plan) <= budget && (s->saves || given || lk_lce_plan_stretches(p, budget, plan));
     }
     const bool must_chunk = lk_lce_keeps(s) && s->chunk_tokens && s->chunk_tokens < rows;
     const bool once = !must_chunk && lk_lce_plan_at_once(p, budget, narrow, plan);

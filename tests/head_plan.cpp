@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* tests/head_plan.cpp - lk/lk_head_plan.cuh by itself, with no CUDA: the plans of one call in words, and what holds of the plans of
- * all budgets. tests/check runs it.
+ * all budgets and of 10^5 drawn shapes. tests/check runs it.
  *
  *     g++ -std=c++17 -I. tests/head_plan.cpp -o head_plan && ./head_plan
  */
@@ -75,8 +75,60 @@ static void expect_plans(const lk_lce_shape &s)
     }
 }
 
+/* Numbers from 0 to 1, the same in each run. */
+static double draw(void)
+{
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (double)(state >> 11) * 0x1p-53;
+}
+static int64_t draw_size(double least, double most)
+{
+    return (int64_t)exp(log(least) + draw() * (log(most + 1.0) - log(least)));
+}
+
+/* The time of forward on FUSED as the planner sees it: rounds of all clusters, and the tiles of a round. */
+static double forward_time(const lk_lce_shape &s, int64_t stretch)
+{
+    const int64_t pairs = lk_ceil_div(s.rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(s.vocab, LK_LCE_TILE_COLS);
+    return (double)lk_ceil_div(pairs * lk_ceil_div(tiles, stretch), s.clusters) * ((double)stretch + 0.01);
+}
+
+/* forward on FUSED at drawn shapes and budgets: with enough memory within 1.02 of the best stretches; never slower with more of it,
+ * but for the half per cent that fewer states are worth; the same plan in its own bytes. */
+static void expect_forward(int draws)
+{
+    for (int i = 0; i < draws; i++) {
+        lk_lce_shape s = shape_of(true, LK_DTYPE_BF16);
+        s.dweight = NULL, s.dx = s.gradient = s.mean = false;
+        s.rows = draw_size(1, 40000), s.hidden = 8 * draw_size(1, 1000), s.vocab = s.classes = draw_size(1, 280000);
+        s.path = LK_LCE_PATH_FUSED, s.clusters = (int)draw_size(1, 74), s.split = draw() < 0.2;
+        s.entropy = draw() < 0.5, s.argmax = draw() < 0.3, s.statistics = s.entropy && draw() < 0.5;
+        lk_lce_planner planner;
+        lk_lce_plan plan[3], again;
+        lk_lce_plan_begin(&planner, &s);
+        const double more = exp(draw() * 6.0);
+        const size_t some = (size_t)((double)planner.least * more);
+        const size_t budgets[] = {some, (size_t)((double)some * (1.0 + draw())), (size_t)8 << 40};
+        double time[3], best = INFINITY;
+        for (int k = 0; k < 3; k++) {
+            lk_lce_choose(&planner, budgets[k], &plan[k]);
+            time[k] = forward_time(s, lk_ceil_div(plan[k].panel_vocab, LK_LCE_TILE_COLS));
+            lk_lce_choose(&planner, plan[k].workspace_bytes, &again);
+            expect(plan[k].workspace_bytes <= budgets[k], "forward: more bytes than the budget", budgets[k]);
+            expect(again.panel_vocab == plan[k].panel_vocab && again.workspace_bytes == plan[k].workspace_bytes,
+                   "forward: its own bytes have another plan", budgets[k]);
+            expect(k == 0 || time[k] <= time[k - 1] * 1.006, "forward: more memory, and slower", budgets[k]);
+        }
+        for (int64_t stretch = 1; stretch <= lk_ceil_div(s.vocab, LK_LCE_TILE_COLS); stretch++)
+            best = fmin(best, forward_time(s, stretch));
+        expect(time[2] <= 1.02 * best, "forward: over 1.02 of the best", (size_t)s.rows);
+    }
+}
+
 int main()
 {
+    expect_forward(100000);
     expect_text(shape_of(true, LK_DTYPE_BF16), 1024,
                 "1 x 8192 tokens, 1 x 11520 columns, bf16 exponentials of logits of 119552 columns, "
                 "60928 of them in dweight, 4 matmuls: exact");

@@ -2731,6 +2731,30 @@ static void default_bytes(void)
     }
 }
 
+/* FUSED's forward works on pairs of tiles of 128 tokens, so 1 token has the stretches of 256, and 4090 those of 4096: with more
+ * memory than it needs, and with that of its own plan. */
+static void stretches_of_any_number_of_tokens(void)
+{
+    static const int64_t tokens[] = {1, 8, 100, 252, 500, 1020, 2044, 2047, 4090, 8188, 12284};
+    for (int i = 0; i < 2 * LENGTH_OF(tokens); i++) {
+        alignas(256) static int64_t some[32];
+        void *at[TENSORS] = {};
+        at[X] = at[WEIGHT] = at[TARGET] = at[LSE] = at[LOSS] = some;
+        plan_t of[2] = {}, own = {};
+        lk_status status = LK_OK;
+        for (int whole = 0; whole < 2 && !status; whole++) {
+            problem p = plain(TEST_BF16, FORWARD, FUSED, whole ? (tokens[i / 2] + 255) / 256 * 256 : tokens[i / 2], 4096, 131072);
+            if (i % 2) at[ENTROPY] = at[ARGMAX] = some, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true;
+            set_args(&p, at);
+            status = plan_of(&p, (size_t)8 << 30, &of[whole]);
+            if (!status && !whole) status = plan_of(&p, of[0].workspace_bytes, &own);
+        }
+        if (!test_that(!status && of[0].panel_vocab == of[1].panel_vocab && own.panel_vocab == of[0].panel_vocab))
+            test_detail("%lld tokens: %s; in its own bytes %s; rounded up %s%s", (long long)tokens[i / 2], of[0].text, own.text,
+                        of[1].text, status ? lk_last_error() : "");
+    }
+}
+
 /* What keeps FUSED away is said, in plans and in the error of the path by name: code for sm_90 without the a, no device. A
  * query leaves no error of its own behind and an error of the caller's where it is. */
 static void left_out(void)
@@ -3012,6 +3036,7 @@ int main(int argc, char **argv)
     if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
     if (test_begin("plans of path 0")) choices(), test_finish();
     if (test_begin("plans of plans")) plans_again(), test_finish();
+    if (fused_here && test_begin("plans of any number of tokens")) stretches_of_any_number_of_tokens(), test_finish();
     if (test_begin("queries from shapes alone")) shapes_alone(), test_finish();
     if (test_begin("workspaces by default")) default_bytes(), test_finish();
     if (test_begin("plans where fused is left out")) left_out(), test_finish();
