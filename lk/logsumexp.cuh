@@ -163,7 +163,7 @@ LK_HOST lk_status lk_logsumexp_forward_rows(const char *op, const lk_device *dev
 /* ---- Backward of contiguous rows ----------------------------------------------------------------------------------------- */
 
 /* The row's values in dx = scale dlse exp(scale x - lse - lse_low). They are only loaded here: a product would wait for one of
- * these loads, and ptxas would put the loads of x behind it. */
+ * these loads, and ptxas would put the loads of x behind it. So would the conversion of a rounded dlse: it comes last. */
 typedef struct {
     float scale, lse, dlse, lse_low;
 } lk_logsumexp_row;
@@ -171,8 +171,11 @@ typedef struct {
 template <class T> LK_DEVICE lk_logsumexp_row lk_logsumexp_load_row(const lk_logsumexp_args &a, int64_t at)
 {
     const T *const rounded = (const T *)a.dlse_rounded;
-    return {a.scale, a.lse[at], a.dlse ? a.dlse[at] : rounded ? lk_to_float(rounded[at]) : 1.0f,
-            a.lse_low ? a.lse_low[at] : 0.0f};
+    T raw = {};
+    const float lse = a.lse[at], dlse = a.dlse ? a.dlse[at] : 1.0f;
+    if (rounded) raw = rounded[at];
+    const float lse_low = a.lse_low ? a.lse_low[at] : 0.0f;
+    return {a.scale, lse, rounded ? lk_to_float(raw) : dlse, lse_low};
 }
 
 LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
