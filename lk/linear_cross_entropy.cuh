@@ -644,7 +644,7 @@ template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_wor
     const lk_lce_call &call = chunk.call;
     const lk_lce_args &a = call.a;
     const lk_lce_workspace &ws = chunk.ws;
-    lk_cublas_product m = lk_lce_product(job, ws.dx ? LK_DTYPE_F32 : call.type, true);
+    lk_cublas_product m = lk_lce_product(job, ws.dx ? LK_DTYPE_F32 : call.type, !job->plan.f32_dx); /* else alpha comes later */
     m.key.m = a.hidden, m.key.n = chunk.rows, m.key.k = chunk.cols;
     m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, chunk);
     m.key.ldd = ws.dx ? a.hidden : call.compact ? ws.x_stride : a.dx_stride;

@@ -63,6 +63,7 @@ typedef struct {
     int64_t slice_tokens;       /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int64_t kept_vocab;         /* FUSED: columns whose exponentials are kept */
     int64_t lent_vocab;         /* of those, the ones that are kept in dweight's memory */
+    bool f32_dx;               /* FUSED, all columns in one panel: cuBLASLt computes dx in f32, and a pass rounds it */
     size_t bytes, need;         /* of the arrays; of the smallest workspace that it fits into. lk_lce_fits sets both */
     size_t workspace_bytes;     /* this and what follows, once it is chosen: what the plan uses, cublas_bytes included */
     size_t cublas_bytes;        /* cuBLASLt's part */
@@ -153,7 +154,8 @@ typedef struct {
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted; then its dx */
     void *scaled_x;        /* fused: T [chunk, x_stride], v x; over sample, sums, more and references */
-    float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others */
+    float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others; fused: f32_dx, over sample,
+                              sums, more and references, before scaled_x, or in dweight */
     float *dweight;        /* [vocab, hidden], sums over chunks */
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
     int8_t *low_dx;        /* fused: likewise, of dx */
@@ -211,6 +213,12 @@ LK_HOST bool lk_lce_slices(const lk_lce_shape *s, int path)
 LK_HOST bool lk_lce_lends(const lk_lce_shape *s)
 {
     return s->dweight && !s->accumulate && s->dweight_stride == s->hidden && (uintptr_t)s->dweight % 256 == 0;
+}
+
+/* FUSED: whether dx in f32 fits into dweight, which is written later. */
+LK_HOST bool lk_lce_dx_in_dweight(const lk_lce_shape *s)
+{
+    return lk_lce_lends(s) && s->rows * 4 <= s->vocab * lk_lce_bytes_of(s->dweight_dtype);
 }
 
 /* The rows of logits that fit into dweight, until its one product or its sums are written. */
@@ -375,7 +383,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     if (!s->gives_loss && (!s->saves || s->split)) lk_take(&ws.others, &arena, true, rows);
     lk_take(&ws.scale, &arena, s->gradient && kept, chunk);
     /* v x overwrites these: the factor kernel has read them. Panels, which write sums again, come when v x is not needed. */
-    lk_arena instead = arena;
+    lk_arena instead = arena, sum = arena;
     lk_take(&ws.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
     ws.stretches = states ? some : alone;
     lk_take(&ws.sums, &arena, s->gives_loss || !kept, chunk * ws.stretches);
@@ -383,7 +391,10 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     ws.more = (lk_lce_more *)lk_take_bytes(&arena, more, chunk * ws.stretches * more_bytes);
     lk_take(&ws.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_LCE_TILE_COLS));
     ws.scaled_x = lk_take_bytes(&instead, kept && s->dweight, chunk * ws.x_stride * 2);
+    if (plan->f32_dx && lk_lce_dx_in_dweight(s)) ws.dx = (float *)s->dweight;
+    else lk_take(&ws.dx, &sum, plan->f32_dx, chunk * s->hidden);
     if (arena.used < instead.used) arena = instead;
+    if (arena.used < sum.used) arena = sum;
     lk_take(&ws.low, &arena, lk_lce_sums_dweight(s, chunk), tiles * cols * pair);
     lk_take(&ws.low_dx, &arena, s->dx && panels, pairs * cols * pair);
     if (!s->saves) ws.logits_stride = lk_lce_round_up(width, 64);
@@ -409,11 +420,11 @@ LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* Whether cuBLASLt gets memory. In FUSED it does where it computes dweight: all but sums over chunks in 16 bits. The sample of
- * the logits gets no more than that. */
+/* Whether cuBLASLt gets memory. In FUSED it does where it computes dweight, all but sums over chunks in 16 bits, or dx. The sample
+ * of the logits gets no more than that. */
 LK_HOST bool lk_lce_needs_cublas(const lk_lce_shape *s, const lk_lce_plan *plan)
 {
-    return plan->path != LK_LCE_PATH_FUSED || (s->dweight && !lk_lce_sums_dweight(s, plan->chunk_tokens));
+    return plan->path != LK_LCE_PATH_FUSED || plan->f32_dx || (s->dweight && !lk_lce_sums_dweight(s, plan->chunk_tokens));
 }
 
 /* Plans on their way to a choice: how many bytes each candidate needs is found once. */
@@ -442,7 +453,7 @@ LK_HOST size_t lk_lce_need(lk_lce_planner *p, lk_lce_plan *plan)
         const lk_lce_plan *const seen = &p->seen[i];
         if (seen->chunk_tokens != plan->chunk_tokens || seen->panel_vocab != plan->panel_vocab || seen->path != plan->path ||
             seen->slice_tokens != plan->slice_tokens || seen->kept_vocab != plan->kept_vocab ||
-            seen->lent_vocab != plan->lent_vocab) continue;
+            seen->lent_vocab != plan->lent_vocab || seen->f32_dx != plan->f32_dx) continue;
         plan->bytes = seen->bytes, plan->need = seen->need;
         return plan->need;
     }
@@ -563,6 +574,15 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t 
     return best * LK_LCE_TILE_COLS;
 }
 
+/* Lets cuBLASLt compute dx of a plan that fits and has all columns in one panel, where that fits too. */
+LK_HOST void lk_lce_try_f32_dx(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+{
+    lk_lce_plan better = *plan;
+    better.f32_dx = true;
+    const bool one = plan->lent_vocab == 0 && plan->panel_vocab >= p->shape.vocab && plan->chunk_tokens >= p->shape.rows;
+    if (p->shape.gradient && p->shape.dx && one && lk_lce_fits(p, &better, budget)) *plan = better;
+}
+
 /* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all in the workspace; else of some or all,
  * in dweight and in the workspace; else of none. The others are computed again, a panel at a time. narrow: the
  * fewest columns of a panel. */
@@ -576,7 +596,10 @@ LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narro
         return lk_lce_fits(p, plan, budget);
     }
     *plan = lk_lce_fused_plan(s->rows, vocab, 0, vocab);
-    if (lk_lce_keeps(s) && lk_lce_fits(p, plan, budget)) return true;
+    if (lk_lce_keeps(s) && lk_lce_fits(p, plan, budget)) {
+        lk_lce_try_f32_dx(p, budget, plan);
+        return true;
+    }
     for (int keeps = lk_lce_keeps(s); keeps >= 0; keeps--) {
         const int64_t in_dweight = keeps ? lk_lce_borrow(s, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
         lk_lce_bracket b = {0, all + 1, 0, 0, 0}; /* tiles. All come first: outside dweight they need no sums of dx */
@@ -590,6 +613,7 @@ LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narro
         const int64_t cols = lk_lce_min(b.low * tile, vocab - in_dweight), kept = keeps ? in_dweight + cols : 0;
         const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(s, lk_ceil_div(vocab - kept, tile), b.low);
         *plan = lk_lce_fused_plan(s->rows, kept, in_dweight, lk_lce_min(panel, vocab));
+        lk_lce_try_f32_dx(p, budget, plan);
         return true;
     }
     return false;
@@ -637,7 +661,9 @@ LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow,
     if (!s->fused) return false;
     if (s->saves || !s->gradient) {
         *plan = lk_lce_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
-        return lk_lce_need(p, plan) <= budget && (s->saves || given || lk_lce_plan_stretches(p, budget, plan));
+        if (lk_lce_need(p, plan) > budget) return false;
+        if (s->saves) lk_lce_try_f32_dx(p, budget, plan);
+        return s->saves || given || lk_lce_plan_stretches(p, budget, plan);
     }
     const bool must_chunk = lk_lce_keeps(s) && s->chunk_tokens && s->chunk_tokens < rows;
     const bool once = !must_chunk && lk_lce_plan_at_once(p, budget, narrow, plan);
@@ -778,7 +804,7 @@ LK_HOST void lk_lce_describe(const lk_lce_shape *s, const lk_lce_plan *plan, cha
     const bool fused = plan->path == LK_LCE_PATH_FUSED, own = lk_lce_sums_dweight(s, plan->chunk_tokens);
     const int sum = !s->dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : 2;
     const int64_t columns = fused ? s->vocab : s->vocab - (plan->panels - 1) * plan->panel_vocab;
-    const int tail = fused && (!s->dweight || own) ? 0 : (int)lk_lce_tail_cols(s, columns);
+    const int tail = fused && !plan->f32_dx && (!s->dweight || own) ? 0 : (int)lk_lce_tail_cols(s, columns);
     const char *kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
     char last[40] = "", parts[80] = "";
     if (s->stores) snprintf(parts, sizeof parts, " in saved");
@@ -788,10 +814,11 @@ LK_HOST void lk_lce_describe(const lk_lce_shape *s, const lk_lce_plan *plan, cha
     if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < s->vocab))
         snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
                  (long long)plan->lent_vocab);
+    const char *const dx = !plan->f32_dx ? "" : lk_lce_dx_in_dweight(s) ? ", dx in f32 in dweight" : ", dx in f32";
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
-    snprintf(text, size, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s, %d matmuls%s: %s%s%s",
+    snprintf(text, size, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,
-             kept, parts, sums[sum], plan->matmuls, last, plan->exact ? "exact" : "fast",
+             kept, parts, sums[sum], dx, plan->matmuls, last, plan->exact ? "exact" : "fast",
              s->why_not_fused[0] ? "; FUSED, for sm_90a, is left out" : "", s->why_not_fused);
 }
 

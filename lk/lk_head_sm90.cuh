@@ -715,6 +715,30 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(cons
 #endif
 }
 
+/* f32_dx: a block owns LK_MOVE_TILE columns of a row of dx = alpha (v sums + target_dz weight[y]), a thread 8 neighbours of them.
+ * sums: E weight, or dZ weight where v is NULL. */
+LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_lce_round_dx_kernel(const __grid_constant__ lk_lce_work p)
+{
+    const lk_lce_args &a = p.call.a;
+    const lk_lce_workspace &ws = p.ws;
+    const int64_t tiles = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, in_chunk = blockIdx.x / tiles, row = p.first_row + in_chunk;
+    const int64_t first = blockIdx.x % tiles * LK_MOVE_TILE + threadIdx.x * 8, left = a.hidden - first;
+    lk_griddepcontrol_wait();
+    const int64_t token = ws.token ? ws.token[row] : row;
+    if (token < 0 || left <= 0) return;
+    const float alpha = ws.counts->alpha, target_dz = ws.target_dz[row], v = ws.scale ? ws.scale[in_chunk] : 1.0f;
+    const float *const sums = ws.dx + in_chunk * a.hidden + first;
+    lk_bf16 *const out = (lk_bf16 *)a.dx + token * a.dx_stride + first;
+    float x[8], target[8] = {};
+    lk_move_load(x, sums, left, left >= 8 && (uintptr_t)sums % 16 == 0);
+    if (target_dz != 0.0f) {
+        const lk_bf16 *const weight = (const lk_bf16 *)a.weight + ws.target[row] * a.weight_stride + first;
+        lk_move_load(target, weight, left, left >= 8 && (uintptr_t)weight % 16 == 0);
+    }
+    LK_UNROLL for (int i = 0; i < 8; i++) x[i] = fmaf(alpha * target_dz, target[i], alpha * v * x[i]);
+    lk_move_store(out, x, left, left >= 8 && (uintptr_t)out % 16 == 0);
+}
+
 /* ---- The targets' part of dweight, and dbias ----------------------------------------------------------------------------- */
 
 /* A bit for each of eight rows from `at` on: it has target y. */
@@ -864,6 +888,24 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work 
     return status ? status : lk_lce_launch_tiles(job, lk_lce_products_kernel, items, p);
 }
 
+/* f32_dx: dx of all columns by cuBLASLt. */
+template <class T> LK_HOST lk_status lk_lce_run_f32_dx(lk_lce_job *job, const lk_lce_work &chunk)
+{
+    const lk_status status = lk_lce_dx<T>(job, chunk);
+    const int64_t tiles = lk_ceil_div(chunk.call.a.hidden, LK_MOVE_TILE);
+    if (status || job->mode == LK_CUBLAS_RESOLVE) return status;
+    return lk_launch_pdl(job->op, &job->device, lk_lce_round_dx_kernel, chunk.rows * tiles, 1, LK_MOVE_THREADS, 0, job->stream, chunk);
+}
+
+/* v x, dweight's factor beside exponentials. */
+template <class T> LK_HOST lk_status lk_lce_scale_x(const lk_lce_job *job, const lk_lce_work &chunk)
+{
+    const lk_lce_workspace &ws = chunk.ws;
+    if (!ws.scaled_x) return LK_OK;
+    return lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, chunk), ws.scaled_x, NULL, NULL, chunk.rows, chunk.call.a.hidden,
+                                        lk_lce_x_stride(job), ws.x_stride, 0, ws.scale});
+}
+
 /* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
 template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const lk_lce_work &chunk)
 {
@@ -921,9 +963,7 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t i
     const lk_lce_workspace &ws = job->p.ws;
     if (call.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(call.rows, LK_LCE_THREADS), job->p);
     if (job->other_rows && !call.gives_loss && !status) status = job->other_rows->fused_backward(job);
-    if (ws.scaled_x && !status)
-        status = lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, chunk), ws.scaled_x, NULL, NULL, chunk.rows, a.hidden,
-                                              lk_lce_x_stride(job), ws.x_stride, 0, ws.scale});
+    if (!plan.f32_dx && !status) status = lk_lce_scale_x<T>(job, chunk);
     const bool sums = lk_lce_sums_dweight(&job->shape, plan.chunk_tokens);
     for (; chunk.first_col < a.vocab && !status; chunk.first_col += chunk.cols) {
         const bool kept = chunk.first_col < plan.kept_vocab;
@@ -938,8 +978,10 @@ template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t i
         if (!kept) status = lk_lce_fused_dz<T>(job, chunk);
         if (!kept && job->other_rows && !status) status = job->other_rows->fused_panel(job, chunk);
         if (!status) status = lk_lce_dbias<T>(job, chunk);
-        if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, chunk, sums);
+        if (!status && plan.f32_dx) status = lk_lce_run_f32_dx<T>(job, chunk);
+        else if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, chunk, sums);
         if (!status && chunk.last) status = lk_lce_reduce_dx(job, chunk);
+        if (!status && plan.f32_dx) status = lk_lce_scale_x<T>(job, chunk); /* over the memory of dx in f32 */
         if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, chunk);
     }
     return status;

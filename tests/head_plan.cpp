@@ -61,7 +61,8 @@ static void expect_plans(const lk_lce_shape &s)
             for (int j = 0; j < i; j++) {
                 const lk_lce_plan a = planner.seen[i], b = planner.seen[j];
                 expect(a.path != b.path || a.chunk_tokens != b.chunk_tokens || a.panel_vocab != b.panel_vocab ||
-                       a.slice_tokens != b.slice_tokens || a.kept_vocab != b.kept_vocab || a.lent_vocab != b.lent_vocab,
+                       a.slice_tokens != b.slice_tokens || a.kept_vocab != b.kept_vocab || a.lent_vocab != b.lent_vocab ||
+                       a.f32_dx != b.f32_dx,
                        "a candidate is laid out twice", budget);
             }
         lk_lce_choose(&planner, plan.workspace_bytes, &again);
