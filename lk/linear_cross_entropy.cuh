@@ -71,9 +71,9 @@
  *            chunk_tokens may differ. A copy of saved must have an address that is the same modulo 256.
  *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
  *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
- *            2048 and no multiple of 8; with ranks always. Else it takes CHUNKS. Nothing else changes this choice. So a call
- *            with entropy, argmax or dentropy, or with x that FUSED cannot read, may fail (LK_ERR_PATH). path CHUNKS takes
- *            it, but not with ranks.
+ *            2048 and no multiple of 8, and more than about 200 tokens; with ranks always. Else it takes CHUNKS. Nothing else
+ *            changes this choice. So a call with entropy, argmax or dentropy, or with x that FUSED cannot read, may fail
+ *            (LK_ERR_PATH). path CHUNKS takes it, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones
@@ -1149,15 +1149,16 @@ LK_HOST const char *lk_lce_misplaced(const lk_lce_call *call)
 }
 
 /* Whether `saved` has logits. forward and backward have to agree, so it depends on nothing that one of them lacks, and not on
- * where tensors lie. With few columns f32 logits cost less time than the copy of x that exponentials need. */
+ * where tensors lie. With few columns, or few tokens, f32 logits cost less time than the copy of x that exponentials need. */
 LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
 {
     const int path = call->a.path;
     if (!call->saves || call->split) return false;
     if (path) return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (call->a.label_smoothing > 0.0f || lk_lce_not_fused(call)) return true;
     const lk_lce_shape s = lk_lce_shape_of(call);
-    const bool few = !lk_lce_many_columns(&s, 2 * lk_lce_min(call->a.hidden, INT32_MAX));
-    return few || call->a.label_smoothing > 0.0f || lk_lce_not_fused(call);
+    const bool sizes = call->rows > 0 && s.hidden > 0 && s.vocab > 0 && s.vocab <= 1 << 30; /* they are checked later */
+    return !lk_lce_many_columns(&s, 2 * lk_lce_min(s.hidden, INT32_MAX)) || (sizes && lk_lce_few_tiles(&s));
 }
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */

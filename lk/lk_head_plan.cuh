@@ -242,6 +242,37 @@ LK_HOST bool lk_lce_many_columns(const lk_lce_shape *s, int64_t few)
     return vocab > few || (vocab > LK_LCE_WIDE && lk_lce_tail_cols(s, vocab));
 }
 
+/* FUSED: tiles of a stretch: the least time of all clusters, which take whole stretches in rounds; among about equal times the
+ * fewest stretches, at most `most`. Times come from few stretches to many, so a smaller `most` only ends the list earlier. */
+LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, int64_t most)
+{
+    const int64_t pairs = lk_ceil_div(rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_LCE_TILE_COLS);
+    const int64_t few = 32; /* up to so many stretches, and up to so many tiles of one, every number is tried */
+    int64_t best = tiles;
+    double least = INFINITY;
+    for (int64_t i = 1; i <= 2 * few; i++) {
+        const int64_t stretch = i <= few ? lk_ceil_div(tiles, i) : 2 * few + 1 - i, stretches = lk_ceil_div(tiles, stretch);
+        const int64_t items = pairs * stretches;
+        if (i > few && stretches <= few) continue;
+        if (stretches > most || stretches > tiles || items >= 1 << 30) break;
+        const double time = (double)lk_ceil_div(items, s->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
+        if (time < 0.995 * least) best = stretch, least = time;
+    }
+    return (int)best;
+}
+
+/* Whether stored logits take less time than FUSED, which multiplies whole tiles: 256 tokens where there are fewer, and each tile
+ * alone, however few there are. In times of one cluster for one tile. A matmul of few tokens reads the weight in 0.8 of the time
+ * that 256 tokens take. The logits are written and read in 800 / hidden of that time. H200: bench/results/choices. */
+LK_HOST bool lk_lce_few_tiles(const lk_lce_shape *s)
+{
+    const double tiles = (double)lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pairs = (double)s->rows / LK_LCE_PAIR_ROWS;
+    const double matmul = pairs > 0.8 ? pairs : 0.8, hidden = (double)s->hidden;
+    const double stored = tiles / s->clusters * (matmul + pairs * 800.0 / hidden) + (lk_lce_tail_cols(s, s->vocab) ? 350.0 : 100.0) / hidden;
+    const int64_t stretch = lk_lce_stretch(s, s->rows, s->vocab, s->vocab), stretches = lk_ceil_div(s->vocab, stretch * LK_LCE_TILE_COLS);
+    return stored < (double)lk_ceil_div(lk_ceil_div(s->rows, LK_LCE_PAIR_ROWS) * stretches, s->clusters) * (double)stretch;
+}
+
 /* Whether dx of a chunk is summed in f32 of the workspace: over panels, and in f16 with tail columns, since each of two sums
  * that nearly cancel may be beyond f16's range. */
 LK_HOST bool lk_lce_sums_dx(const lk_lce_shape *s, int path)
@@ -314,25 +345,6 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_l
     if (s->stores) (void)lk_lce_lay_out_saved(s, s->saved, &ws);
     ws.cublas = (void *)(arena.base + arena.used), ws.bytes = arena.used + 256;
     return ws;
-}
-
-/* FUSED: tiles of a stretch: the least time of all clusters, which take whole stretches in rounds; among about equal times the
- * fewest stretches, at most `most`. Times come from few stretches to many, so a smaller `most` only ends the list earlier. */
-LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, int64_t most)
-{
-    const int64_t pairs = lk_ceil_div(rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_LCE_TILE_COLS);
-    const int64_t few = 32; /* up to so many stretches, and up to so many tiles of one, every number is tried */
-    int64_t best = tiles;
-    double least = INFINITY;
-    for (int64_t i = 1; i <= 2 * few; i++) {
-        const int64_t stretch = i <= few ? lk_ceil_div(tiles, i) : 2 * few + 1 - i, stretches = lk_ceil_div(tiles, stretch);
-        const int64_t items = pairs * stretches;
-        if (i > few && stretches <= few) continue;
-        if (stretches > most || stretches > tiles || items >= 1 << 30) break;
-        const double time = (double)lk_ceil_div(items, s->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
-        if (time < 0.995 * least) best = stretch, least = time;
-    }
-    return (int)best;
 }
 
 /* The most stretches where exponentials or dZ are stored: their states take half of the copy of x that may overwrite them, or
@@ -754,7 +766,8 @@ LK_HOST bool lk_lce_search(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
     const bool no_more = !s->gradient || !s->gives_loss || lk_lce_keeps(s); /* FUSED has no matmul more than CHUNKS */
     const bool fused_first = no_more && (!s->gradient || lk_lce_many_columns(s, LK_LCE_FUSED_VOCAB));
     const bool short_chunks = p->smallest[LK_LCE_PATH_CHUNKS] <= p->smallest[LK_LCE_PATH_PANELS];
-    return (fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
+    return (s->fused && lk_lce_few_tiles(s) && lk_lce_plan_chunks(p, budget, s->rows, plan)) ||
+           (fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
            lk_lce_plan_chunks(p, budget, s->rows, plan) ||
            lk_lce_plan_chunks(p, budget, LK_LCE_FEWEST, plan) ||
            (!fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||

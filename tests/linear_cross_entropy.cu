@@ -1868,15 +1868,16 @@ static void what_is_saved(void)
     static const struct {
         int64_t vocab;
         bool smoothing, fast, logits;
-    } cases[] = {{4096, false, false, true},  {4097, false, false, false}, {2050, false, false, false},
-                 {2049, true, false, true},   {2047, false, false, true},  {8192, false, false, false},
-                 {8192, true, true, true},    {4096, false, true, true}};
+        int64_t tokens;
+    } cases[] = {{4096, false, false, true, 1024},  {4097, false, false, false, 1024}, {2050, false, false, false, 1024},
+                 {2049, true, false, true, 1024},   {2047, false, false, true, 1024},  {8192, false, false, false, 1024},
+                 {8192, true, true, true, 1024},    {4096, false, true, true, 1024},   {8192, false, false, true, 32}};
     for (const auto &k : cases)
         for (int given = 0; given < 2; given++) {
             args_t a = {};
             plan_t of[2] = {};
             size_t bytes = 0;
-            a.loss = (float *)dummy, a.tokens = 64, a.hidden = 2048, a.vocab = k.vocab, a.saved = dummy;
+            a.loss = (float *)dummy, a.tokens = k.tokens, a.hidden = 2048, a.vocab = k.vocab, a.saved = dummy;
             a.label_smoothing = k.smoothing ? 0.1f : 0, a.fast_logits = k.fast;
             if (given) a.x = a.weight = a.target = dummy;
             lk_status status = lk_linear_cross_entropy_saved_bytes_bf16(&a, &bytes);
@@ -1887,7 +1888,7 @@ static void what_is_saved(void)
             const size_t row = (size_t)((k.vocab + 63) / 64 * 64 * (logits && !k.fast ? 4 : 2));
             const int made_by = logits ? (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : (int)FUSED;
             const bool alike = of[0].path == made_by && of[1].path == made_by && of[1].matmuls == 1;
-            if (!test_that(status == LK_OK && alike && bytes >= 64 * row && bytes < 64 * row + 64 * 12 + 2048))
+            if (!test_that(status == LK_OK && alike && bytes >= (size_t)k.tokens * row && bytes < (size_t)k.tokens * (row + 12) + 2048))
                 test_detail("vocab %lld, %zu bytes: %s; %s; %s", (long long)k.vocab, bytes, of[0].text, of[1].text,
                             lk_last_error());
         }
@@ -2732,8 +2733,8 @@ static void default_bytes(void)
 }
 
 /* FUSED's forward works on pairs of tiles of 128 tokens, so 1 token has the stretches of 256, and 4090 those of 4096: with more
- * memory than it needs, and with that of its own plan. */
-static void stretches_of_any_number_of_tokens(void)
+ * memory than it needs, and with that of its own plan. lk does not choose FUSED for few tokens. */
+static void plans_of_any_number_of_tokens(void)
 {
     static const int64_t tokens[] = {1, 8, 100, 252, 500, 1020, 2044, 2047, 4090, 8188, 12284};
     for (int i = 0; i < 2 * LENGTH_OF(tokens); i++) {
@@ -2752,6 +2753,20 @@ static void stretches_of_any_number_of_tokens(void)
         if (!test_that(!status && of[0].panel_vocab == of[1].panel_vocab && own.panel_vocab == of[0].panel_vocab))
             test_detail("%lld tokens: %s; in its own bytes %s; rounded up %s%s", (long long)tokens[i / 2], of[0].text, own.text,
                         of[1].text, status ? lk_last_error() : "");
+    }
+    for (int i = 0; i < 3 * DIRECTIONS; i++) { /* few tokens have stored logits, where there is memory for them */
+        static const int64_t some_tokens[] = {1, 64, 4096};
+        alignas(256) static int64_t some[32];
+        void *at[TENSORS] = {};
+        problem p = plain(TEST_BF16, i % DIRECTIONS, 0, some_tokens[i / DIRECTIONS], 4096, 131072);
+        at[X] = at[WEIGHT] = at[TARGET] = at[LSE] = at[LOSS] = at[DX] = at[DWEIGHT] = some;
+        p.on[MEAN] = true, set_args(&p, at);
+        plan_t of = {}, least = {};
+        lk_status status = plan_of(&p, (size_t)8 << 30, &of);
+        if (!status) status = plan_of(&p, of.minimum_bytes, &least);
+        const int want = i / DIRECTIONS < 2 ? (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : (int)FUSED;
+        if (!test_that(!status && of.path == want && least.workspace_bytes == of.minimum_bytes))
+            test_detail("%lld tokens: %s; with the least memory %s", (long long)p.tokens, of.text, least.text);
     }
 }
 
@@ -3036,7 +3051,7 @@ int main(int argc, char **argv)
     if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
     if (test_begin("plans of path 0")) choices(), test_finish();
     if (test_begin("plans of plans")) plans_again(), test_finish();
-    if (fused_here && test_begin("plans of any number of tokens")) stretches_of_any_number_of_tokens(), test_finish();
+    if (fused_here && test_begin("plans of any number of tokens")) plans_of_any_number_of_tokens(), test_finish();
     if (test_begin("queries from shapes alone")) shapes_alone(), test_finish();
     if (test_begin("workspaces by default")) default_bytes(), test_finish();
     if (test_begin("plans where fused is left out")) left_out(), test_finish();
