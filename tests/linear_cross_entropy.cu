@@ -1869,9 +1869,9 @@ static void what_is_saved(void)
         int64_t vocab;
         bool smoothing, fast, logits;
         int64_t tokens;
-    } cases[] = {{4096, false, false, true, 1024},  {4097, false, false, false, 1024}, {2050, false, false, false, 1024},
-                 {2049, true, false, true, 1024},   {2047, false, false, true, 1024},  {8192, false, false, false, 1024},
-                 {8192, true, true, true, 1024},    {4096, false, true, true, 1024},   {8192, false, false, true, 32}};
+    } cases[] = {{4096, false, false, true, 8192},  {4097, false, false, false, 8192}, {2050, false, false, false, 8192},
+                 {2049, true, false, true, 8192},   {2047, false, false, true, 8192},  {8192, false, false, false, 8192},
+                 {8192, true, true, true, 8192},    {4096, false, true, true, 8192},   {8192, false, false, true, 32}};
     for (const auto &k : cases)
         for (int given = 0; given < 2; given++) {
             args_t a = {};
