@@ -1954,7 +1954,7 @@ LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int whose, in
     lk_take(&s.row_losses.z, &arena, reduced && a->z_loss > 0.0f, rows);
     lk_take(&s.row_losses.weight, &arena, reduced && (a->class_weight || a->weight_sum), rows);
     lk_take(&s.states, &arena, split, states);
-    lk_take(&s.all_states, &arena, split, states * a->parallel.ranks);
+    lk_take(&s.all_states, &arena, split, split ? states * a->parallel.ranks : 0);
     lk_take(&s.lse, &arena, split && gradient, rows);
     lk_take(&s.lse_low, &arena, split && gradient, rows);
     lk_take(&s.entropy, &arena, split && gradient, rows);
@@ -2013,16 +2013,17 @@ LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_e
     if (split && whose == LK_CE_LABELS)
         lk_reject(checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_parallel_%s, which is in "
                   "cross_entropy_parallel.cuh", names[direction]);
-    if (!split && whose == LK_CE_RANKS)
+    if (!split && whose == LK_CE_RANKS && !checks->status)
         lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
 }
 
-/* What another header's struct adds to the checks: its tensors, the bytes of its workspace, and those of a rank's state of a
- * row, a multiple of 16. */
+/* What another header's struct adds to the checks: its tensors, the bytes of its workspace, those of a rank's state of a row, a
+ * multiple of 16, and the ids of a row as the caller has them. */
 typedef struct {
     lk_tensor list[7];
     size_t bytes;
     int state_bytes;
+    int64_t ids_per_row, most_ids;
 } lk_ce_more;
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
@@ -2037,6 +2038,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool leaves_states = split && direction == LK_CE_FORWARD && !a->parallel.all_gather;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_function(&checks, a, whose, direction);
+    if (checks.status) return checks.status; /* before all rules */
     if (split && direction == LK_CE_BOTH && !a->parallel.all_gather)
         lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
@@ -2091,10 +2093,11 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
         more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
         more ? more->list[4] : none, more ? more->list[5] : none, more ? more->list[6] : none,
-        {"workspace", a->workspace, 1, LK_OUT, (int64_t)bytes}, /* the last: it is not an output */
+        lk_workspace(a->workspace, bytes),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    if (!query) lk_check_null(&checks, list, count - 1);
+    if (!query) lk_check_null(&checks, list, count);
+    if (more) lk_check_size(&checks, "ids_per_row", more->ids_per_row, 1, more->most_ids);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
     if (!split) lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
     lk_check_shapes(&checks, list, count, query);

@@ -53,8 +53,8 @@
  *            tail_weight is what the teacher's K probabilities lack to 1. Do not compute the tail from logp: 1 minus the sum of
  *            exp(logp) is off by some 2^-24, which is much where the sum is near 1. Neither `tail` nor its gradient is clamped.
  * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing, statistics
- *            or parallel.vocab_total is given; LK_ERR_SHAPE: ids_per_row is not 1 to 128. The tensors of this header come behind
- *            those of cross_entropy.cuh.
+ *            or parallel.vocab_total is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes. The tensors of
+ *            this header come behind those of cross_entropy.cuh.
  * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
@@ -646,13 +646,13 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
                   "cross_entropy_ids_parallel.cuh", names[direction]);
     if (!a.parallel.vocab_total && split)
         lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
-    lk_check_size(&checks, "ids_per_row", x->ids_per_row, 1, LK_CE_IDS_MOST);
+    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* refused in its place; sizes are of this one */
     if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
     const bool leaves_states = split && direction == LK_CE_FORWARD && !a.parallel.all_gather;
-    if (split) lk_check_slice(&checks, a.parallel, a.vocab);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
+    if (split && !checks.status) lk_check_slice(&checks, a.parallel, a.vocab);
+    if (checks.status) return checks.status; /* before all rules */
     if (!tail) x->tail = NULL;
     const lk_ce_more more = {
         {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
@@ -664,7 +664,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
          {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
         split ? split->workspace(x, direction) : lk_ce_ids_bytes(x, direction),
-        split ? split->state_bytes : 0};
+        split ? split->state_bytes : 0, args->ids_per_row, LK_CE_IDS_MOST};
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
 }
 

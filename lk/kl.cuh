@@ -708,6 +708,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forwa
         {"dlogits", a->dlogits, sizeof(T), gradient, vocab, {{rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         more ? more->list[0] : none,
         more ? more->list[1] : none,
+        more ? lk_workspace(more->workspace, more->needed) : none,
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_checks checks = {op, LK_OK};

@@ -178,6 +178,7 @@ LK_HOST void lk_kl_check_split(lk_checks *checks, const lk_vocab_parallel &v, in
     if (!v.vocab_total)
         lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     lk_check_slice(checks, v, vocab);
+    if (checks->status) return;
     if (direction == LK_KL_SPLIT_BOTH && !v.all_gather)
         lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (direction == LK_KL_SPLIT_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)

@@ -1157,8 +1157,9 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
     if (path) return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     if (call->a.label_smoothing > 0.0f || lk_lce_not_fused(call)) return true;
     const lk_lce_shape s = lk_lce_shape_of(call);
-    const bool sizes = call->rows > 0 && s.hidden > 0 && s.vocab > 0 && s.vocab <= 1 << 30; /* they are checked later */
-    return !lk_lce_many_columns(&s, 2 * lk_lce_min(s.hidden, INT32_MAX)) || (sizes && lk_lce_few_tiles(&s));
+    const int64_t hidden = s.hidden > 0 ? lk_lce_min(s.hidden, INT32_MAX) : 0; /* sizes are checked later */
+    const bool sizes = call->rows > 0 && call->rows <= INT32_MAX && hidden > 0 && s.vocab > 0 && s.vocab <= 1 << 30;
+    return !lk_lce_many_columns(&s, 2 * hidden) || (sizes && lk_lce_few_tiles(&s));
 }
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
@@ -1257,6 +1258,24 @@ LK_HOST bool lk_lce_leaves_states(const lk_lce_call *call)
     return call->split && call->gives_loss && !call->a.parallel.all_gather;
 }
 
+/* What linear_cross_entropy_ids.cuh adds to the checks: its tensors; bytes that a rank's states have besides; the ids of a token;
+ * what is wrong with path, or NULL; the bytes of the workspace that it takes first; and the arguments of a call that passes. */
+typedef struct {
+    lk_tensor list[7];
+    int state_bytes;
+    int64_t ids_per_row, most_ids;
+    const char *path_rule;
+    size_t bytes;
+    lk_lce_args *instead;
+} lk_lce_added;
+
+/* Gives arguments the strides of those that have been checked. */
+LK_HOST void lk_lce_put_strides(lk_lce_args *a, const lk_lce_args &checked)
+{
+    a->x_stride = checked.x_stride, a->weight_stride = checked.weight_stride;
+    a->dx_stride = checked.dx_stride, a->dweight_stride = checked.dweight_stride;
+}
+
 /* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a call that is checked begins here, with
  * lk_lce_copy_args. planner: NULL where no plan is asked for. */
 template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *call, lk_lce_planner *planner)
@@ -1273,33 +1292,41 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
 }
 
 /* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
- * planner: NULL where the steps of the call have plans of their own. no_panels: as in lk_lce_call. */
+ * planner: NULL where the steps of the call have plans of their own. more: NULL where each token has a target. */
 template <class T>
 LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
-                               lk_lce_planner *planner, bool no_panels = false)
+                               lk_lce_planner *planner, const lk_lce_added *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_LCE_BACKWARD;
     lk_lce_args *const a = &call->a;
     lk_lce_copy_args<T>(args, direction, call);
-    call->no_panels = no_panels;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_statistics(&checks, args, direction == LK_LCE_FORWARD);
     lk_check_slice(&checks, a->parallel, a->vocab);
-    if (checks.status) return checks.status;
+    if (checks.status) return checks.status; /* before all rules */
+    const struct {
+        const char *name;
+        int64_t size, least, most;
+    } sizes[] = {{"ids_per_row", more ? more->ids_per_row : 1, 1, more ? more->most_ids : 1},
+                 {"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !call->split, 1 << 30},
+                 {"max_counted", a->max_counted, 0, INT64_MAX}, {"chunk_tokens", a->chunk_tokens, 0, INT64_MAX},
+                 {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
+    for (const auto &s : sizes) lk_check_size(&checks, s.name, s.size, s.least, s.most);
+    const int64_t saved_bytes = !call->saves ? 0 : checks.status ? 1 : (int64_t)lk_lce_saved_size(call);
     if (call->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
         lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     const bool leaves_states = lk_lce_leaves_states(call);
-    const int64_t saved_bytes = call->saves ? (int64_t)lk_lce_saved_size(call) : 0;
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
     const int unit = a->statistics ? 8 : 16;
-    int64_t state = call->state_bytes / unit;
+    int64_t state = (call->state_bytes + (more ? more->state_bytes : 0)) / unit;
+    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
         {"bias", a->bias, lk_dtype_bytes<T>(a->bias_dtype), LK_IN, vocab},
-        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, a->tokens},
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, more ? LK_UNUSED : LK_REQUIRED, a->tokens},
         {"class_weight", a->class_weight, 4, LK_IN, some ? call->classes : 0},
         {"row_weight", a->row_weight, 4, LK_IN, a->tokens},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
@@ -1323,17 +1350,13 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
+        more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
+        more ? more->list[4] : none, more ? more->list[5] : none, more ? more->list[6] : none,
+        lk_workspace(a->workspace, some && a->vocab ? a->workspace_bytes : 0),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    const struct {
-        const char *name;
-        int64_t size, least, most;
-    } sizes[] = {{"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !call->split, 1 << 30},
-                 {"max_counted", a->max_counted, 0, INT64_MAX}, {"chunk_tokens", a->chunk_tokens, 0, INT64_MAX},
-                 {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
     if (!query) lk_check_null(&checks, list, count);
-    for (const auto &s : sizes) lk_check_size(&checks, s.name, s.size, s.least, s.most);
     lk_check_shapes(&checks, list, count, query);
     lk_cross_entropy_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_LINEAR_CROSS_ENTROPY_FUSED, "LK_LINEAR_CROSS_ENTROPY_*");
@@ -1341,11 +1364,17 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
     lk_check_dtype<T>(&checks, "dweight_dtype", a->dweight_dtype);
     lk_check_dtype<T>(&checks, "dbias_dtype", a->dbias_dtype);
     if (!checks.status && !query && some) checks.status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
+    if (more && more->path_rule) lk_reject(&checks, LK_ERR_PATH, "path is %d; %s", args->path, more->path_rule);
+    if (!checks.status && more) {
+        lk_lce_put_strides(more->instead, *a);
+        lk_lce_copy_args<T>(more->instead, direction, call);
+        call->no_panels = true;
+    }
     if (!checks.status) checks.status = lk_lce_begin<T>(op, query, call, planner);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
-    if (!checks.status && planner) /* else lk_lce_run checks it */
-        lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least);
+    if (!checks.status && planner) /* else lk_lce_gather checks it */
+        lk_check_workspace(&checks, args->workspace, args->workspace_bytes, planner->least + (more ? more->bytes : 0));
     lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
     return checks.status;
@@ -1417,7 +1446,7 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &call = job.p.call;
     lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, other_rows != NULL)
-                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner, other_rows != NULL)};
+                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner)};
     lk_check_device(&checks, error);
     if (checks.status) return checks.status;
     const lk_lce_args &a = call.a;
@@ -1425,9 +1454,7 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direc
     job.op = op, job.stream = stream, job.shape = planner.shape, job.other_rows = other_rows;
     if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
     lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
-    const lk_tensor workspace = {"workspace", a.workspace, 1, LK_IN, (int64_t)plan.workspace_bytes};
-    lk_check_allocations(&checks, &workspace, 1);
-    lk_status status = checks.status;
+    lk_status status = LK_OK;
     if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
     if (call.rows > 0) job.p.ws = lk_lce_lay_out(&job.shape, &plan, a.workspace);
     job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
@@ -1474,9 +1501,7 @@ LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, int64_t ids_b
     const lk_lce_args &checked = r->call.a;
     lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
     f.parallel.all_gather = NULL;
-    /* The check has filled in the strides. */
-    f.x_stride = b.x_stride = checked.x_stride, f.weight_stride = b.weight_stride = checked.weight_stride;
-    b.dx_stride = checked.dx_stride, b.dweight_stride = checked.dweight_stride;
+    lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
     if (!both) f.dentropy = NULL; /* forward has none */
     if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
     if (both && !f.others) lk_take(&f.others, arena, true, tokens);
@@ -1621,27 +1646,35 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
     return LK_OK;
 }
 
-/* The plan within the budget; least: within that, or the smallest where that is more. no_panels: as in lk_lce_call. */
+/* The plan of a checked call. before: bytes of the workspace that come before its arrays. */
+LK_HOST lk_status lk_lce_query_planner(const char *op, lk_lce_planner *planner, size_t before, size_t budget, bool least,
+                                       lk_linear_cross_entropy_plan *answer)
+{
+    const size_t needed = before + planner->least;
+    lk_lce_plan plan;
+    if (budget < needed && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
+    lk_lce_choose(planner, budget < needed ? planner->least : budget - before, &plan);
+    *answer = lk_lce_answer(planner, &plan);
+    answer->workspace_bytes += before, answer->minimum_bytes += before;
+    return LK_OK;
+}
+
+/* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
 LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
-                               lk_linear_cross_entropy_plan *answer, bool no_panels = false)
+                               lk_linear_cross_entropy_plan *answer)
 {
     lk_lce_call call;
     lk_lce_planner planner;
-    lk_lce_plan plan;
     if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     if (args && lk_lce_in_steps(args, direction)) {
         lk_lce_ranks r;
         const lk_status status = lk_lce_split_workspace<T>(op, args, direction, true, &r);
         return status ? status : lk_lce_query_ranks<T>(op, args, direction, budget, least, &r, answer);
     }
-    const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner, no_panels);
-    if (status) return status;
-    if (budget < planner.least && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, planner.least);
-    lk_lce_choose(&planner, budget < planner.least ? planner.least : budget, &plan);
-    *answer = lk_lce_answer(&planner, &plan);
-    return LK_OK;
+    const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner);
+    return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, answer);
 }
 template <class T>
 LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
@@ -1676,7 +1709,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_lce_args *args, size_t budget,                    \
                                                                     lk_linear_cross_entropy_plan *plan)                        \
     {                                                                                                                          \
-        return lk_lce_query<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, budget, false, plan);           \
+        return lk_lce_query<lk_##T>("lk_linear_cross_entropy_" #direction "_plan_" #T, args, which, budget, false, plan);      \
     }
 
 #define LK_LINEAR_CROSS_ENTROPY_DEFINE(T)                                                                                      \

@@ -32,8 +32,9 @@
  *            or no more than vocab / 768: above that its dots of x and rows of weight cost more than it saves. Else 0 means
  *            CHUNKS: logits are stored for some tokens at a time, in f32, or with fast_logits in T.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
- *            batch_invariant, statistics or parallel.vocab_total is given; LK_ERR_PATH: path is PANELS; LK_ERR_SHAPE: ids_per_row
- *            is not 1 to 128. Then LK_ERR_PATH: path is FUSED, and there is a tail. Then the tensors of this header.
+ *            batch_invariant, statistics or parallel.vocab_total is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the
+ *            other sizes. LK_ERR_PATH: path is PANELS, or FUSED with a tail. The tensors of this header come behind those of
+ *            linear_cross_entropy.cuh.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
  * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for
@@ -113,7 +114,6 @@ typedef struct {
     float *zero;       /* [1], the upstream where there are dlogp and dtail alone */
     float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token, its tail's too */
     float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q, lk_lce_ids_power */
-    float *lse;        /* [tokens], where the caller wants logp and no lse: linear_cross_entropy has no output else */
     void *rows;        /* lk_ce_ids_space of a slice */
     lk_lce_ids_arrays fused; /* instead of dlogp and rows */
     lk_cross_entropy_args ids; /* whose ids: what lk_ce_ids_load reads */
@@ -592,34 +592,34 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
 {
     const lk_lce_ids_args &x = ids->x;
     const bool both = direction == LK_LCE_FORWARD_BACKWARD, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
+    const int64_t tokens = x.common.tokens < 0 ? 0 : lk_lce_min(x.common.tokens, INT32_MAX); /* it may be unchecked */
     const bool halves = both && (tail || split); /* forward, then backward */
     sizes = sizes && direction != LK_LCE_FORWARD;
     lk_arena arena = {(uintptr_t)workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_cross_entropy_ids_args space = {};
-    space.common.rows = x.common.tokens, space.common.z_loss = x.common.z_loss, space.ids_per_row = x.ids_per_row;
+    space.common.rows = tokens, space.common.z_loss = x.common.z_loss, space.ids_per_row = x.ids_per_row;
     space.common.dentropy = x.common.dentropy, space.tail_weight = x.tail_weight, space.dtail = x.dtail;
-    lk_take(&ids->target, &arena, true, x.common.tokens + 1); /* even without tokens not NULL: the second half has an address */
-    lk_take(&ids->bound, &arena, given, x.common.tokens);
-    lk_take(&ids->dtail, &arena, x.dtail, x.common.tokens);
-    lk_take(&ids->tail, &arena, tail && !x.tail, x.common.tokens);
-    lk_take(&ids->lse_low, &arena, halves, x.common.tokens);
+    lk_take(&ids->target, &arena, true, tokens + 1); /* even without tokens not NULL: the second half has an address */
+    lk_take(&ids->bound, &arena, given, tokens);
+    lk_take(&ids->dtail, &arena, x.dtail, tokens);
+    lk_take(&ids->tail, &arena, tail && !x.tail, tokens);
+    lk_take(&ids->lse_low, &arena, halves, tokens);
     if (x.tail) ids->tail = x.tail;
     space.tail = ids->tail;
     lk_take(&ids->zero, &arena, given && !x.common.upstream, 1);
     lk_take(&ids->most, &arena, sizes, 1);
-    lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? x.common.tokens : 1);
-    lk_take(&ids->lse, &arena, x.logp && !x.common.lse, x.common.tokens);
+    lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? tokens : 1);
     const bool several = x.ids_per_row > 1, gradient = direction != LK_LCE_FORWARD;
     lk_arena instead = arena;
-    lk_take(&ids->dlogp, &arena, x.dlogp, x.common.tokens * x.ids_per_row);
+    lk_take(&ids->dlogp, &arena, x.dlogp, tokens * x.ids_per_row);
     const size_t forward = lk_ce_ids_space_of(&space, LK_CE_FORWARD).bytes, back = lk_ce_ids_space_of(&space, LK_CE_BACKWARD).bytes;
     const size_t passes = forward > back ? forward : back, one = lk_ce_ids_space_of(&space, LK_CE_BOTH).bytes;
     const size_t bytes = direction == LK_LCE_FORWARD ? forward : !both ? back : halves ? passes : one;
     ids->rows = lk_take_bytes(&arena, true, (int64_t)bytes);
-    lk_take(&ids->fused.logit, &instead, fused && several, x.common.tokens * x.ids_per_row);
-    lk_take(&ids->fused.column, &instead, fused && several && gradient, x.common.tokens * x.ids_per_row);
-    lk_take(&ids->fused.own, &instead, fused && gradient, x.common.tokens);
-    lk_take(&ids->fused.rest, &instead, fused && gradient, x.common.tokens);
+    lk_take(&ids->fused.logit, &instead, fused && several, tokens * x.ids_per_row);
+    lk_take(&ids->fused.column, &instead, fused && several && gradient, tokens * x.ids_per_row);
+    lk_take(&ids->fused.own, &instead, fused && gradient, tokens);
+    lk_take(&ids->fused.rest, &instead, fused && gradient, tokens);
     ids->bytes = arena.used < instead.used ? instead.used : arena.used;
 }
 
@@ -629,10 +629,11 @@ typedef struct {
     int state_bytes; /* of the ids' logits of a token */
 } lk_lce_ids_split;
 
-/* Checks what this header adds, and fills in the call that linear_cross_entropy gets. split: NULL where a call has all columns. */
+/* Validates a call. instead: the arguments that linear_cross_entropy gets; call, planner: of these, as in lk_lce_check. split: NULL
+ * where a call has all columns. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, int direction, bool query, lk_lce_ids *ids,
-                                   lk_lce_args *call, const lk_lce_ids_split *split)
+                                   lk_lce_args *instead, lk_lce_call *call, lk_lce_planner *planner, const lk_lce_ids_split *split)
 {
     static const char *const names[] = {"forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
@@ -654,69 +655,52 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (a.parallel.vocab_total && !split)
         lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_linear_cross_entropy_ids_parallel_%s, which "
                   "is in linear_cross_entropy_ids_parallel.cuh", names[direction]);
-    if (!a.parallel.vocab_total && split)
+    if (!a.parallel.vocab_total && split && !checks.status)
         lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
-    if (split && a.path != LK_LINEAR_CROSS_ENTROPY_AUTO && a.path != LK_LINEAR_CROSS_ENTROPY_CHUNKS)
-        lk_reject(&checks, LK_ERR_PATH,
-                  "path is %d; where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS", a.path);
-    if (a.path != LK_LINEAR_CROSS_ENTROPY_AUTO && a.path != LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
-        a.path != LK_LINEAR_CROSS_ENTROPY_FUSED)
-        lk_reject(&checks, LK_ERR_PATH,
-                  "path is %d; with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED", a.path);
-    lk_check_size(&checks, "ids_per_row", x->ids_per_row, 1, LK_CE_IDS_MOST);
-    lk_check_size(&checks, "tokens", a.tokens, 0, INT32_MAX);
-    lk_check_enum(&checks, "target_dtype", a.target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
-    if (a.ignore_index != 0 && !a.use_ignore_index)
-        lk_reject(&checks, LK_ERR_VALUE, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
-                  (long long)a.ignore_index);
+    if (checks.status) return checks.status; /* before all rules */
+    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* refused in its place; sizes are of this one */
     if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_lce_ids_has_tail(x, direction);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
     if (!tail) x->tail = NULL;
     const bool leaves_states = split && forward && !a.parallel.all_gather;
-    int64_t state = split ? (lk_ce_state_bytes(&x->common) + split->state_bytes) / 16 : 0; /* of a token, in 16 bytes */
-    if (tail && a.path == LK_LINEAR_CROSS_ENTROPY_FUSED)
-        return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail");
-    lk_tensor list[] = {
-        {"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
-         {{a.tokens, &x->target_ids_stride, "target_ids_stride"}}},
-        {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row,
-         {{a.tokens, &x->target_weight_stride, "target_weight_stride"}}},
-        {"dlse", x->common.dlse, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
-        {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.tokens, &x->dlogp_stride, "dlogp_stride"}}},
-        {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.tokens, &x->logp_stride, "logp_stride"}}},
-        {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
-        {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
-        {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens},
-        {"states", a.states, 16, leaves_states ? LK_OUT : LK_UNUSED, state, {{a.tokens, &state, "states"}}},
-    };
-    const int count = lk_used_tensors(list, LK_COUNT(list));
-    if (!query && a.tokens && !x->target_ids) lk_reject(&checks, LK_ERR_NULL, "target_ids is NULL");
-    if (!query && a.tokens && back && tail && !x->tail) lk_reject(&checks, LK_ERR_NULL, "tail is NULL");
-    lk_check_shapes(&checks, list, count, query);
-    if (!query) lk_check_alignment(&checks, list, count);
-    if (!query) lk_check_allocations(&checks, list, count);
-    if (checks.status) return checks.status;
+    const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
+    const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || (fused_asked && !split);
 
-    *call = a;
+    *instead = a;
     const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
-    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || split)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || split)) instead->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && instead->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, split != NULL, a.workspace);
-    call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
-    call->use_ignore_index = 1, call->ignore_index = LK_CE_IDS_IGNORED;
+    instead->target = ids->target, instead->target_dtype = LK_TARGET_INT32;
+    instead->use_ignore_index = 1, instead->ignore_index = LK_CE_IDS_IGNORED;
     if (ids->bound) {
-        call->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
-        if (!a.upstream) call->upstream = ids->zero, call->upstream_per_token = 0;
+        instead->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
+        if (!a.upstream) instead->upstream = ids->zero, instead->upstream_per_token = 0;
     }
-    if (ids->upstream) call->upstream = ids->upstream, call->upstream_per_token = a.upstream && a.upstream_per_token;
-    if (ids->lse) call->lse = ids->lse;
-    call->workspace = (char *)a.workspace + ids->bytes;
-    call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
+    if (ids->upstream) instead->upstream = ids->upstream, instead->upstream_per_token = a.upstream && a.upstream_per_token;
+    instead->workspace = (char *)a.workspace + ids->bytes;
+    instead->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
     ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? a.parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
-    return LK_OK;
+
+    const lk_lce_added more = {
+        {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
+          {{a.tokens, &x->target_ids_stride, "target_ids_stride"}}},
+         {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row,
+          {{a.tokens, &x->target_weight_stride, "target_weight_stride"}}},
+         {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.tokens, &x->dlogp_stride, "dlogp_stride"}}},
+         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.tokens, &x->logp_stride, "logp_stride"}}},
+         {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
+         {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
+         {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens}},
+        split ? split->state_bytes : 0, args->ids_per_row, LK_CE_IDS_MOST,
+        tail && fused_asked && !split ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
+        : known                       ? NULL
+        : split ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
+                : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED",
+        ids->bytes, instead};
+    return lk_lce_check<T>(op, &a, direction, query, call, planner, &more);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. split: as in lk_lce_ids_check. */
@@ -725,16 +709,12 @@ LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, 
                                    lk_linear_cross_entropy_plan *plan, const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
-    lk_lce_args call;
+    lk_lce_args instead;
+    lk_lce_call call;
+    lk_lce_planner planner;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &call, split);
-    if (!status) status = lk_lce_query<T>(op, &call, direction, budget > ids.bytes ? budget - ids.bytes : 0, true, plan, true);
-    if (status) return status;
-    plan->workspace_bytes += ids.bytes, plan->minimum_bytes += ids.bytes;
-    if (budget < plan->minimum_bytes && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget,
-                       plan->minimum_bytes);
-    return LK_OK;
+    const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, split);
+    return status ? status : lk_lce_query_planner(op, &planner, ids.bytes, budget, least, plan);
 }
 
 template <class T>
@@ -742,19 +722,17 @@ LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, in
                                  const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
-    lk_lce_args call;
-    lk_linear_cross_entropy_plan plan;
-    lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &call, split);
+    lk_lce_args instead;
+    lk_lce_call call;
+    lk_lce_planner planner;
+    const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, split);
     if (status) return status;
-    const lk_lce_other_rows rows = {lk_lce_ids_begin, split              ? split->rows
-                                                      : call.fast_logits ? lk_lce_ids_rows<T>
-                                                                         : lk_lce_ids_rows<float>,
+    const lk_lce_other_rows rows = {lk_lce_ids_begin, split                 ? split->rows
+                                                      : instead.fast_logits ? lk_lce_ids_rows<T>
+                                                                            : lk_lce_ids_rows<float>,
                                     lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms,
                                     lk_lce_ids_fused_panel, &ids};
-    lk_checks checks = {op, LK_OK};
-    if (lk_lce_query<T>(op, &call, direction, 0, true, &plan, true) == LK_OK) /* else the step says what is wrong */
-        lk_check_workspace(&checks, args->common.workspace, args->common.workspace_bytes, plan.minimum_bytes + ids.bytes);
-    return checks.status ? checks.status : lk_lce_step<T>(op, &call, direction, false, stream, &rows);
+    return lk_lce_step<T>(op, &instead, direction, true, stream, &rows);
 }
 
 /* The functions of a direction. run, query: those above, or those for ranks. */

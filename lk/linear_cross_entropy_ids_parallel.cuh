@@ -139,14 +139,13 @@ LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_ar
     const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
     const bool both = direction == LK_LCE_FORWARD_BACKWARD;
     lk_lce_ranks &s = r->steps;
-    lk_lce_args call;
+    lk_lce_args instead;
     size_t bytes = 0, least = 0;
     *r = {};
-    lk_status status = lk_lce_ids_check<T>(op, args, direction, query, &r->ids, &call, &split);
-    if (!status) status = lk_lce_check<T>(op, &call, direction, query, &s.call, NULL, true);
+    lk_status status = lk_lce_ids_check<T>(op, args, direction, query, &r->ids, &instead, &s.call, NULL, &split);
     if (status) return status;
     lk_arena arena = {(uintptr_t)args->common.workspace, r->ids.bytes, LK_WORKSPACE_ALIGNMENT};
-    lk_lce_split_call(&call, both, split.state_bytes, &arena, &s);
+    lk_lce_split_call(&instead, both, split.state_bytes, &arena, &s);
     lk_lce_ids_args x = r->ids.x;
     x.tail = r->ids.tail, x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
     r->finish = lk_lce_ids_finish_args(&x);

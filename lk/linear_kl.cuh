@@ -604,6 +604,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
         {"dbias", a->dbias, sizeof(T), gradient, written ? a->vocab : 0},
         more ? more->list[0] : none,
         more ? more->list[1] : none,
+        lk_workspace(a->workspace, some ? a->workspace_bytes : 0),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_checks checks = {op, LK_OK};
@@ -642,8 +643,6 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, needed);
     lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
-    const lk_tensor workspace = {"workspace", a->workspace, 1, LK_IN, (int64_t)plan->workspace_bytes};
-    lk_check_allocations(&checks, &workspace, 1);
     return checks.status;
 }
 
@@ -696,8 +695,11 @@ LK_HOST lk_status lk_linear_kl_query(const char *op, const lk_linear_kl_args *ar
                                      bool least, lk_linear_kl_plan *plan)
 {
     lk_linear_kl_call call;
+    lk_linear_kl_plan answer;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    return lk_linear_kl_check<T>(op, args, forward, backward, true, budget, least, &call, plan);
+    const lk_status status = lk_linear_kl_check<T>(op, args, forward, backward, true, budget, least, &call, &answer);
+    if (!status) *plan = answer;
+    return status;
 }
 
 /* The functions of a direction. */

@@ -228,12 +228,15 @@ LK_HOST lk_status lk_linear_kl_query_split(const char *op, const lk_linear_kl_pa
 {
     lk_linear_kl_parallel_args x = {};
     lk_linear_kl_call call;
+    lk_linear_kl_plan answer;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    const lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
+    lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    return lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction), lk_kl_differentiates(direction), true,
-                                 budget, least, &call, plan, &more);
+    status = lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction), lk_kl_differentiates(direction), true,
+                                   budget, least, &call, &answer, &more);
+    if (!status) *plan = answer;
+    return status;
 }
 
 /* The results from the states of all ranks, which the caller has gathered. */

@@ -17,7 +17,8 @@ typedef unsigned uint32_t;
 typedef unsigned long long uint64_t, uintptr_t;
 #ifndef INT32_MAX
 #define INT32_MAX 0x7fffffff
-#define INT64_MIN (-0x7fffffffffffffffll - 1)
+#define INT64_MAX 0x7fffffffffffffffll
+#define INT64_MIN (-INT64_MAX - 1)
 #endif
 #ifndef FLT_MAX
 #define FLT_MAX 0x1.fffffep127f
@@ -154,7 +155,14 @@ LK_API int lk_version(void);
 
 LK_HOST int64_t lk_ceil_div(int64_t a, int64_t b)
 {
-    return (a + b - 1) / b;
+    return a / b + (a % b > 0); /* a + b - 1 may be too large */
+}
+
+/* a * b; INT64_MAX if that is larger, or a size below 0, which has no product. */
+LK_HOST int64_t lk_count(int64_t a, int64_t b)
+{
+    if (a == 0 || b == 0) return 0;
+    return a < 0 || b < 0 || a > INT64_MAX / b ? INT64_MAX : a * b;
 }
 
 /* A workspace while arrays are laid out in it, one after another, each at a multiple of `align` bytes from its base. */
@@ -174,7 +182,7 @@ LK_HOST void *lk_take_bytes(lk_arena *arena, bool wanted, int64_t bytes)
 }
 template <class E> LK_HOST void lk_take(E **array, lk_arena *arena, bool wanted, int64_t elements)
 {
-    *array = (E *)lk_take_bytes(arena, wanted, elements * (int64_t)sizeof(E));
+    *array = (E *)lk_take_bytes(arena, wanted, lk_count(elements, (int64_t)sizeof(E)));
 }
 
 #endif /* C++ */

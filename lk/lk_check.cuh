@@ -4,7 +4,8 @@
  * arguments alone: where the memory behind a pointer lies, and where it ends.
  *
  *     lk_checks checks = {op};
- *     lk_tensor list[] = {{"x", a->x, sizeof(T), LK_REQUIRED, a->cols, {{a->rows, &a->x_stride, "x_stride"}}}, ...};
+ *     lk_tensor list[] = {{"x", a->x, sizeof(T), LK_REQUIRED, a->cols, {{a->rows, &a->x_stride, "x_stride"}}}, ...,
+ *                         lk_workspace(a->workspace, needed)};
  *     const int count = lk_used_tensors(list, LK_COUNT(list));
  *     lk_check_null(&checks, list, count);
  *     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
@@ -26,17 +27,24 @@
 #endif
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
-/* The checks of a call, one after another. After the first that fails the later ones do nothing. But their arguments are still
- * computed, so an op returns before it divides by a size that may be bad. */
+/* The checks of a call. LK_ERR_NULL to LK_ERR_WORKSPACE fall by one from rule to rule of lk/README.md, so whatever the order in
+ * which an op checks, the status is that of the first rule that is broken: of one rule's checks the first that failed. The
+ * arguments of later checks are still computed, so an op returns before it divides by a size that may be bad. */
 typedef struct {
     const char *op;
-    lk_status status; /* of the first that failed */
+    lk_status status;
 } lk_checks;
 
-/* A check that fails: keeps "op: sentence" for lk_last_error, unless one has failed before. */
+/* Whether this rule, or one before it, is broken: its other checks need not look. */
+LK_HOST bool lk_rejected(const lk_checks *checks, lk_status rule)
+{
+    return checks->status > 0 || (checks->status && checks->status >= rule);
+}
+
+/* A check that fails: keeps "op: sentence" for lk_last_error, unless one of its rule, or of one before it, has failed. */
 __attribute__((format(printf, 3, 4))) LK_HOST void lk_reject(lk_checks *checks, lk_status status, const char *format, ...)
 {
-    if (checks->status) return;
+    if (lk_rejected(checks, status)) return;
     va_list list;
     va_start(list, format);
     checks->status = lk_fail_list(status, checks->op, format, list);
@@ -55,7 +63,8 @@ enum {
     LK_OUT = 1,
     LK_REQUIRED = 2,    /* it may not be NULL where it has elements */
     LK_MAY_OVERLAP = 4, /* an input whose elements may share addresses */
-    LK_UNUSED = 8       /* this call does not have it */
+    LK_UNUSED = 8,      /* this call does not have it */
+    LK_SCRATCH = 16     /* the workspace: no output, and it shares no memory with any tensor */
 };
 
 /* A dimension of a tensor: its size, the field that holds its stride in elements, and that field's name. */
@@ -77,11 +86,12 @@ typedef struct lk_tensor {
     const char *in_place[2] = {}; /* the tensors that it may be: the same pointer, rows that start at the same bytes */
 } lk_tensor;
 
-/* a * b for numbers that are at least 0; INT64_MAX if the product is larger. */
-LK_HOST int64_t lk_count(int64_t a, int64_t b)
+/* A workspace in its op's table. bytes: those that the call takes of it, or before they are known those that it is given; 0: the
+ * call has none, and the field may be anything. */
+LK_HOST lk_tensor lk_workspace(const void *workspace, size_t bytes)
 {
-    int64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+    const size_t most = (size_t)1 << 62; /* of a tensor */
+    return {"workspace", workspace, 1, LK_SCRATCH, (int64_t)(bytes < most ? bytes : most)};
 }
 
 /* Takes the unused tensors out of a table; returns how many are left. */
@@ -114,7 +124,7 @@ LK_HOST int64_t lk_span(const lk_tensor *t)
  * given, even if it is NULL. */
 LK_HOST void lk_check_null(lk_checks *checks, const lk_tensor *list, int count)
 {
-    if (checks->status) return;
+    if (lk_rejected(checks, LK_ERR_NULL)) return;
     bool work = false, output = false;
     for (int i = 0; i < count; i++) {
         const bool needed = list[i].use & LK_REQUIRED && lk_has_elements(&list[i]);
@@ -127,7 +137,7 @@ LK_HOST void lk_check_null(lk_checks *checks, const lk_tensor *list, int count)
 
 LK_HOST void lk_check_size(lk_checks *checks, const char *name, int64_t size, int64_t least, int64_t most)
 {
-    if (checks->status || (size >= least && size <= most)) return;
+    if (size >= least && size <= most) return;
     int log2 = 0;
     while (log2 < 62 && (int64_t)1 << log2 < most) log2++;
     if (most == INT64_MAX)
@@ -169,7 +179,7 @@ LK_HOST bool lk_same_rows(const lk_tensor *t, const lk_tensor *other)
  * `other`, its strides. Fails if one is negative, does not fit `other`, spans too much, or makes elements overlap. */
 LK_HOST void lk_check_stride(lk_checks *checks, const lk_tensor *t, const lk_tensor *other)
 {
-    if (checks->status) return;
+    if (lk_rejected(checks, LK_ERR_SHAPE)) return;
     __extension__ typedef __int128 wide;
     const wide limit = (wide)1 << 62;
     wide packed = t->width, span = t->width;
@@ -211,14 +221,14 @@ LK_HOST void lk_check_stride(lk_checks *checks, const lk_tensor *t, const lk_ten
  * gaps between them may lie in each other's gaps. */
 LK_HOST void lk_check_overlap(lk_checks *checks, const lk_tensor *list, int count)
 {
-    if (checks->status) return;
+    if (lk_rejected(checks, LK_ERR_SHAPE)) return;
     struct {
         const lk_tensor *tensor;
         uintptr_t first, end;
         bool dense;
-    } range[32];
+    } range[40];
     int n = 0;
-    for (int i = 0; i < count && n < 32; i++) {
+    for (int i = 0; i < count && n < LK_COUNT(range); i++) {
         const lk_tensor *const t = &list[i];
         if (!t->pointer || !lk_has_elements(t)) continue;
         const int64_t span = lk_span(t);
@@ -228,7 +238,7 @@ LK_HOST void lk_check_overlap(lk_checks *checks, const lk_tensor *list, int coun
         const uintptr_t first = (uintptr_t)t->pointer;
         range[n++] = {t, first, first + (uintptr_t)span * (uintptr_t)t->bytes, elements == span};
         for (int j = 0; j < n - 1; j++) {
-            if (!((t->use | range[j].tensor->use) & LK_OUT)) continue;
+            if (!((t->use | range[j].tensor->use) & (LK_OUT | LK_SCRATCH))) continue;
             if (first >= range[j].end || range[j].first >= range[n - 1].end) continue;
             const bool same = first == range[j].first, dense = range[j].dense && range[n - 1].dense;
             if (same ? !lk_may_be(t, range[j].tensor) || !lk_same_rows(t, range[j].tensor) : dense)
@@ -268,7 +278,7 @@ template <class T> LK_HOST void lk_check_dtype(lk_checks *checks, const char *na
 
 LK_HOST void lk_check_alignment(lk_checks *checks, const lk_tensor *list, int count)
 {
-    if (checks->status) return;
+    if (lk_rejected(checks, LK_ERR_ALIGNMENT)) return;
     for (int i = 0; i < count; i++)
         if ((uintptr_t)list[i].pointer % (unsigned)list[i].bytes)
             return lk_reject(checks, LK_ERR_ALIGNMENT, "%s is not aligned to its element of %d bytes", list[i].name, list[i].bytes);
@@ -277,7 +287,7 @@ LK_HOST void lk_check_alignment(lk_checks *checks, const lk_tensor *list, int co
 /* Whether a workspace will do for a call that needs `needed` bytes. */
 LK_HOST void lk_check_workspace(lk_checks *checks, const void *workspace, size_t given, size_t needed)
 {
-    if (checks->status || !needed) return;
+    if (lk_rejected(checks, LK_ERR_WORKSPACE) || !needed) return;
     if (!workspace) return lk_reject(checks, LK_ERR_WORKSPACE, "workspace is NULL; this call needs %zu bytes", needed);
     if (given < needed) return lk_reject(checks, LK_ERR_WORKSPACE, "workspace_bytes is %zu; this call needs %zu", given, needed);
     if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
@@ -341,9 +351,9 @@ LK_HOST void lk_check_warn(const lk_checks *checks, bool suspect, const char *se
 /* A rank's slice of columns. vocab_total 0: there are no ranks. */
 LK_HOST void lk_check_slice(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab)
 {
-    if (!v.vocab_total && (v.ranks > 1 || v.all_gather))
-        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.%s is given",
-                  v.ranks > 1 ? "ranks" : "all_gather");
+    const bool ranks = v.ranks < 0 || v.ranks > 1;
+    if (!v.vocab_total && (ranks || v.all_gather))
+        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.%s is given", ranks ? "ranks" : "all_gather");
     if (!v.vocab_total || checks->status) return;
     lk_check_size(checks, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
     lk_check_size(checks, "vocab", vocab, 0, v.vocab_total);

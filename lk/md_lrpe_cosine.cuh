@@ -578,7 +578,7 @@ LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_arg
         const int64_t spans = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
         split->batch_span = lk_ceil_div(a->batch, spans);
         if (split->batch_span >= 1 << 30) split->batch_span = 1 << 30;
-        split->slots = split->token_step * lk_ceil_div(a->batch, split->batch_span);
+        split->slots = lk_count(split->token_step, lk_ceil_div(a->batch, split->batch_span));
         if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
             return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
                            (long long)split->slots);
@@ -1586,7 +1586,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = sms == LK_QUERY, over_tokens = a->activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS;
+    const bool query = sms == LK_QUERY;
     a->axes = a->axes < 1 ? 1 : a->axes > 8 ? 8 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
     if (a->theta_heads == 0) a->theta_heads = a->heads;
@@ -1604,7 +1604,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
         LK_LRPE_TENSOR(dy, backward ? LK_MAY_OVERLAP : LK_UNUSED, wide),
         LK_LRPE_TENSOR(dx, backward ? LK_OUT : LK_UNUSED, a->dim),
         {"dtheta", a->dtheta, 4, backward ? LK_OUT : LK_UNUSED, theta},
-        {"workspace", a->workspace, 1, backward || over_tokens ? LK_IN : LK_UNUSED, 0}, /* its size is known below */
+        lk_workspace(a->workspace, 0), /* its size is known below */
     };
     static const char *const shape[8] = {"shape[0]", "shape[1]", "shape[2]", "shape[3]",
                                          "shape[4]", "shape[5]", "shape[6]", "shape[7]"};
@@ -1624,6 +1624,8 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
                   (long long)a->e);
     lk_check_size(&checks, "prefix", a->prefix, 0, INT64_MAX);
     for (int i = 0; i < a->axes && !checks.status; i++) lk_check_size(&checks, shape[i], a->shape[i], 0, INT64_MAX);
+    if (!query && !checks.status) checks.status = lk_lrpe_split_work(op, a, sms, split);
+    list[count - 1].width = (int64_t)split->bytes;
     lk_check_shapes(&checks, list, count, query);
     const int64_t limit = (int64_t)1 << 31;
     for (int i = 0; i < a->axes && !checks.status && tokens > a->prefix; i++) /* a grid without cells has no positions */
@@ -1646,12 +1648,10 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
-    if (!checks.status) checks.status = lk_lrpe_split_work(op, a, sms, split);
     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, split->bytes);
     lk_check_warn(&checks, a->batch == 0, "batch is 0; nothing is computed");
     lk_check_warn(&checks, a->heads == 0, "heads is 0; nothing is computed");
     lk_check_warn(&checks, tokens == 0, "there are no tokens; nothing is computed");
-    if (backward || over_tokens) list[count - 1].width = (int64_t)split->bytes;
     lk_check_allocations(&checks, list, count);
     return checks.status;
 }

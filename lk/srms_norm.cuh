@@ -440,7 +440,7 @@ template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const flo
 /* The tensors of a call, for the checks and for the layout: first those of rows, and of these the inputs first. */
 #define LK_SRMS_NORM_ROW_TENSORS 8
 typedef struct {
-    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 5];
+    lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 6];
 } lk_srms_norm_table;
 
 template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
@@ -450,6 +450,8 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
     const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
     const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
     const int64_t rows = a->rows, cols = a->cols, columns = lk_count(a->groups, cols);
+    /* dweight takes a workspace, and dbias where there are two partial sums of it: lk_srms_norm_dbias_partials. */
+    const bool sums = backward && ((a->dweight && rows) || (a->dbias && a->groups > 0 && rows / a->groups >= 512));
     return {{
         {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
         {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
@@ -468,6 +470,7 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
         {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dweight_dtype), backward_out, columns},
+        lk_workspace(a->workspace, sums ? a->workspace_bytes : 0),
     }};
 }
 
@@ -1302,10 +1305,8 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(&device, &a);
-    const lk_tensor workspace = {"workspace", a.workspace, 1, LK_OUT, (int64_t)layout.workspace};
     lk_checks checks = {op, LK_OK};
     lk_check_workspace(&checks, a.workspace, a.workspace_bytes, layout.workspace);
-    lk_check_allocations(&checks, &workspace, 1);
     status = checks.status;
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
     const bool pdl = device.arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);

@@ -1003,9 +1003,11 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
     *x = *args;
     lk_srms_norm_args *const a = &x->common;
     if (a->groups == 0) a->groups = 1;
-    const bool query = arch == LK_QUERY, tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
+    const bool query = arch == LK_QUERY;
     lk_checks checks = {op, LK_OK};
     lk_check_enum(&checks, "scaling", x->scaling, LK_SRMS_NORM_FP8_MX, "LK_SRMS_NORM_FP8_*");
+    if (checks.status) x->scaling = LK_SRMS_NORM_FP8_TENSOR; /* other rules come first, and which tensors there are follows from it */
+    const bool tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
     if (a->bias) lk_reject(&checks, LK_ERR_VALUE, "bias is given; srms_norm_fp8 has none");
     if (!tensor && x->tensor_scale) lk_reject(&checks, LK_ERR_VALUE, "tensor_scale is given; it belongs to scaling 0 (tensor)");
     if (!tensor && x->amax) lk_reject(&checks, LK_ERR_VALUE, "amax is given; it belongs to scaling 0 (tensor)");
@@ -1015,7 +1017,6 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
         lk_reject(&checks, LK_ERR_VALUE, "transposed_scale is given; it belongs to q_transposed with scaling 2 (block) or 3 (MX)");
     if (x->q_transposed && x->scaling == LK_SRMS_NORM_FP8_ROW)
         lk_reject(&checks, LK_ERR_VALUE, "q_transposed is given; scales of rows (1) are no scales of its rows");
-    if (checks.status) return checks.status;
     lk_srms_norm_fp8_table table = lk_srms_norm_fp8_tensors<T>(x);
     const int count = lk_used_tensors(table.list, LK_COUNT(table.list));
     if (!query) lk_check_null(&checks, table.list, count);
