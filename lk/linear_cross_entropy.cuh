@@ -116,7 +116,8 @@
  *                         backward with saved is lk_lce_saved_kernel, v x, then 4
  *   FUSED, after them     lk_lce_targets_kernel adds the targets' part to dweight and dbias
  *   every call, last      lk_lce_finish_kernel: the reduced loss, results of each token, rows without a gradient, dbias
- * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run.
+ * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run. Of very many
+ * chunks, slices or panels it looks at 128 and the last: the others have the same matmuls.
  * For example, forward_backward of 8192 x 4096 x 131072 in bf16 on an H100, with 1 GiB and a bf16 dweight: FUSED, all tokens at
  * once. All exponentials would take 2 GiB. Those of 60928 columns are kept in dweight's memory until its rows are written, those of
  * 58624 in the workspace. The last 11520 columns are one panel: their logits are computed twice, so there are 4 matmuls, the fourth
@@ -939,10 +940,10 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, 
     lk_lce_work chunk = lk_lce_panel_at(job, index, 0);
     if (call.stores) chunk.ws.slice = (float *)((L *)chunk.ws.slice + chunk.first_row * chunk.ws.logits_stride);
     lk_status status = lk_lce_compact<T>(job, chunk);
-    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : chunk.rows;
-    for (int64_t from = 0; from < chunk.rows && !status; from += step) {
+    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : chunk.rows, slices = lk_ceil_div(chunk.rows, step);
+    for (int64_t i = 0; i < slices && !status; i = lk_cublas_next(job->mode, i, slices)) {
         lk_lce_work slice = chunk;
-        slice.first_row += from, slice.rows = lk_lce_min(step, chunk.rows - from);
+        slice.first_row += i * step, slice.rows = lk_lce_min(step, chunk.rows - i * step);
         if (!call.stores || call.gives_loss) status = lk_lce_logits<T>(job, slice);
         if (!status) status = lk_lce_rows<L>(job, slice);
     }
@@ -1041,8 +1042,10 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     const lk_lce_call &call = job->p.call;
     const lk_lce_args &a = call.a;
     const bool dx_first = call.split && !call.compact; /* compacted dx may overwrite the copy of x */
+    const int64_t panels = job->plan.panels;
     lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, index, 0));
-    for (int64_t panel = 0; panel < job->plan.panels && !status && (call.gives_loss || !call.split); panel++) {
+    const bool forward = call.gives_loss || !call.split;
+    for (int64_t panel = 0; panel < panels && !status && forward; panel = lk_cublas_next(job->mode, panel, panels)) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk);
         if (!status) status = lk_lce_panel_rows<L, LK_CE_FORWARD>(job, chunk);
@@ -1051,7 +1054,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
                                    lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
     }
     if (!call.gradient) return status;
-    for (int64_t panel = 0; panel < job->plan.panels && !status; panel++) {
+    for (int64_t panel = 0; panel < panels && !status; panel = lk_cublas_next(job->mode, panel, panels)) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk); /* again; then dZ */
         if (!status) status = lk_lce_panel_rows<L, LK_CE_BACKWARD>(job, chunk);
@@ -1083,7 +1086,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
     if (job->other_rows && call.rows > 0 && job->mode == LK_CUBLAS_LAUNCH) status = job->other_rows->begin(job);
     if (call.rows > 0 && !status)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
-    for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk++)
+    for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk = lk_cublas_next(job->mode, chunk, job->plan.chunks))
         status = fused   ? lk_lce_run_fused<T>(job, chunk)
                  : whole ? lk_lce_run_chunk<T, L>(job, chunk)
                          : lk_lce_run_panels<T, L>(job, chunk);
@@ -1704,7 +1707,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes)         \
     {                                                                                                                          \
-        return lk_lce_bytes<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, bytes);                         \
+        return lk_lce_bytes<lk_##T>("lk_linear_cross_entropy_" #direction "_workspace_bytes_" #T, args, which, bytes);         \
     }                                                                                                                          \
     LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_lce_args *args, size_t budget,                    \
                                                                     lk_linear_cross_entropy_plan *plan)                        \

@@ -629,11 +629,11 @@ typedef struct {
     int state_bytes; /* of the ids' logits of a token */
 } lk_lce_ids_split;
 
-/* Validates a call. instead: the arguments that linear_cross_entropy gets; call, planner: of these, as in lk_lce_check. split: NULL
+/* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. split: NULL
  * where a call has all columns. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, int direction, bool query, lk_lce_ids *ids,
-                                   lk_lce_args *instead, lk_lce_call *call, lk_lce_planner *planner, const lk_lce_ids_split *split)
+                                   lk_lce_args *call, lk_lce_call *checked, lk_lce_planner *planner, const lk_lce_ids_split *split)
 {
     static const char *const names[] = {"forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
@@ -667,20 +667,20 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || (fused_asked && !split);
 
-    *instead = a;
+    *call = a;
     const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
-    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || split)) instead->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && instead->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || split)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, split != NULL, a.workspace);
-    instead->target = ids->target, instead->target_dtype = LK_TARGET_INT32;
-    instead->use_ignore_index = 1, instead->ignore_index = LK_CE_IDS_IGNORED;
+    call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
+    call->use_ignore_index = 1, call->ignore_index = LK_CE_IDS_IGNORED;
     if (ids->bound) {
-        instead->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
-        if (!a.upstream) instead->upstream = ids->zero, instead->upstream_per_token = 0;
+        call->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
+        if (!a.upstream) call->upstream = ids->zero, call->upstream_per_token = 0;
     }
-    if (ids->upstream) instead->upstream = ids->upstream, instead->upstream_per_token = a.upstream && a.upstream_per_token;
-    instead->workspace = (char *)a.workspace + ids->bytes;
-    instead->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
+    if (ids->upstream) call->upstream = ids->upstream, call->upstream_per_token = a.upstream && a.upstream_per_token;
+    call->workspace = (char *)a.workspace + ids->bytes;
+    call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
     ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? a.parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
 
@@ -699,8 +699,8 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
         : known                       ? NULL
         : split ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
                 : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED",
-        ids->bytes, instead};
-    return lk_lce_check<T>(op, &a, direction, query, call, planner, &more);
+        ids->bytes, call};
+    return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. split: as in lk_lce_ids_check. */

@@ -523,10 +523,13 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_
             status = lk_move_rows<T, L>(job->op, &job->device, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL},
                                         job->stream);
     }
-    for (p.first_row = 0; p.first_row < a.tokens && !status; p.first_row += job->plan.chunk_tokens) {
+    const int64_t chunks = job->plan.chunks, step = job->plan.slice_tokens;
+    for (int64_t chunk = 0; chunk < chunks && !status; chunk = lk_cublas_next(job->mode, chunk, chunks)) {
+        p.first_row = chunk * job->plan.chunk_tokens;
         p.rows = lk_linear_kl_min(job->plan.chunk_tokens, a.tokens - p.first_row);
-        for (int64_t from = 0; from < p.rows && !status; from += job->plan.slice_tokens) {
-            const int64_t rows = lk_linear_kl_min(job->plan.slice_tokens, p.rows - from), first = p.first_row + from;
+        const int64_t slices = lk_ceil_div(p.rows, step);
+        for (int64_t i = 0; i < slices && !status; i = lk_cublas_next(job->mode, i, slices)) {
+            const int64_t first = p.first_row + i * step, rows = lk_linear_kl_min(step, p.rows - i * step);
             status = lk_linear_kl_logits<T>(job, false, first, rows);
             if (!status) status = lk_linear_kl_logits<T>(job, true, first, rows);
             if (!status) status = lk_linear_kl_rows<T, L>(job, first, rows);

@@ -282,7 +282,7 @@ LK_API inline __attribute__((used)) int lk_version(void)
     }                                                                                                                          \
     LK_API lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                    \
     {                                                                                                                          \
-        return lk_##op##_##direction##_workspace<lk_##T>("lk_" #op "_" #direction "_" #T, args, bytes);                        \
+        return lk_##op##_##direction##_workspace<lk_##T>("lk_" #op "_" #direction "_workspace_bytes_" #T, args, bytes);        \
     }
 
 /* Keeps "op: sentence" for lk_last_error and returns the status. */

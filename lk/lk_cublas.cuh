@@ -18,7 +18,8 @@
  *                p.a = a, p.b = b, p.d = d;
  *                status = lk_cublas_multiply(&call, &p);
  *            LK_CUBLAS_RESOLVE launches nothing. It only makes sure that the product has an algorithm. An op that resolves all
- *            its products first has launched nothing when cuBLASLt refuses one.
+ *            its products first has launched nothing when cuBLASLt refuses one. lk_cublas_next leaves out those that it has
+ *            seen in other parts of the call.
  * Needs      lk_base.cuh, lk_ptx.cuh; cuBLASLt, linked with -lcublasLt.
  * Repeatable Partial sums are added in float, in a fixed order, with every algorithm that is asked for.
  */
@@ -206,6 +207,15 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     }
     if (status || call->mode == LK_CUBLAS_RESOLVE) return status;
     return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);
+}
+
+/* The part behind this one, of `count` parts of a call: chunks of tokens, say. All have the same length but for the last, and their
+ * pointers the same distance, a multiple of 2 bytes. A product's key has alignments up to 256, so the products of a part are those
+ * of the one LK_CUBLAS_PARTS before it. To resolve all of a call, so many parts and the last one are enough. */
+#define LK_CUBLAS_PARTS 128
+LK_HOST int64_t lk_cublas_next(int mode, int64_t part, int64_t count)
+{
+    return mode == LK_CUBLAS_RESOLVE && part + 1 >= LK_CUBLAS_PARTS && part + 1 < count ? count - 1 : part + 1;
 }
 
 /* A product whose size `cols` counts columns of a vocabulary, the last `tail` of them as a product of its own: cuBLASLt is several

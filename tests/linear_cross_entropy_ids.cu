@@ -1006,7 +1006,7 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "parallel", SPOIL(a->common.parallel.vocab_total = 80), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1), true, true},
         {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS), true, true},
-        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = 4), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->common.path = 4), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 0), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 129), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->common.tokens = -1), true, true},
@@ -1020,6 +1020,9 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_weight_stride", SPOIL(a->target_weight_stride = -1), true, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dlogp_stride", SPOIL(a->dlogp_stride = 3), false, true},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->logp = (float *)a->target_weight), true, false},
+        {LK_ERR_SHAPE, LK_OK, "logp and loss overlap", SPOIL(a->logp = a->common.loss), true, false},
+        {LK_ERR_SHAPE, LK_OK, "target_ids and dx overlap", SPOIL(a->common.dx = (void *)a->target_ids), false, true},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; MOVED(a->target_ids, 2); a->common.workspace_bytes = 100), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->common.softcap = -1), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "target_ids", SPOIL(MOVED(a->target_ids, 2)), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "dlogp", SPOIL(MOVED(a->dlogp, 2)), false, true},
@@ -1031,11 +1034,13 @@ static void errors(int type, int direction)
          SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED; a->tail_weight = a->target_weight), true, true},
         {LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->tail_weight = a->target_weight; a->tail = NULL), false, true},
         {LK_ERR_ALIGNMENT, LK_OK, "tail_weight", SPOIL(a->tail_weight = a->target_weight; MOVED(a->tail_weight, 2)), true, true},
+        {LK_ERR_PATH, LK_ERR_PATH, "without a tail", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED;
+                                                           a->tail_weight = a->tail = (float *)a->target_weight), false, true},
     };
     static const bad_call not_fused = {
         LK_ERR_PATH, LK_ERR_PATH, "FUSED is for", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
-    expect_error(type, direction, &tails_of[0]);
+    expect_error(type, direction, &tails_of[direction == BACKWARD ? 3 : 0]);
     if (direction == BACKWARD) expect_error(type, direction, &tails_of[1]);
     if (direction != BACKWARD) expect_error(type, direction, &tails_of[2]);
     if (type != TEST_BF16 || !fused_here) expect_error(type, direction, &not_fused);
@@ -1086,7 +1091,7 @@ static void rank_errors(int type)
         {BOTH, LK_OK, false, "", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
         {FORWARD, LK_ERR_NULL, false, "states is NULL", SPOIL(a->common.states = NULL)},
         {FORWARD, LK_ERR_ALIGNMENT, false, "states", SPOIL(MOVED(a->common.states, 8))},
-        {FORWARD, LK_ERR_SHAPE, false, "states and target_ids overlap", /* in the last token's logits */
+        {FORWARD, LK_ERR_SHAPE, false, "target_ids and states overlap", /* in the last token's logits */
          SPOIL(a->common.states = (char *)(uintptr_t)a->target_ids - block_bytes + 16)},
         {FINISH, LK_ERR_NULL, false, "all_states is NULL", SPOIL(a->common.all_states = NULL)},
         {FINISH, LK_ERR_NULL, false, "target_ids is NULL", SPOIL(a->target_ids = NULL)},
