@@ -2054,7 +2054,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const int64_t losses = a->reduction == LK_REDUCTION_NONE ? a->rows : 1, some = a->rows != 0, needs_counts = back ? some : 1;
     /* The columns of dlogits with its padding, which ends where the stride says, even of a single row. */
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
-    const int64_t end = padded > a->vocab ? padded : a->vocab;
+    const int64_t end = a->zero_padding && padded > a->vocab ? padded : a->vocab;
     const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
     lk_check_slice(&checks, a->parallel, a->vocab);
     if (checks.status) return checks.status; /* before sizes are computed of it */

@@ -203,13 +203,13 @@ LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, int di
 {
     const bool gathers = lk_kl_gathers(v, direction), back = direction == LK_KL_SPLIT_BACKWARD;
     const bool finish = direction == LK_KL_SPLIT_FINISH, between = direction == LK_KL_SPLIT_BETWEEN;
-    const int64_t size = sizeof(lk_kl_row), some = rows > 0 ? rows : 0, all = lk_count(some, v.ranks);
+    const int64_t size = sizeof(lk_kl_row), all = lk_count(rows, v.ranks); /* rows may be unchecked */
     const int use = back ? LK_REQUIRED : finish || gathers ? LK_OUT : LK_OUT | LK_REQUIRED;
-    (*list)[0] = {"states", *states, (int)size / 2, use, lk_count(some, 2)};
+    (*list)[0] = {"states", *states, (int)size / 2, use, lk_count(rows, 2)};
     (*list)[1] = {"all_states", *all_states, (int)size / 2, finish || between ? LK_REQUIRED : LK_UNUSED, lk_count(all, 2)};
     if (!gathers) return;
-    *all_states = lk_take_bytes(arena, some, lk_count(all, size));
-    if (!*states) *states = lk_take_bytes(arena, some, lk_count(some, size));
+    *all_states = lk_take_bytes(arena, rows, lk_count(all, size));
+    if (!*states) *states = lk_take_bytes(arena, rows, lk_count(rows, size));
 }
 
 /* Validates; x becomes the arguments with every default filled in, and where the call gathers, with the arrays of the workspace. */

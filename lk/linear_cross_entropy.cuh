@@ -1506,6 +1506,7 @@ LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, int64_t ids_b
     f.parallel.all_gather = NULL;
     lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
     if (!both) f.dentropy = NULL; /* forward has none */
+    if (both) f.batch_invariant = 0; /* forward_backward has none */
     if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
     if (both && !f.others) lk_take(&f.others, arena, true, tokens);
     if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);

@@ -578,7 +578,7 @@ LK_HOST lk_status lk_lrpe_split_work(const char *op, const lk_md_lrpe_cosine_arg
         const int64_t spans = slots / split->token_step < a->batch ? slots / split->token_step : a->batch;
         split->batch_span = lk_ceil_div(a->batch, spans);
         if (split->batch_span >= 1 << 30) split->batch_span = 1 << 30;
-        split->slots = lk_count(split->token_step, lk_ceil_div(a->batch, split->batch_span));
+        split->slots = split->token_step * lk_ceil_div(a->batch, split->batch_span);
         if (split->slots > ((int64_t)1 << 60) / a->heads / a->dim)
             return lk_fail(LK_ERR_SHAPE, op, "dtheta's partial sums, %lld x heads x dim, would take more than 2^62 bytes",
                            (long long)split->slots);
@@ -1587,7 +1587,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = sms == LK_QUERY;
-    a->axes = a->axes < 1 ? 1 : a->axes > 8 ? 8 : a->axes; /* what was given is checked below */
+    a->axes = a->axes < 1 || a->axes > 8 ? 1 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
     if (a->theta_heads == 0) a->theta_heads = a->heads;
     if (a->theta_features == 0) a->theta_features = a->e;
@@ -1624,9 +1624,10 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
                   (long long)a->e);
     lk_check_size(&checks, "prefix", a->prefix, 0, INT64_MAX);
     for (int i = 0; i < a->axes && !checks.status; i++) lk_check_size(&checks, shape[i], a->shape[i], 0, INT64_MAX);
+    lk_check_shapes(&checks, list, count, query);
     if (!query && !checks.status) checks.status = lk_lrpe_split_work(op, a, sms, split);
     list[count - 1].width = (int64_t)split->bytes;
-    lk_check_shapes(&checks, list, count, query);
+    if (!query) lk_check_overlap(&checks, list, count); /* once more, with the workspace */
     const int64_t limit = (int64_t)1 << 31;
     for (int i = 0; i < a->axes && !checks.status && tokens > a->prefix; i++) /* a grid without cells has no positions */
         if (a->offset[i] <= -limit || a->offset[i] >= limit || a->shape[i] > limit || a->offset[i] + a->shape[i] > limit)

@@ -961,9 +961,10 @@ typedef struct {
 
 LK_HOST int64_t lk_srms_norm_fp8_blocks(int scaling, int64_t elements)
 {
-    return scaling == LK_SRMS_NORM_FP8_BLOCK ? lk_ceil_div(elements, 128)
-           : scaling == LK_SRMS_NORM_FP8_MX  ? lk_ceil_div(elements, 32)
-                                             : 1;
+    return elements < 0                        ? elements /* unchecked: not none */
+           : scaling == LK_SRMS_NORM_FP8_BLOCK ? lk_ceil_div(elements, 128)
+           : scaling == LK_SRMS_NORM_FP8_MX    ? lk_ceil_div(elements, 32)
+                                               : 1;
 }
 
 template <class T> LK_HOST lk_srms_norm_fp8_table lk_srms_norm_fp8_tensors(lk_srms_norm_fp8_args *x)
@@ -971,7 +972,8 @@ template <class T> LK_HOST lk_srms_norm_fp8_table lk_srms_norm_fp8_tensors(lk_sr
     lk_srms_norm_args *const a = &x->common;
     const lk_srms_norm_table norm = lk_srms_norm_tensors<T>(a, false);
     const int n = LK_COUNT(norm.list), bytes = x->scaling == LK_SRMS_NORM_FP8_MX ? 1 : 4;
-    const int with_scale = x->scaling == LK_SRMS_NORM_FP8_TENSOR ? LK_UNUSED : LK_OUT | LK_REQUIRED;
+    const bool tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
+    const int with_scale = tensor ? LK_UNUSED : LK_OUT | LK_REQUIRED;
     const int64_t rows = a->rows, cols = a->cols;
     lk_srms_norm_fp8_table table = {};
     for (int i = 0; i < n; i++) {
@@ -979,8 +981,8 @@ template <class T> LK_HOST lk_srms_norm_fp8_table lk_srms_norm_fp8_tensors(lk_sr
         if (x->q_transposed) table.list[i].in_place[0] = NULL; /* what is read twice must stay */
     }
     const lk_tensor more[] = {
-        {"tensor_scale", x->tensor_scale, 4, LK_IN, 1},
-        {"amax", x->amax, 4, LK_OUT, 1},
+        {"tensor_scale", x->tensor_scale, 4, tensor ? LK_IN : LK_UNUSED, 1},
+        {"amax", x->amax, 4, tensor ? LK_OUT : LK_UNUSED, 1},
         {"q", x->q, 1, LK_OUT | LK_REQUIRED, cols, {{rows, &x->q_stride, "q_stride"}}},
         {"scale", x->scale, bytes, with_scale, 1,
          {{rows, &x->scale_stride, "scale_stride"},

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: MIT
+/* tests/arguments.cpp - what lk/README.md says of calls that fail, for every function and any values in its struct. tests/check runs
+ * it on the simulator, with UBSan. Tensors are addresses that nobody owns, so what reads or writes one on the host ends the program.
+ *
+ *   fuzz    a few fields of a good call get values from a list: a call that returns LK_ERR_NULL to LK_ERR_WORKSPACE has launched
+ *           nothing and called no callback, and its sentence names it; a query or a plan that fails has written nothing
+ *   pairs   two fields that are wrong by themselves: the status is that of the earlier rule
+ *   spaces  an output in another tensor, or a tensor in the workspace: LK_ERR_SHAPE
+ *
+ * Calls are captured into a graph, whose nodes are the launches. Where sizes are large that capture is spoilt before, so the first
+ * launch fails: no call has time to launch them all.
+ *
+ *   ./arguments [COUNT [SEED]]       COUNT: of the fuzz, for each function
+ */
+#include "lk/cross_entropy_ids_parallel.cuh"
+#include "lk/cross_entropy_probabilities.cuh"
+#include "lk/linear_cross_entropy_ids_parallel.cuh"
+#include "lk/linear_kl_parallel.cuh"
+#include "lk/lk_scale.cuh"
+#include "lk/logsumexp.cuh"
+#include "lk/md_lrpe_cosine.cuh"
+#include "lk/srms_norm_fp8.cuh"
+
+#include <limits.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+LK_DEFINE_CROSS_ENTROPY(f32)
+LK_DEFINE_CROSS_ENTROPY_PARALLEL(f32)
+LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(f32)
+LK_DEFINE_CROSS_ENTROPY_IDS(f32)
+LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(f32)
+LK_DEFINE_KL(f32)
+LK_DEFINE_KL_PARALLEL(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(bf16)
+LK_DEFINE_LINEAR_KL(f32)
+LK_DEFINE_LINEAR_KL_PARALLEL(f32)
+LK_DEFINE_LOGSUMEXP(f32)
+LK_DEFINE_MD_LRPE_COSINE(f32)
+LK_DEFINE_SCALE(f32)
+LK_DEFINE_SRMS_NORM(f32)
+LK_DEFINE_SRMS_NORM_FP8(f32)
+
+/* ---- The fields of the structs ------------------------------------------------------------------------------------------- */
+
+enum { POINTER, WORKSPACE, BYTES, SIZE, INT, FLOAT, CALLBACK };
+typedef struct {
+    std::string name;
+    size_t at;
+    int kind;
+    bool out; /* a pointer to memory that is not const */
+} field;
+typedef std::vector<field> fields;
+
+template <class F> static int kind_of(const char *name)
+{
+    if (!strcmp(name, "workspace")) return WORKSPACE;
+    if (std::is_same<F, size_t>::value) return BYTES;
+    if (std::is_pointer<F>::value) return std::is_function<typename std::remove_pointer<F>::type>::value ? CALLBACK : POINTER;
+    return std::is_same<typename std::remove_extent<F>::type, int64_t>::value ? SIZE : std::is_same<F, float>::value ? FLOAT : INT;
+}
+
+/* Those of a struct that lies at `at` in another. */
+static fields within(const std::string &name, size_t at, fields list)
+{
+    for (field &f : list) f.name = name + "." + f.name, f.at += at;
+    return list;
+}
+static fields operator+(fields a, const fields &b)
+{
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+#define F(name)                                                                                                                \
+    {#name, offsetof(S, name), kind_of<decltype(S::name)>(#name), !std::is_const<std::remove_pointer<decltype(S::name)>::type>::value}
+#define WITHIN(name, list) within(#name, offsetof(S, name), list)
+typedef lk_vocab_parallel S;
+static const fields parallel = {F(vocab_start), F(vocab_total), F(rank), F(ranks), F(all_gather), F(reduce_sms)};
+#define S lk_cross_entropy_args
+static const fields of_cross_entropy = fields{
+    F(logits), F(target), F(target_prob), F(class_weight), F(row_weight), F(upstream), F(dlse), F(dentropy), F(denominator), F(loss),
+    F(z_loss_out), F(lse), F(lse_low), F(entropy), F(argmax), F(valid_rows), F(weight_sum), F(dlogits), F(bad_targets), F(states),
+    F(all_states), F(others), F(workspace), F(workspace_bytes), F(rows), F(vocab), F(logits_stride), F(target_prob_stride),
+    F(dlogits_stride), F(ignore_index), F(logit_scale), F(softcap), F(label_smoothing), F(z_loss), F(use_ignore_index), F(reduction),
+    F(zero_when_empty), F(upstream_per_row), F(zero_padding), F(dlogits_dtype), F(target_dtype), F(target_prob_dtype), F(path),
+    F(statistics)} + WITHIN(parallel, parallel);
+#undef S
+#define S lk_cross_entropy_ids_args
+static const fields of_cross_entropy_ids = fields{
+    F(target_ids), F(target_weight), F(dlogp), F(logp), F(ids_per_row), F(target_ids_stride), F(target_weight_stride), F(dlogp_stride),
+    F(logp_stride), F(tail_weight), F(dtail), F(tail)} + WITHIN(common, of_cross_entropy);
+#undef S
+#define S lk_kl_args
+static const fields of_kl = {
+    F(logits), F(teacher), F(row_weight), F(upstream), F(loss), F(lse), F(teacher_lse), F(entropy), F(dlogits), F(rows), F(vocab),
+    F(logits_stride), F(teacher_stride), F(dlogits_stride), F(logit_scale), F(teacher_scale), F(softcap), F(teacher_softcap), F(beta),
+    F(divergence), F(upstream_per_row), F(path)};
+#undef S
+#define S lk_kl_parallel_args
+static const fields of_kl_parallel = fields{F(states), F(all_states), F(workspace), F(workspace_bytes)} + WITHIN(common, of_kl) +
+                                     WITHIN(parallel, parallel);
+#undef S
+#define S lk_linear_cross_entropy_args
+static const fields of_linear_cross_entropy = fields{
+    F(context), F(x), F(weight), F(bias), F(target), F(class_weight), F(row_weight), F(upstream), F(dlse), F(dentropy), F(denominator),
+    F(loss), F(z_loss_out), F(lse), F(entropy), F(argmax), F(valid_rows), F(weight_sum), F(saved), F(bad_targets), F(states),
+    F(all_states), F(others), F(dx), F(dweight), F(dbias), F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab),
+    F(x_stride), F(weight_stride), F(dx_stride), F(dweight_stride), F(ignore_index), F(max_counted), F(chunk_tokens), F(panel_vocab),
+    F(slice_tokens), F(logit_scale), F(softcap), F(label_smoothing), F(z_loss), F(use_ignore_index), F(reduction), F(zero_when_empty),
+    F(upstream_per_token), F(accumulate), F(target_dtype), F(bias_dtype), F(dweight_dtype), F(dbias_dtype), F(fast_logits), F(tf32),
+    F(batch_invariant), F(path), F(statistics)} + WITHIN(parallel, parallel);
+#undef S
+#define S lk_linear_cross_entropy_ids_args
+static const fields of_linear_cross_entropy_ids = fields{
+    F(target_ids), F(target_weight), F(dlogp), F(logp), F(ids_per_row), F(target_ids_stride), F(target_weight_stride), F(dlogp_stride),
+    F(logp_stride), F(tail_weight), F(dtail), F(tail)} + WITHIN(common, of_linear_cross_entropy);
+#undef S
+#define S lk_linear_kl_args
+static const fields of_linear_kl = {
+    F(context), F(x), F(weight), F(bias), F(teacher_x), F(teacher_weight), F(teacher_bias), F(row_weight), F(upstream), F(loss),
+    F(lse), F(teacher_lse), F(entropy), F(dx), F(dweight), F(dbias), F(workspace), F(workspace_bytes), F(tokens), F(hidden),
+    F(teacher_hidden), F(vocab), F(x_stride), F(weight_stride), F(teacher_x_stride), F(teacher_weight_stride), F(dx_stride),
+    F(dweight_stride), F(chunk_tokens), F(slice_tokens), F(logit_scale), F(teacher_scale), F(softcap), F(teacher_softcap), F(beta),
+    F(divergence), F(upstream_per_token), F(accumulate), F(dweight_dtype), F(fast_logits), F(tf32)};
+#undef S
+#define S lk_linear_kl_parallel_args
+static const fields of_linear_kl_parallel = fields{F(states), F(all_states)} + WITHIN(common, of_linear_kl) +
+                                            WITHIN(parallel, parallel);
+#undef S
+#define S lk_logsumexp_args
+static const fields of_logsumexp = {
+    F(x), F(lse), F(lse_low), F(lse_rounded), F(dlse), F(dx), F(outer), F(cols), F(inner), F(outer_stride), F(col_stride),
+    F(dx_outer_stride), F(dx_col_stride), F(scale), F(path), F(dlse_rounded)};
+#undef S
+#define S lk_md_lrpe_cosine_args
+static const fields of_md_lrpe_cosine = {
+    F(x), F(theta), F(offset_device), F(y), F(dy), F(dx), F(dtheta), F(workspace), F(workspace_bytes), F(batch), F(heads), F(dim), F(e),
+    F(theta_heads), F(theta_features), F(prefix), F(axes), F(shape), F(offset), F(x_batch_stride), F(x_head_stride), F(x_token_stride),
+    F(y_batch_stride), F(y_head_stride), F(y_token_stride), F(dy_batch_stride), F(dy_head_stride), F(dy_token_stride),
+    F(dx_batch_stride), F(dx_head_stride), F(dx_token_stride), F(theta_dtype), F(activation), F(accumulate), F(path)};
+#undef S
+#define S lk_rescale_args
+static const fields of_rescale = {F(x), F(y), F(count), F(factor), F(divisor), F(history)};
+#undef S
+#define S lk_srms_norm_args
+static const fields of_srms_norm = {
+    F(x), F(residual), F(residual_out), F(rstd), F(weight), F(bias), F(y), F(dy), F(dresidual_out), F(dx), F(dresidual), F(dweight),
+    F(dbias), F(workspace), F(workspace_bytes), F(rows), F(cols), F(groups), F(x_stride), F(residual_stride), F(residual_out_stride),
+    F(y_stride), F(dy_stride), F(dresidual_out_stride), F(dx_stride), F(dresidual_stride), F(eps), F(weight_offset),
+    F(residual_dtype), F(weight_dtype), F(dweight_dtype), F(accumulate), F(path), F(dy_dtype)};
+#undef S
+#define S lk_srms_norm_fp8_args
+static const fields of_srms_norm_fp8 = fields{
+    F(tensor_scale), F(amax), F(q), F(scale), F(q_transposed), F(transposed_scale), F(q_stride), F(scale_stride), F(scale_block_stride),
+    F(q_transposed_stride), F(transposed_scale_stride), F(transposed_block_stride), F(scaling), F(format), F(power_of_two)} +
+    WITHIN(common, of_srms_norm);
+#undef S
+
+/* ---- The functions ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name, *query_name, *plan_name;
+    lk_status (*run)(const void *args, cudaStream_t stream);
+    lk_status (*query)(const void *args, size_t *bytes);          /* NULL: there is none */
+    lk_status (*plan)(const void *args, size_t budget, void *plan); /* likewise */
+    size_t plan_bytes;
+    const fields *list;
+    const char *good; /* what the fields of a good call hold: numbers, and 0 of a pointer that is NULL. Other pointers are given,
+                       * all other numbers are 0 */
+} function;
+
+#define RUN(name, type) [](const void *a, cudaStream_t s) { return name((const type *)a, s); }
+#define CALL(op, direction, T, good)                                                                                           \
+    {"lk_" #op "_" #direction "_" #T, "lk_" #op "_" #direction "_workspace_bytes_" #T, "",                                     \
+     RUN(lk_##op##_##direction##_##T, lk_##op##_args),                                                                         \
+     [](const void *a, size_t *n) { return lk_##op##_##direction##_workspace_bytes_##T((const lk_##op##_args *)a, n); }, NULL, 0, \
+     &of_##op, good}
+#define PLANNED(op, direction, T, plan_op, good)                                                                               \
+    {"lk_" #op "_" #direction "_" #T, "lk_" #op "_" #direction "_workspace_bytes_" #T, "lk_" #op "_" #direction "_plan_" #T,   \
+     RUN(lk_##op##_##direction##_##T, lk_##op##_args),                                                                         \
+     [](const void *a, size_t *n) { return lk_##op##_##direction##_workspace_bytes_##T((const lk_##op##_args *)a, n); },       \
+     [](const void *a, size_t budget, void *plan) {                                                                            \
+         return lk_##op##_##direction##_plan_##T((const lk_##op##_args *)a, budget, (lk_##plan_op##_plan *)plan); },           \
+     sizeof(lk_##plan_op##_plan), &of_##op, good}
+
+#define CE "rows=6 vocab=40 target_prob=0 states=0 all_states=0 others=0 "
+#define CE_RANKS "rows=6 vocab=40 target_prob=0 states=0 all_states=0 parallel.vocab_total=80 parallel.ranks=2 "
+#define IDS "ids_per_row=3 common.rows=6 common.vocab=40 common.target=0 common.target_prob=0 common.class_weight=0 common.states=0 " \
+            "common.all_states=0 "
+#define LCE "tokens=6 hidden=16 vocab=40 states=0 all_states=0 saved=0 "
+#define LCE_IDS "ids_per_row=3 common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.class_weight=0 "        \
+                "common.saved=0 common.states=0 common.all_states=0 "
+#define RANKS "parallel.vocab_total=80 parallel.ranks=2 "
+#define IDS_RANKS "common.parallel.vocab_total=80 common.parallel.ranks=2 "
+#define LKL "tokens=6 hidden=16 vocab=40 "
+#define LKL_RANKS "common.tokens=6 common.hidden=16 common.vocab=40 "
+#define NORM "common.rows=6 common.cols=128 common.bias=0 "
+
+static const function functions[] = {
+    CALL(cross_entropy, forward, f32, CE "reduction=1"), CALL(cross_entropy, backward, f32, CE), CALL(cross_entropy, backward, f32, CE "reduction=1"),
+    CALL(cross_entropy, forward_backward, f32, CE "reduction=1"),
+    CALL(cross_entropy, probabilities_forward, f32, "rows=6 vocab=40 target=0 states=0 all_states=0 others=0"),
+    CALL(cross_entropy, probabilities_backward, f32, "rows=6 vocab=40 target=0 states=0 all_states=0 others=0"),
+    CALL(cross_entropy, probabilities_forward_backward, f32, "rows=6 vocab=40 target=0 states=0 all_states=0 others=0"),
+    CALL(cross_entropy, parallel_forward, f32, "rows=6 vocab=40 target_prob=0 all_states=0 " RANKS),
+    CALL(cross_entropy, parallel_forward, f32, CE_RANKS "parallel.all_gather=1"), CALL(cross_entropy, parallel_backward, f32, CE_RANKS),
+    CALL(cross_entropy, parallel_forward_backward, f32, CE_RANKS "parallel.all_gather=1 reduction=1"),
+    CALL(cross_entropy, finish, f32, "rows=6 vocab=40 target_prob=0 states=0 reduction=2 " RANKS),
+    CALL(cross_entropy_ids, forward, f32, IDS "common.others=0"), CALL(cross_entropy_ids, backward, f32, IDS "common.others=0"),
+    CALL(cross_entropy_ids, forward_backward, f32, IDS "common.others=0"),
+    CALL(cross_entropy_ids, parallel_forward, f32, IDS IDS_RANKS "common.parallel.all_gather=1"),
+    CALL(cross_entropy_ids, parallel_backward, f32, IDS IDS_RANKS),
+    CALL(cross_entropy_ids, parallel_forward_backward, f32, IDS IDS_RANKS "common.parallel.all_gather=1"),
+    CALL(kl, forward, f32, "rows=6 vocab=40"), CALL(kl, backward, f32, "rows=6 vocab=40"), CALL(kl, forward_backward, f32, "rows=6 vocab=40"),
+    CALL(kl_parallel, forward, f32, "common.rows=6 common.vocab=40 states=0 all_states=0 parallel.all_gather=1 " RANKS),
+    CALL(kl_parallel, between, f32, "common.rows=6 common.vocab=40 common.divergence=2 " RANKS),
+    CALL(kl_parallel, finish, f32, "common.rows=6 common.vocab=40 " RANKS), CALL(kl_parallel, backward, f32, "common.rows=6 common.vocab=40 " RANKS),
+    CALL(kl_parallel, forward_backward, f32, "common.rows=6 common.vocab=40 states=0 all_states=0 parallel.all_gather=1 common.divergence=2 " RANKS),
+    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, LCE "others=0"),
+    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, "tokens=6 hidden=16 vocab=40 states=0 all_states=0 others=0"),
+    PLANNED(linear_cross_entropy, backward, f32, linear_cross_entropy, LCE "others=0"),
+    PLANNED(linear_cross_entropy, forward_backward, f32, linear_cross_entropy, LCE "others=0 reduction=1"),
+    PLANNED(linear_cross_entropy, forward, bf16, linear_cross_entropy, LCE "others=0 path=3"),
+    PLANNED(linear_cross_entropy, forward_backward, bf16, linear_cross_entropy, LCE "others=0 path=3"),
+    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, LCE RANKS "parallel.all_gather=1"),
+    PLANNED(linear_cross_entropy, backward, f32, linear_cross_entropy, LCE RANKS),
+    PLANNED(linear_cross_entropy, forward_backward, f32, linear_cross_entropy, LCE RANKS "parallel.all_gather=1"),
+    CALL(linear_cross_entropy, finish, f32, "tokens=6 hidden=16 vocab=40 states=0 saved=0 reduction=2 " RANKS),
+    PLANNED(linear_cross_entropy_ids, forward, f32, linear_cross_entropy, LCE_IDS "common.others=0"),
+    PLANNED(linear_cross_entropy_ids, backward, f32, linear_cross_entropy, LCE_IDS "common.others=0"),
+    PLANNED(linear_cross_entropy_ids, forward_backward, f32, linear_cross_entropy, LCE_IDS "common.others=0"),
+    PLANNED(linear_cross_entropy_ids, backward, bf16, linear_cross_entropy, LCE_IDS "common.others=0 common.path=3 tail_weight=0 dtail=0 tail=0"),
+    PLANNED(linear_cross_entropy_ids, parallel_forward, f32, linear_cross_entropy, LCE_IDS IDS_RANKS "common.parallel.all_gather=1"),
+    PLANNED(linear_cross_entropy_ids, parallel_backward, f32, linear_cross_entropy, LCE_IDS IDS_RANKS),
+    PLANNED(linear_cross_entropy_ids, parallel_forward_backward, f32, linear_cross_entropy, LCE_IDS IDS_RANKS "common.parallel.all_gather=1"),
+    PLANNED(linear_kl, forward, f32, linear_kl, LKL), PLANNED(linear_kl, backward, f32, linear_kl, LKL), PLANNED(linear_kl, forward_backward, f32, linear_kl, LKL),
+    PLANNED(linear_kl_parallel, forward, f32, linear_kl, LKL_RANKS RANKS "states=0 all_states=0 parallel.all_gather=1"),
+    PLANNED(linear_kl_parallel, between, f32, linear_kl, LKL_RANKS RANKS "common.divergence=2"),
+    PLANNED(linear_kl_parallel, backward, f32, linear_kl, LKL_RANKS RANKS),
+    PLANNED(linear_kl_parallel, forward_backward, f32, linear_kl, LKL_RANKS RANKS "states=0 all_states=0 parallel.all_gather=1"),
+    CALL(linear_kl_parallel, finish, f32, LKL_RANKS RANKS),
+    CALL(logsumexp, forward, f32, "outer=6 cols=40"), CALL(logsumexp, backward, f32, "outer=6 cols=40 dlse_rounded=0"),
+    CALL(md_lrpe_cosine, forward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5"),
+    CALL(md_lrpe_cosine, forward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5 activation=5"),
+    CALL(md_lrpe_cosine, backward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5"),
+    CALL(srms_norm, forward, f32, "rows=6 cols=40"), CALL(srms_norm, backward, f32, "rows=6 cols=40 residual_out=0"),
+    CALL(srms_norm_fp8, forward, f32, NORM "scale=0 transposed_scale=0"),
+    CALL(srms_norm_fp8, forward, f32, NORM "tensor_scale=0 amax=0 scaling=2"),
+    {"lk_rescale_f32", "", "", RUN(lk_rescale_f32, lk_rescale_args), NULL, NULL, 0, &of_rescale, "count=6"},
+};
+
+/* ---- A call -------------------------------------------------------------------------------------------------------------- */
+
+enum { ARGS = 1024, PLAN = 1024 };
+typedef struct {
+    alignas(16) unsigned char bytes[ARGS];
+} arguments;
+
+static lk_linear_cross_entropy_context context;
+static lk_linear_kl_context kl_context;
+static cudaStream_t stream;
+static int called_back;
+static long failed, calls;
+static uint64_t state;
+
+static lk_status gather(void *, const void *, void *, size_t, cudaStream_t) { return called_back++, LK_OK; }
+
+static size_t random_below(size_t n)
+{
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (size_t)(state >> 11) % n;
+}
+
+/* The field's name without those of the structs that it lies in. */
+static std::string last(const field &f) { return f.name.substr(f.name.rfind('.') + 1); }
+static bool is_one_of(const std::string &name, const char *list) { return (" " + std::string(list) + " ").find(" " + name + " ") != std::string::npos; }
+
+template <class E> static E *place(arguments *a, const field &f) { return (E *)(a->bytes + f.at); }
+static void put(arguments *a, const field &f, int64_t number)
+{
+    if (f.kind == SIZE) *place<int64_t>(a, f) = number;
+    else if (f.kind == INT) *place<int>(a, f) = (int)number;
+    else if (f.kind == CALLBACK) *place<lk_status (*)(void *, const void *, void *, size_t, cudaStream_t)>(a, f) = number ? gather : NULL;
+    else if (f.kind == BYTES) *place<size_t>(a, f) = (size_t)number;
+    else *place<uintptr_t>(a, f) = (uintptr_t)number;
+}
+
+/* The memory of a tensor: 2^36 bytes from 2^44 on. */
+static int64_t address(size_t i) { return (int64_t)((1 << 8) + i) << 36; }
+
+static arguments good_of(const function &f)
+{
+    arguments a = {};
+    for (size_t i = 0; i < f.list->size(); i++) {
+        const field &x = (*f.list)[i];
+        if (x.kind == POINTER || x.kind == WORKSPACE) put(&a, x, address(i));
+        if (x.kind == BYTES) put(&a, x, 1 << 30);
+        if (last(x) == "context") put(&a, x, strstr(f.name, "linear_kl") ? (int64_t)(uintptr_t)&kl_context : (int64_t)(uintptr_t)&context);
+        if (is_one_of(last(x), "eps beta")) *place<float>(&a, x) = 0.5f;
+        const std::string text = " " + std::string(f.good) + " ";
+        const size_t at = text.find(" " + x.name + "=");
+        if (at != std::string::npos) put(&a, x, atoll(text.c_str() + at + x.name.size() + 2));
+    }
+    return a;
+}
+
+static void complain(const function &f, const char *what, const std::string &changed, lk_status status)
+{
+    if (failed++ < 40) printf("%s with %s: %s; status %d, %s\n", f.name, changed.c_str(), what, status, lk_last_error());
+}
+
+static bool is_refusal(lk_status status) { return status <= LK_ERR_NULL && status >= LK_ERR_WORKSPACE; }
+static void expect_name(const function &f, const char *name, const std::string &changed, lk_status status)
+{
+    if (strncmp(lk_last_error(), name, strlen(name)) || lk_last_error()[strlen(name)] != ':')
+        complain(f, "the sentence names another function", changed, status);
+}
+
+/* The status of a call, and of its queries if they are asked too. changed: what is not as in the good call. */
+static lk_status call(const function &f, const arguments &a, const std::string &changed, bool ask)
+{
+    arguments given = a;
+    bool large = false;
+    for (const field &x : *f.list) large = large || (x.kind == SIZE && *place<int64_t>(&given, x) > 200);
+    cudaGraph_t graph = NULL;
+    size_t launches = 0;
+    called_back = 0, calls++;
+    (void)cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (large) (void)cudaFree(NULL);
+    const lk_status status = f.run(&given, stream);
+    if (is_refusal(status)) expect_name(f, f.name, changed, status);
+    if (!cudaStreamEndCapture(stream, &graph) && graph) (void)cudaGraphGetNodes(graph, NULL, &launches);
+    if (graph) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+    if (is_refusal(status) && (launches || called_back)) complain(f, "it is refused after a launch or a callback", changed, status);
+    if (ask && f.query) {
+        size_t bytes = 12345;
+        const lk_status asked = f.query(&given, &bytes);
+        if (asked) expect_name(f, f.query_name, changed, asked);
+        if ((bytes == 12345) != (asked != LK_OK)) complain(f, "a query writes its answer when it fails, or none", changed, asked);
+        if (asked && !is_refusal(status)) complain(f, "its query is refused, and it is not", changed, asked);
+    }
+    if (ask && f.plan) {
+        unsigned char plan[PLAN], before[PLAN];
+        memset(plan, 0x5a, PLAN), memset(before, 0x5a, PLAN);
+        const size_t budgets[] = {0, 1 << 12, 1 << 20, SIZE_MAX};
+        const lk_status asked = f.plan(&given, budgets[random_below(4)], plan);
+        if (asked) expect_name(f, f.plan_name, changed, asked);
+        if ((memcmp(plan, before, PLAN) == 0) != (asked != LK_OK)) complain(f, "a plan is written when it is refused, or not", changed, asked);
+    }
+    if (memcmp(&given, &a, sizeof a)) complain(f, "it writes its arguments", changed, status);
+    return status;
+}
+
+/* ---- Fuzz ---------------------------------------------------------------------------------------------------------------- */
+
+static std::string change(const function &f, arguments *a)
+{
+    static const int64_t sizes[] = {INT64_MIN, INT64_MIN + 1, -1, 0, 0, 1, 3, 7, 64, 129, 1 << 16, 1 << 24, 1 << 30, (1 << 30) + 1, INT32_MAX,
+                                    (int64_t)1 << 31, (int64_t)1 << 38, (int64_t)1 << 40, (int64_t)1 << 58, (int64_t)1 << 61,
+                                    (int64_t)1 << 62, INT64_MAX - 1, INT64_MAX};
+    static const int ints[] = {INT_MIN, -1, 0, 1, 1, 2, 3, 4, 5, 6, 8, 99, INT_MAX};
+    static const float floats[] = {NAN, INFINITY, -INFINITY, -1, 0, 1e-38f, 0.5f, 1, 30, 1e38f};
+    const fields &list = *f.list;
+    const field &x = list[random_below(list.size())];
+    const size_t how = random_below(4), other = random_below(list.size());
+    char text[64];
+    if (x.kind == SIZE) put(a, x, sizes[random_below(LK_COUNT(sizes))]);
+    if (x.kind == INT) put(a, x, ints[random_below(LK_COUNT(ints))]);
+    if (x.kind == FLOAT) *place<float>(a, x) = floats[random_below(LK_COUNT(floats))];
+    if (x.kind == CALLBACK) put(a, x, (int64_t)random_below(2));
+    if (x.kind == BYTES) put(a, x, how == 3 ? -1 : how == 2 ? 1 << 20 : (int64_t)how);
+    if (last(x) == "context") put(a, x, 0);
+    else if (x.kind == POINTER || x.kind == WORKSPACE) put(a, x, how == 0 ? 0 : address(how == 1 ? other : (size_t)(&x - &list[0])) + (how == 2));
+    snprintf(text, sizeof text, "%s = %lld ", x.name.c_str(),
+             x.kind == INT ? *place<int>(a, x) : x.kind == FLOAT ? (long long)*place<float>(a, x) % 1000 : (long long)*place<int64_t>(a, x));
+    return text;
+}
+
+static void fuzz(const function &f, long count)
+{
+    for (long i = 0; i < count; i++) {
+        arguments a = good_of(f);
+        std::string changed;
+        for (size_t n = 1 + random_below(4); n > 0; n--) changed += change(f, &a);
+        (void)call(f, a, changed, true);
+    }
+}
+
+/* ---- Pairs of broken rules ----------------------------------------------------------------------------------------------- */
+
+/* A field with a wrong value. */
+typedef struct {
+    size_t at;
+    int64_t number;
+    lk_status status;
+    bool first; /* it is refused before all rules */
+} wrong;
+
+static void spoil(const function &f, arguments *a, const wrong &w)
+{
+    const field &x = (*f.list)[w.at];
+    if (x.kind == FLOAT) *place<float>(a, x) = w.number ? -1.0f : NAN;
+    else put(a, x, w.number);
+}
+
+static std::string text_of(const function &f, const wrong &w)
+{
+    const field &x = (*f.list)[w.at];
+    return x.name + " = " + (x.kind == FLOAT ? w.number ? "-1" : "NaN" : std::to_string(w.number)) + " ";
+}
+
+static std::vector<wrong> all_wrong(const function &f)
+{
+    const bool ids = strstr(f.name, "_ids_"), backward = strstr(f.name, "backward");
+    std::vector<wrong> all;
+    for (size_t i = 0; i < f.list->size(); i++) {
+        const field &x = (*f.list)[i];
+        const std::string name = last(x);
+        const bool prob = strstr(f.name, "probabilities"), ranks = strstr(f.good, "vocab_total");
+        const bool first = x.name.find("parallel.") != std::string::npos || (name == "target_prob" && !prob) ||
+                           (name == "vocab" && ranks) || (name == "statistics" && (backward || ids || prob)) ||
+                           (ids && is_one_of(name, "target class_weight label_smoothing saved max_counted batch_invariant")) ||
+                           (name == "divergence" && strstr(f.name, "between"));
+        int64_t numbers[] = {0, address(i) + 1, address(0)};
+        int count = name == "context" ? 1 : 3;
+        if (x.kind == BYTES) numbers[0] = 1, count = 1;
+        if (x.kind == SIZE) numbers[0] = -1, numbers[1] = INT64_MAX, count = 2;
+        if (x.kind == INT) numbers[0] = -1, numbers[1] = 99, count = 2;
+        if (x.kind == FLOAT) numbers[1] = 1, count = 2;
+        /* Which other fields the call has follows from these. */
+        if (x.kind == CALLBACK || is_one_of(name, "scaling activation residual_out q_transposed")) count = 0;
+        for (int k = 0; k < count; k++) {
+            wrong w = {i, numbers[k], LK_OK, first};
+            arguments a = good_of(f);
+            const arguments good = a;
+            spoil(f, &a, w);
+            if (!memcmp(&a, &good, sizeof a)) continue;
+            w.status = call(f, a, text_of(f, w), false);
+            if (is_refusal(w.status)) all.push_back(w);
+        }
+    }
+    return all;
+}
+
+static void pairs(const function &f, size_t each)
+{
+    const std::vector<wrong> all = all_wrong(f);
+    for (size_t i = 0; i < all.size(); i++)
+        for (size_t j = 0; j < i; j++) {
+            const wrong &v = all[j], &w = all[i];
+            if (v.at == w.at || (each > 1 && random_below(each))) continue;
+            arguments a = good_of(f);
+            spoil(f, &a, v), spoil(f, &a, w);
+            const std::string changed = text_of(f, v) + text_of(f, w);
+            const lk_status status = call(f, a, changed, false), earlier = v.status > w.status ? v.status : w.status;
+            const bool right = v.first == w.first ? status == earlier || (v.first && (status == v.status || status == w.status))
+                                                  : status == (v.first ? v.status : w.status);
+            if (!right) complain(f, "it is not the first rule that is broken", changed, status);
+        }
+}
+
+/* ---- Tensors that lie in others ------------------------------------------------------------------------------------------ */
+
+/* Whether the call looks at this pointer. */
+static bool is_there(const function &f, const arguments &good, size_t i)
+{
+    const field &x = (*f.list)[i];
+    arguments a = good;
+    uintptr_t pointer;
+    memcpy(&pointer, a.bytes + x.at, sizeof pointer);
+    if (x.kind != POINTER || !pointer || last(x) == "context") return false;
+    put(&a, x, (int64_t)pointer + 1);
+    return call(f, a, x.name, false) == LK_ERR_ALIGNMENT;
+}
+
+static void spaces(const function &f)
+{
+    static const char *const pairs_in_place[][2] = {{"dlogits", "logits"}, {"dx", "x"}, {"y", "x"}, {"dx", "dy"}, {"residual_out", "residual"},
+                                                    {"dx", "dresidual_out"}, {"dresidual", "dresidual_out"}, {"lse_rounded", "lse"}};
+    const arguments good = good_of(f);
+    const std::string name = f.name;
+    const bool backward = name.find("_backward_") != std::string::npos && name.find("forward_backward") == std::string::npos;
+    const fields &list = *f.list;
+    for (size_t i = 0; i < list.size(); i++) {
+        const bool workspace = list[i].kind == WORKSPACE;
+        if (!workspace && !is_there(f, good, i)) continue;
+        arguments none = good;
+        put(&none, list[i], 0);
+        if (workspace && call(f, none, list[i].name, false) != LK_ERR_WORKSPACE) continue; /* the call needs none */
+        const bool input = !list[i].out || (backward && is_one_of(last(list[i]), "lse lse_low entropy valid_rows weight_sum others tail states "
+                                                                                   "rstd residual_out"));
+        for (size_t j = 0; j < list.size() && (workspace || !input); j++) {
+            if (j == i || !is_there(f, good, j)) continue;
+            bool may = false;
+            for (const auto &p : pairs_in_place)
+                may = may || (last(list[i]) == p[0] && last(list[j]) == p[1]) || (last(list[i]) == p[1] && last(list[j]) == p[0]);
+            arguments a = good;
+            put(&a, list[i], address(j));
+            const std::string changed = list[i].name + " where " + list[j].name + " is";
+            const lk_status status = call(f, a, changed, true);
+            if (!may && status != LK_ERR_SHAPE) complain(f, "they overlap", changed, status);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const long count = argc > 1 ? atol(argv[1]) : 400;
+    state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    if (lk_linear_cross_entropy_init(&context) || lk_linear_kl_init(&kl_context) || cudaStreamCreate(&stream)) return 2;
+    for (const function &f : functions) {
+        const lk_status status = call(f, good_of(f), "nothing changed", true);
+        if (status) complain(f, "the good call fails", "nothing changed", status);
+        fuzz(f, count);
+        pairs(f, count < 10000 ? 8 : 1);
+        spaces(f);
+    }
+    if (failed) printf("%ld failures of %ld calls\n", failed, calls);
+    return failed != 0;
+}
