@@ -1117,7 +1117,7 @@ static void errors(int type, int direction)
     for (int i = 0; i < n; i++) expect_error(type, direction, &bad[i]);
 
     char op[64];
-    snprintf(op, sizeof op, "lk_logsumexp_%s_%s", direction_name[direction], test_type_name[type]);
+    snprintf(op, sizeof op, "lk_logsumexp_%s_workspace_bytes_%s", direction_name[direction], test_type_name[type]);
     size_t asked = 12345;
     const lk_status status = call_of[direction][type](NULL, test.stream), query = query_of[direction][type](NULL, &asked);
     if (!test_that(status == LK_ERR_NULL && query == LK_ERR_NULL && asked == 12345 && strstr(lk_last_error(), op) &&
