@@ -61,9 +61,10 @@ typedef struct {
     int path;
     int64_t chunk_tokens, panel_vocab; /* tokens of a chunk, columns of a panel; FUSED's forward: of a stretch with one state */
     int64_t slice_tokens;       /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
+    bool rounds;                /* CHUNKS: dweight is rounded after each chunk, and has no sums in the workspace */
     int64_t kept_vocab;         /* FUSED: columns whose exponentials are kept */
     int64_t lent_vocab;         /* of those, the ones that are kept in dweight's memory */
-    bool f32_dx;               /* FUSED, all columns in one panel: cuBLASLt computes dx in f32, and a pass rounds it */
+    bool f32_dx;                /* FUSED, all columns in one panel: cuBLASLt computes dx in f32, and a pass rounds it */
     size_t bytes, need;         /* of the arrays; of the smallest workspace that it fits into. lk_lce_fits sets both */
     size_t workspace_bytes;     /* this and what follows, once it is chosen: what the plan uses, cublas_bytes included */
     size_t cublas_bytes;        /* cuBLASLt's part */
@@ -202,6 +203,12 @@ LK_HOST bool lk_lce_sums_dweight(const lk_lce_shape *s, int64_t chunk)
     return s->dweight && s->dweight_dtype != LK_DTYPE_F32 && chunk < s->rows;
 }
 
+/* Whether short chunks round dweight: calls without PANELS could not run in a workspace smaller than its sums. */
+LK_HOST bool lk_lce_may_round(const lk_lce_shape *s)
+{
+    return s->no_panels && s->dweight && s->dweight_dtype != LK_DTYPE_F32;
+}
+
 /* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. */
 LK_HOST bool lk_lce_slices(const lk_lce_shape *s, int path)
 {
@@ -336,8 +343,8 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_l
     lk_take(&ws.others, &arena, panels, s->rows);
     ws.states = lk_take_bytes(&arena, panels, chunk * (s->statistics ? LK_LCE_STATISTICS_BYTES : LK_LCE_STATE_BYTES));
     lk_take(&ws.dx, &arena, s->dx && lk_lce_sums_dx(s, plan->path), chunk * s->hidden);
-    lk_take(&ws.dweight, &arena, lk_lce_sums_dweight(s, chunk), s->vocab * s->hidden);
-    const int64_t in_dweight = slice ? lk_lce_rows_in_dweight(s, chunk) : 0;
+    lk_take(&ws.dweight, &arena, lk_lce_sums_dweight(s, chunk) && !plan->rounds, s->vocab * s->hidden);
+    const int64_t in_dweight = slice && !plan->rounds ? lk_lce_rows_in_dweight(s, chunk) : 0;
     const int64_t row = ws.logits_stride * lk_lce_bytes_of(slice || s->stores ? s->type : s->logits_type);
     ws.logits = lk_take_bytes(&arena, !s->stores || s->gradient, chunk * row);
     lk_take(&ws.slice, &arena, slice > in_dweight, slice * ws.logits_stride);
@@ -465,7 +472,7 @@ LK_HOST size_t lk_lce_need(lk_lce_planner *p, lk_lce_plan *plan)
         const lk_lce_plan *const seen = &p->seen[i];
         if (seen->chunk_tokens != plan->chunk_tokens || seen->panel_vocab != plan->panel_vocab || seen->path != plan->path ||
             seen->slice_tokens != plan->slice_tokens || seen->kept_vocab != plan->kept_vocab ||
-            seen->lent_vocab != plan->lent_vocab || seen->f32_dx != plan->f32_dx) continue;
+            seen->lent_vocab != plan->lent_vocab || seen->f32_dx != plan->f32_dx || seen->rounds != plan->rounds) continue;
         plan->bytes = seen->bytes, plan->need = seen->need;
         return plan->need;
     }
@@ -707,6 +714,7 @@ LK_HOST size_t lk_lce_smallest(lk_lce_planner *p, int path)
     const int64_t few = given ? given : lk_lce_min(s->rows, 64), slice = lk_lce_slices(s, path) ? s->slice_tokens : 0;
     const int64_t panel = path == LK_LCE_PATH_CHUNKS ? vocab : lk_lce_panel_cols(s, LK_LCE_NARROW);
     lk_lce_plan some = lk_lce_stored_plan(path, few, panel, slice);
+    some.rounds = lk_lce_may_round(s);
     lk_lce_plan all = lk_lce_stored_plan(path, given ? given : s->rows, panel, slice);
     const size_t in_chunks = lk_lce_need(p, &some), at_once = lk_lce_need(p, &all);
     return in_chunks < at_once ? in_chunks : at_once;
@@ -726,17 +734,19 @@ LK_HOST void lk_lce_plan_begin(lk_lce_planner *p, const lk_lce_shape *shape)
 }
 
 /* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
- * lie in dweight. */
-LK_HOST bool lk_lce_plan_chunks(lk_lce_planner *p, size_t budget, int64_t fewest, lk_lce_plan *plan)
+ * lie in dweight. rounds: of the plan. */
+LK_HOST bool lk_lce_plan_chunks(lk_lce_planner *p, size_t budget, int64_t fewest, lk_lce_plan *plan, bool rounds = false)
 {
     const lk_lce_shape *const s = &p->shape;
     const int path = LK_LCE_PATH_CHUNKS;
     const bool slices = lk_lce_slices(s, path);
-    const int64_t given = slices ? s->slice_tokens : 0, in_dweight = lk_lce_rows_in_dweight(s, fewest) / 128 * 128;
+    const int64_t given = slices ? s->slice_tokens : 0;
+    const int64_t in_dweight = rounds ? 0 : lk_lce_rows_in_dweight(s, fewest) / 128 * 128;
     const int64_t lengths[] = {given, 4096, 2048, in_dweight};
     if (!lk_lce_may_be(s, path)) return false;
     for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
         *plan = lk_lce_stored_plan(path, 0, s->vocab, lengths[i]);
+        plan->rounds = rounds;
         if (lk_lce_fit_chunk(p, plan, budget, fewest)) return true;
     }
     return false;
@@ -771,10 +781,11 @@ LK_HOST bool lk_lce_search(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
            lk_lce_plan_chunks(p, budget, s->rows, plan) ||
            lk_lce_plan_chunks(p, budget, LK_LCE_FEWEST, plan) ||
            (!fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
-           (short_chunks && lk_lce_plan_chunks(p, budget, 1, plan)) ||
+           (short_chunks && !lk_lce_may_round(s) && lk_lce_plan_chunks(p, budget, 1, plan)) ||
            lk_lce_plan_panels(p, budget, LK_LCE_WIDE, LK_LCE_FEWEST, plan) ||
            lk_lce_plan_fused(p, budget, LK_LCE_NARROW, plan) ||
-           lk_lce_plan_panels(p, budget, LK_LCE_NARROW, 1, plan);
+           lk_lce_plan_panels(p, budget, LK_LCE_NARROW, 1, plan) ||
+           (lk_lce_may_round(s) && lk_lce_plan_chunks(p, budget, 1, plan, true));
 }
 
 /* The plan within the budget, which is at least p->least. cuBLASLt gets what is left. A plan may need less than the budget, and
@@ -809,13 +820,13 @@ LK_HOST void lk_lce_choose(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
 LK_HOST void lk_lce_describe(const lk_lce_shape *s, const lk_lce_plan *plan, char *text, size_t size)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
-                                       ", dweight summed in 24 bits"};
+                                       ", dweight summed in 24 bits", ", dweight rounded after each chunk"};
     if (s->rows == 0 || s->vocab == 0) {
         snprintf(text, size, "no %s, no workspace", s->rows ? "columns" : "tokens");
         return;
     }
     const bool fused = plan->path == LK_LCE_PATH_FUSED, own = lk_lce_sums_dweight(s, plan->chunk_tokens);
-    const int sum = !s->dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : 2;
+    const int sum = !s->dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : plan->rounds ? 4 : 2;
     const int64_t columns = fused ? s->vocab : s->vocab - (plan->panels - 1) * plan->panel_vocab;
     const int tail = fused && !plan->f32_dx && (!s->dweight || own) ? 0 : (int)lk_lce_tail_cols(s, columns);
     const char *kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";

@@ -62,7 +62,7 @@ static void expect_plans(const lk_lce_shape &s)
                 const lk_lce_plan a = planner.seen[i], b = planner.seen[j];
                 expect(a.path != b.path || a.chunk_tokens != b.chunk_tokens || a.panel_vocab != b.panel_vocab ||
                        a.slice_tokens != b.slice_tokens || a.kept_vocab != b.kept_vocab || a.lent_vocab != b.lent_vocab ||
-                       a.f32_dx != b.f32_dx,
+                       a.f32_dx != b.f32_dx || a.rounds != b.rounds,
                        "a candidate is laid out twice", budget);
             }
         lk_lce_choose(&planner, plan.workspace_bytes, &again);
@@ -141,6 +141,10 @@ int main()
                 ": there is no usable CUDA device");
     for (int fused = 0; fused < 2; fused++)
         for (int dtype : {LK_DTYPE_F32, LK_DTYPE_BF16}) expect_plans(shape_of(fused, dtype));
+    lk_lce_shape rounded = shape_of(false, LK_DTYPE_BF16); /* 256 MiB, though f32 sums of dweight would take 2 GiB */
+    rounded.no_panels = true, rounded.why_not_fused = "";
+    expect_text(rounded, 256, "22 x 384 tokens, 1 x 131072 columns, f32 logits, dweight rounded after each chunk, 3 matmuls: exact");
+    expect_plans(rounded);
     lk_lce_shape weighted = shape_of(true, LK_DTYPE_BF16);
     const lk_lce_plan plan = lk_lce_fused_plan(weighted.rows, weighted.vocab, 0, weighted.vocab);
     const size_t bytes = lk_lce_lay_out(&weighted, &plan, NULL).bytes;
