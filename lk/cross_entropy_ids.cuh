@@ -646,7 +646,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
                   "cross_entropy_ids_parallel.cuh", names[direction]);
     if (!a.parallel.vocab_total && split)
         lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
-    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* refused in its place; sizes are of this one */
+    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
     if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);

@@ -633,7 +633,8 @@ typedef struct {
  * where a call has all columns. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, int direction, bool query, lk_lce_ids *ids,
-                                   lk_lce_args *call, lk_lce_call *checked, lk_lce_planner *planner, const lk_lce_ids_split *split)
+                                   lk_lce_args *call, lk_lce_call *checked, lk_lce_planner *planner,
+                                   const lk_lce_ids_split *split)
 {
     static const char *const names[] = {"forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
@@ -658,14 +659,14 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (!a.parallel.vocab_total && split && !checks.status)
         lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     if (checks.status) return checks.status; /* before all rules */
-    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* refused in its place; sizes are of this one */
+    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
     if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_lce_ids_has_tail(x, direction);
     if (!tail) x->tail = NULL;
     const bool leaves_states = split && forward && !a.parallel.all_gather;
-    const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || (fused_asked && !split);
+    const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED && !split;
+    const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || fused_asked;
 
     *call = a;
     const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
@@ -695,10 +696,10 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
          {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens}},
         split ? split->state_bytes : 0, args->ids_per_row, LK_CE_IDS_MOST,
-        tail && fused_asked && !split ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
-        : known                       ? NULL
-        : split ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
-                : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED",
+        tail && fused_asked ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
+        : known             ? NULL
+        : split             ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
+                            : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED",
         ids->bytes, call};
     return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }

@@ -233,8 +233,8 @@ LK_HOST lk_status lk_linear_kl_query_split(const char *op, const lk_linear_kl_pa
     lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    status = lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction), lk_kl_differentiates(direction), true,
-                                   budget, least, &call, &answer, &more);
+    status = lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction), lk_kl_differentiates(direction),
+                                   true, budget, least, &call, &answer, &more);
     if (!status) *plan = answer;
     return status;
 }

@@ -1008,7 +1008,7 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
     const bool query = arch == LK_QUERY;
     lk_checks checks = {op, LK_OK};
     lk_check_enum(&checks, "scaling", x->scaling, LK_SRMS_NORM_FP8_MX, "LK_SRMS_NORM_FP8_*");
-    if (checks.status) x->scaling = LK_SRMS_NORM_FP8_TENSOR; /* other rules come first, and which tensors there are follows from it */
+    if (checks.status) x->scaling = LK_SRMS_NORM_FP8_TENSOR; /* which tensors there are follows from it */
     const bool tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
     if (a->bias) lk_reject(&checks, LK_ERR_VALUE, "bias is given; srms_norm_fp8 has none");
     if (!tensor && x->tensor_scale) lk_reject(&checks, LK_ERR_VALUE, "tensor_scale is given; it belongs to scaling 0 (tensor)");

@@ -5,7 +5,8 @@
  * Each checked call runs twice, over different poison: the second must give the same bits. Bytes that are not outputs must not
  * change. The bounds: a logit is a sum of `hidden` products in float, then rounded where logits are T; that moves a log-probability
  * by at most twice the row's largest such error. dZ follows by its formula, and is rounded to T once; dx and dweight sum it times
- * exact factors. In small workspaces dweight is rounded after each chunk. Where FUSED keeps exponentials, these are rounded, once more in a row with several references, and so is v x.
+ * exact factors. In small workspaces dweight is rounded after each chunk. Where FUSED keeps exponentials, these are rounded, once
+ * more in a row with several references, and so is v x.
  * Columns that are split over ranks are virtual ranks of one process, one after another, as in tests/linear_cross_entropy.cu. Each
  * rank's part of dx is rounded to T; their sum is compared.
  */
@@ -1043,7 +1044,8 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->logp = (float *)a->target_weight), true, false},
         {LK_ERR_SHAPE, LK_OK, "logp and loss overlap", SPOIL(a->logp = a->common.loss), true, false},
         {LK_ERR_SHAPE, LK_OK, "target_ids and dx overlap", SPOIL(a->common.dx = (void *)a->target_ids), false, true},
-        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; MOVED(a->target_ids, 2); a->common.workspace_bytes = 100), true, true},
+        {LK_ERR_NULL, LK_ERR_SHAPE, "x is", SPOIL(a->common.x = NULL; a->common.vocab = -1), true, true},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; MOVED(a->target_ids, 2); a->common.workspace = NULL), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->common.softcap = -1), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "target_ids", SPOIL(MOVED(a->target_ids, 2)), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "dlogp", SPOIL(MOVED(a->dlogp, 2)), false, true},
