@@ -12,6 +12,10 @@
  *   q_transposed[c,r]   the same y with the scale of TENSOR, or a scale for each 128 (MX: 32) rows of a column
  *
  * power_of_two: a scale is the least power of two that is not below max |y| / most. MX is always so.
+ * scale_rounding FLOOR: that power of two is 2^(floor(log2 max |y|) - emax) instead, emax: 8 (E4M3) or 15; what is above most scale
+ * saturates.
+ * Where max |y| is 0 the scale is 1, in MX the byte 0. An infinity or a NaN among y makes the scale NaN, in MX the byte 255, and all
+ * q of that scale NaN. TENSOR, whose scale is given: an infinity saturates and makes amax infinite; NaN is NaN, and raises no amax.
  *
  * Use        In one .cu file:                              Anywhere, C included:
  *                #include "lk/srms_norm_fp8.cuh"               #include "lk/srms_norm_fp8.cuh"
@@ -26,10 +30,10 @@
  *            T, or with common.dy_dtype of f32.
  * Needs      srms_norm.cuh and what that needs.
  * Options    Those of srms_norm's forward, without bias. With q_transposed also without groups, and nothing in place.
- *            A zeroed struct has E4M3 and one scale of 1 for the tensor.
+ *            A zeroed struct has E4M3 and one scale of 1 for the tensor. scale_rounding: of scales that are powers of two.
  * Errors     As in srms_norm.cuh. LK_ERR_NULL: q is NULL; scale is NULL, except in TENSOR; transposed_scale is NULL beside
  *            q_transposed, except in TENSOR. LK_ERR_VALUE: a bias; a scale of TENSOR's beside another scaling, or the other way
- *            round; ROW with q_transposed. LK_ERR_PATH: CLUSTER.
+ *            round; ROW with q_transposed; scale_rounding beside scales that are no powers of two. LK_ERR_PATH: CLUSTER.
  * Repeatable As in srms_norm.cuh. amax is a maximum, so the order of the rows does not matter.
  * Read on    lk/srms_norm_fp8.md: how exact results are, and what is read and written.
  *
@@ -54,7 +58,12 @@ enum {
     LK_SRMS_NORM_FP8_TENSOR = 0, /* all */
     LK_SRMS_NORM_FP8_ROW = 1,    /* those of a row */
     LK_SRMS_NORM_FP8_BLOCK = 2,  /* 128 columns of a row */
-    LK_SRMS_NORM_FP8_MX = 3      /* 32 columns of a row; scales are bytes e that mean 2^(e - 127) */
+    LK_SRMS_NORM_FP8_MX = 3      /* 32 columns of a row; scales are bytes e that mean 2^(e - 127), and 255 NaN */
+};
+/* How a scale becomes a power of two. */
+enum {
+    LK_SRMS_NORM_FP8_UP = 0,   /* the least that is not below max |y| / most: nothing saturates */
+    LK_SRMS_NORM_FP8_FLOOR = 1 /* 2^(floor(log2 max |y|) - emax), as the OCP specification of MX says */
 };
 
 /* All fields are forward's. blocks: ceil(cols / 128), MX: ceil(cols / 32), ROW: 1; row_blocks: the same of rows. */
@@ -75,6 +84,7 @@ typedef struct {
     int scaling;                        /* LK_SRMS_NORM_FP8_* */
     int format;                         /* LK_FP8_*, of q and q_transposed */
     int power_of_two;                   /* not 0: scales are powers of two; ROW and BLOCK */
+    int scale_rounding;                 /* LK_SRMS_NORM_FP8_UP or _FLOOR; MX, and ROW and BLOCK with power_of_two */
 } lk_srms_norm_fp8_args;
 
 #define LK_SRMS_NORM_FP8_DECLARE(T) LK_PROTOTYPES(srms_norm_fp8, forward, T)
@@ -92,6 +102,8 @@ typedef struct {
     float most;       /* the largest number of the format */
     float inverse;    /* 1 / most */
     bool narrow;      /* scales are powers of two */
+    uint32_t up;      /* then: what is added to the bits of the largest |y| before its exponent is taken */
+    int emax;         /* the exponent of the largest number */
     bool wide;        /* of q_transposed: rows start on 16 bytes */
     int chunks, held; /* of a block with q_transposed: chunks of columns, and how many of them it holds */
 } lk_srms_norm_fp8_call;
@@ -107,13 +119,16 @@ LK_DEVICE float lk_srms_norm_fp8_inverse(float x)
     return fmaf(fmaf(-x, r, 1.0f), r, r);
 }
 
-/* The scale of elements whose largest magnitude is amax. It is 1 where amax is 0, infinite or NaN. */
+/* The scale of elements whose largest magnitude is amax. */
 LK_DEVICE lk_srms_norm_fp8_scale lk_srms_norm_fp8_scale_of(const lk_srms_norm_fp8_call &call, float amax)
 {
-    if (!(amax > 0.0f && amax <= FLT_MAX)) return {1.0f, 1.0f};
-    amax = fmaxf(amax, 0x1p-80f); /* below, 1 / scale overflows at last */
-    if (call.narrow) { /* the mantissa of both formats' largest number is 1.75: above it the next power of two */
-        const int exponent = (int)((__float_as_uint(amax) + 0x1fffffu) >> 23) - (call.x.format == LK_FP8_E5M2 ? 15 : 8);
+    if (!(amax <= FLT_MAX)) return {NAN, NAN}; /* else an infinity would become the largest number */
+    if (call.x.scaling != LK_SRMS_NORM_FP8_MX) {
+        if (amax == 0.0f) return {1.0f, 1.0f};
+        amax = fmaxf(amax, 0x1p-80f); /* below, 1 / scale overflows at last */
+    }
+    if (call.narrow) { /* the exponent of 0 is MX's least scale; the float that stands for it is not used */
+        const int exponent = max((int)((__float_as_uint(amax) + call.up) >> 23) - call.emax, 0);
         return {__uint_as_float((uint32_t)exponent << 23), __uint_as_float((uint32_t)(254 - exponent) << 23)};
     }
     const float quotient = amax * call.inverse; /* and once more, to round correctly */
@@ -121,7 +136,7 @@ LK_DEVICE lk_srms_norm_fp8_scale lk_srms_norm_fp8_scale_of(const lk_srms_norm_fp
     return {scale, lk_srms_norm_fp8_inverse(scale)};
 }
 
-/* Stores a scale: a float, or in MX its exponent. */
+/* Stores a scale: a float, or in MX its exponent, of NaN 255. */
 LK_DEVICE void lk_srms_norm_fp8_put_scale(const lk_srms_norm_fp8_call &call, void *to, int64_t at, float scale)
 {
     if (call.x.scaling == LK_SRMS_NORM_FP8_MX) ((uint8_t *)to)[at] = (uint8_t)(__float_as_uint(scale) >> 23);
@@ -180,10 +195,18 @@ LK_DEVICE void lk_srms_norm_fp8_weigh(float (&s)[N], const lk_srms_norm_fp8_call
         }
     }
 }
-template <int N> LK_DEVICE float lk_srms_norm_fp8_most(float most, const float (&x)[N])
+/* The largest of most and |x|. NUMBERS: that is no NaN; else a NaN is the largest. */
+template <bool NUMBERS, int N> LK_DEVICE float lk_srms_norm_fp8_most(float most, const float (&x)[N])
 {
-    LK_UNROLL for (int j = 0; j < N; j++) most = fmaxf(most, fabsf(x[j]));
+    LK_UNROLL for (int j = 0; j < N; j++) most = NUMBERS ? fmaxf(most, fabsf(x[j])) : lk_max_nan(most, fabsf(x[j]));
     return most;
+}
+/* lk_max_warp, where a NaN is the largest. */
+LK_DEVICE float lk_srms_norm_fp8_max_warp(float x, int team)
+{
+    LK_UNROLL for (int offset = 16; offset > 0; offset /= 2)
+        if (offset < team) x = lk_max_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
 }
 /* Stores N numbers of 8 bits: x times inverse. format: call.x.format, a constant where the caller has chosen by it. */
 template <bool WIDE, int N>
@@ -210,15 +233,15 @@ LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int forma
 #define LK_SRMS_NORM_FP8_MANY_THREADS 384
 #define LK_SRMS_NORM_FP8_MANY_RESIDENT 768
 
-/* The sum of v[0] and the largest v[1] over a row's team; v[1] is neither negative nor NaN. Called by: every thread of the block.
- * number: which call it is, 0, 1, 2, ...: calls take turns in two halves of shared memory, so one barrier for each is enough. */
+/* The sum of v[0] and the largest v[1] over a row's team; v[1] is not negative, NaN the largest. Called by: every thread of the
+ * block. number: which call it is, 0, 1, 2, ...: calls take turns in two halves of shared memory, so one barrier for each is enough. */
 LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[2], bool both, int number)
 {
     LK_SHARED(float2, inbox, [2 * LK_SRMS_NORM_THREADS / 32]);
     const int warps = (int)blockDim.x / 32;
     if (in.team_log2 >= 0 && in.team_log2 < 5) {
         v[0] = lk_sum_warp(v[0], 1 << in.team_log2);
-        if (both) v[1] = lk_max_warp(v[1], 1 << in.team_log2);
+        if (both) v[1] = lk_srms_norm_fp8_max_warp(v[1], 1 << in.team_log2);
         return;
     }
     v[0] = lk_sum_warp(v[0]);
@@ -228,7 +251,7 @@ LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[
     if (threadIdx.x % 32 == 0) box[threadIdx.x / 32] = make_float2(v[0], v[1]);
     __syncthreads(); /* orders the writes into the inbox before its reads */
     v[0] = 0.0f;
-    LK_UNROLL_BY(4) for (int i = 0; i < warps; i++) v[0] += box[i].x, v[1] = fmaxf(v[1], box[i].y);
+    LK_UNROLL_BY(4) for (int i = 0; i < warps; i++) v[0] += box[i].x, v[1] = lk_max_nan(v[1], box[i].y);
 }
 
 /* BLOCK and MX: stores the scale of the block that y belongs to, and returns its inverse. The lanes of a block are side by side.
@@ -236,7 +259,8 @@ LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[
 template <int N>
 LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&y)[N], bool there)
 {
-    const float most = lk_max_warp(lk_srms_norm_fp8_most(0.0f, y), 1 << (call.block_log2 - (N == 8 ? 3 : 2)));
+    const int lanes = call.block_log2 - (N == 8 ? 3 : 2);
+    const float most = lk_srms_norm_fp8_max_warp(lk_srms_norm_fp8_most<false>(0.0f, y), 1 << lanes);
     const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, most);
     const int block = col >> call.block_log2;
     const int64_t at = row * call.x.scale_stride + block * call.x.scale_block_stride;
@@ -350,11 +374,11 @@ LK_DEVICE float lk_srms_norm_fp8_share(const float (&most)[4], int lanes, int *n
     float two[2];
     LK_UNROLL for (int i = 0; i < 2; i++) {
         const float given = upper ? most[i] : most[2 + i], kept = upper ? most[2 + i] : most[i];
-        two[i] = fmaxf(kept, __shfl_xor_sync(0xffffffffu, given, far));
+        two[i] = lk_max_nan(kept, __shfl_xor_sync(0xffffffffu, given, far));
     }
     const float given = odd ? two[0] : two[1], kept = odd ? two[1] : two[0];
     *number = 2 * upper + odd;
-    return lk_max_warp(fmaxf(kept, __shfl_xor_sync(0xffffffffu, given, near)), near);
+    return lk_srms_norm_fp8_max_warp(lk_max_nan(kept, __shfl_xor_sync(0xffffffffu, given, near)), near);
 }
 /* x of a lane that got the maximum of vector u of this lane's block from lk_srms_norm_fp8_share. Called by: all lanes of a warp. */
 LK_DEVICE float lk_srms_norm_fp8_shared(float x, int lanes, int u)
@@ -374,10 +398,10 @@ LK_DEVICE void lk_srms_norm_fp8_scales(const lk_srms_norm_fp8_call &call, const 
     const int lanes = call.block_log2 - (N == 8 ? 3 : 2), team = call.norm.in.team_log2, lane = (int)threadIdx.x % 32;
     const bool alone = team >= 0 && team < 5; /* the team's lanes have one vector at most */
     float most[U];
-    LK_UNROLL for (int u = 0; u < U; u++) most[u] = lk_srms_norm_fp8_most(0.0f, t[u]);
+    LK_UNROLL for (int u = 0; u < U; u++) most[u] = lk_srms_norm_fp8_most<false>(0.0f, t[u]);
     int number = 0, own = lanes;
     float mine;
-    if (alone) own = min(team, lanes), mine = lk_max_warp(most[0], 1 << own);
+    if (alone) own = min(team, lanes), mine = lk_srms_norm_fp8_max_warp(most[0], 1 << own);
     else mine = lk_srms_norm_fp8_share(most, lanes, &number);
     const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, mine * rstd); /* rounding keeps the order */
     const int past = lane & ((1 << own) - 1), behind = alone ? past : past & ((1 << (lanes - 2)) - 1); /* of its block's lanes */
@@ -458,15 +482,18 @@ LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_
             lk_srms_norm_fp8_start<T, U>(slot, from, next < a.rows ? at.count : 0);
             lk_cp_async_commit_group();
         }
-        if (wants_most)
-            LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most(most, t[u]);
+        if (wants_most && tensor) { /* amax passes over a NaN; a row's scale becomes one */
+            LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most<true>(most, t[u]);
+        } else if (wants_most) {
+            LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most<false>(most, t[u]);
+        }
         LK_NO_UNROLL for (int i = U * 32; i < count; i += 32) {
             const int col = at.first + i * N;
             lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
             lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
             if (!wants_most) continue;
             lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
-            most = lk_srms_norm_fp8_most(most, s);
+            most = tensor ? lk_srms_norm_fp8_most<true>(most, s) : lk_srms_norm_fp8_most<false>(most, s);
         }
         float both[2] = {total.sum + total.chain, most};
         lk_srms_norm_fp8_reduce(in, both, wants_most, number);
@@ -717,8 +744,8 @@ LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &a
 }
 
 /* Writes the rows of a chunk, four at a time. k: its slots; col: the lane's first column. Returns the largest |y| of each of the
- * lane's columns, over the warp's rows. TENSOR: turns them, too. Rows and columns that are not there have y 0, or NaN, which is no
- * maximum. format: call.x.format. */
+ * lane's columns, over the warp's rows. TENSOR: turns them, too. Rows that are not there have y 0, and columns that are not there 0
+ * or the NaN of their whole row. format: call.x.format. */
 template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
 LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
                                          int col, float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
@@ -743,7 +770,8 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int 
         }
         if (wants_most)
             LK_UNROLL for (int n = 0; n < 4; n++)
-                LK_UNROLL for (int j = 0; j < N; j++) most[j] = fmaxf(most[j], fabsf(s[n][j]));
+                LK_UNROLL for (int j = 0; j < N; j++)
+                    most[j] = TENSOR ? fmaxf(most[j], fabsf(s[n][j])) : lk_max_nan(most[j], fabsf(s[n][j]));
         if (a.y)
             LK_UNROLL for (int n = 0; n < 4; n++)
                 if (n < left) lk_srms_norm_fp8_store<WIDE>((T *)a.y + (row + n) * a.y_stride + col, s[n], (int)a.cols - col);
@@ -751,7 +779,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int 
         if constexpr (!TENSOR) {
             float of_row[4];
             int number;
-            LK_UNROLL for (int n = 0; n < 4; n++) of_row[n] = lk_srms_norm_fp8_most(0.0f, s[n]);
+            LK_UNROLL for (int n = 0; n < 4; n++) of_row[n] = lk_srms_norm_fp8_most<false>(0.0f, s[n]);
             const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, lk_srms_norm_fp8_share(of_row, lanes, &number));
             const int block = col >> call.block_log2;
             const int64_t to = (row + number) * call.x.scale_stride + block * call.x.scale_block_stride;
@@ -802,7 +830,7 @@ LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call,
         const int first = i / (32 * N) * warps, c = i % (32 * N);
         float *const from = inbox + (first * N + c % N) * 36 + c / N;
         float all = 0.0f;
-        LK_UNROLL_BY(4) for (int warp = 0; warp < warps; warp++) all = fmaxf(all, from[warp * N * 36]);
+        LK_UNROLL_BY(4) for (int warp = 0; warp < warps; warp++) all = lk_max_nan(all, from[warp * N * 36]);
         const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, all);
         const int64_t row = band + first * EACH, block = row >> call.block_log2;
         const int64_t to = (begin + c) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride;
@@ -855,7 +883,7 @@ LK_DEVICE void lk_srms_norm_fp8_put_chunk(const lk_srms_norm_fp8_call &call, int
     if (col < (int)call.norm.a.cols) lk_srms_norm_fp8_weigh<T, false, WIDE>(w, call, 0, col);
     lk_srms_norm_fp8_put_rows<T, R, W, PACKED, WIDE, TENSOR>(call, format, at, place, col, rstds, inverse, w, most, turned);
     if constexpr (TENSOR) {
-        *largest = lk_srms_norm_fp8_most(*largest, most);
+        *largest = lk_srms_norm_fp8_most<true>(*largest, most);
     } else {
         float inverses[N];
         lk_srms_norm_fp8_column_scales<W>(call, at, begin, most, inverses, inbox);
@@ -890,8 +918,10 @@ LK_KERNEL void __launch_bounds__(32 * W, !(PACKED && WIDE && W == 8) ? 1 : LK_AR
     if (TENSOR && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
     if (TENSOR && call.x.amax) seen = lk_ld_relaxed(call.x.amax);
     const float squares = lk_srms_norm_fp8_squares<T, R, W, PACKED, WIDE>(call, at, inbox);
-    const float rstds = lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)); /* of row i in lane i */
-    if (lk_cluster_ctarank() == 0 && at.lane < EACH && at.row + at.lane < a.rows && a.rstd) a.rstd[at.row + at.lane] = rstds;
+    const bool there = at.lane < EACH && at.row + at.lane < a.rows;
+    /* Of row i in lane i. 0 where there is no row: with eps 0 its y would be NaN, and a column's largest. */
+    const float rstds = there ? lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)) : 0.0f;
+    if (lk_cluster_ctarank() == 0 && there && a.rstd) a.rstd[at.row + at.lane] = rstds;
     __syncthreads(); /* the sums have been read: the inbox is free for the maxima of columns */
     if (call.x.format == LK_FP8_E5M2) {
         LK_NO_UNROLL for (int k = 0; k < call.chunks; k++)
@@ -1031,6 +1061,10 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
     lk_check_dtype<T>(&checks, "residual_dtype", a->residual_dtype);
     lk_check_enum(&checks, "weight_dtype", a->weight_dtype, LK_DTYPE_BF16, "LK_DTYPE_*");
     lk_check_enum(&checks, "format", x->format, LK_FP8_E5M2, "LK_FP8_*");
+    lk_check_enum(&checks, "scale_rounding", x->scale_rounding, LK_SRMS_NORM_FP8_FLOOR, "LK_SRMS_NORM_FP8_UP or _FLOOR");
+    if (x->scale_rounding && x->scaling != LK_SRMS_NORM_FP8_MX && (tensor || !x->power_of_two))
+        lk_reject(&checks, LK_ERR_VALUE, "scale_rounding is %d; it belongs to scaling 3 (MX), or 1 and 2 with power_of_two",
+                  x->scale_rounding);
     lk_check_enum(&checks, "path", a->path, LK_SRMS_NORM_CLUSTER, "LK_SRMS_NORM_*");
     if (x->q_transposed && a->groups > 1)
         lk_reject(&checks, LK_ERR_VALUE, "groups is %lld; with q_transposed it must be 0 or 1", (long long)a->groups);
@@ -1080,6 +1114,8 @@ LK_HOST lk_status lk_srms_norm_fp8_forward(const char *op, const lk_srms_norm_fp
     call.block_log2 = call.x.scaling == LK_SRMS_NORM_FP8_MX ? 5 : 7;
     call.most = call.x.format == LK_FP8_E5M2 ? 57344.0f : 448.0f, call.inverse = 1.0f / call.most;
     call.narrow = call.x.power_of_two || call.x.scaling == LK_SRMS_NORM_FP8_MX;
+    call.emax = call.x.format == LK_FP8_E5M2 ? 15 : 8;
+    call.up = call.x.scale_rounding ? 0 : 0x1fffff; /* the mantissa of both largest numbers is 1.75: above it the next exponent */
     const bool other = a->residual_dtype != lk_dtype<T>;
     if (call.x.q_transposed)
         return other ? lk_srms_norm_fp8_bands<T, float>(op, &device, call, wide, stream)

@@ -559,11 +559,13 @@ def srms_norm_grid():
 
 def srms_norm_fp8_grid():
     """With scales that are powers of two the bytes are those of PyTorch's conversion of the float32 y, and the scales those of its
-    largest numbers, rounded up to a power of two; other scales are its quotients."""
+    largest numbers, rounded up to a power of two, or by the exponent alone; other scales are its quotients."""
     if not hasattr(torch, "float8_e4m3fn"):  # of PyTorch 2.1
         return
     shapes = [(5, 7), (9, 128), (130, 260), (3, 2056)]
-    for shape, scaling, format, narrow in itertools.product(shapes, range(4), range(2), range(2)):
+    for shape, scaling, format, (narrow, floor) in itertools.product(shapes, range(4), range(2), ((0, 0), (1, 0), (1, 1))):
+        if floor and scaling == 0:
+            continue
         (rows, cols), kind, most = shape, (torch.float8_e4m3fn, torch.float8_e5m2)[format], (448.0, 57344.0)[format]
         x = spoil(normal(rows, cols, sigma=1.5), ["plain"] * 9 + ["0"]).to(device)
         y, q = torch.full_like(x, NAN), torch.zeros(rows, cols, dtype=torch.uint8, device=device)
@@ -579,7 +581,8 @@ def srms_norm_fp8_grid():
             outputs.update(tensor_scale=number)
         else:
             outputs.update(scale=scales[0], **(dict(transposed_scale=scales[1]) if scaling > 1 else {}))
-        launch("srms_norm_fp8_forward", "f32", common=common, scaling=scaling, format=format, power_of_two=narrow, **outputs)
+        launch("srms_norm_fp8_forward", "f32", common=common, scaling=scaling, format=format, power_of_two=narrow,
+               scale_rounding=floor, **outputs)
         narrow_too, problems = narrow or scaling == 3, []
         both = (("q", q, scales[0], y), ("q_transposed", turned, scales[1], y.t().contiguous()))
         for name, bytes_, scale, of in both[:1 if scaling == 1 else 2]:
@@ -589,11 +592,11 @@ def srms_norm_fp8_grid():
             else:
                 per = 32 if scaling == 3 else 128 if scaling == 2 else m
                 amax = F.pad(of.abs(), (0, -m % per)).view(n, -1, per).amax(-1)
-                right = torch.where(amax > 0, amax / most, 1.0)
+                right, of_zeros = torch.where(amax > 0, amax / most, 1.0), 2.0**-127 if scaling == 3 else 1.0
                 if narrow_too:  # exact: frexp gives 1/2 to 1 below 2^exponent
                     part, exponent = torch.frexp(amax)
-                    up = exponent - (9 if format == 0 else 16) + (part > 0.875).int()
-                    right = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), up), 1.0)
+                    power = exponent - (9 if format == 0 else 16) + (0 if floor else (part > 0.875).int())
+                    right = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), power), of_zeros)
                 found = torch.ldexp(torch.ones_like(amax), scale.int() - 127) if scaling == 3 else scale
                 if not torch.equal(found, right):
                     problems.append(f"{name}: {int((found != right).sum())} scales differ")
@@ -602,7 +605,7 @@ def srms_norm_fp8_grid():
             differ = int((bytes_right != bytes_).sum())
             if differ > (0 if narrow_too else of.numel() // 1000):  # a quotient next to a tie may fall on its other side
                 problems.append(f"{name}: {differ} of {of.numel()} numbers differ")
-        verdict(f"srms_norm_fp8 f32: {rows}x{cols} scaling {scaling} format {format} powers of two {narrow}", not problems,
+        verdict(f"srms_norm_fp8 f32: {rows}x{cols} scaling {scaling} format {format} powers of two {narrow} floor {floor}", not problems,
                 "; ".join(problems))
 
 

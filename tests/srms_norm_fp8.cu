@@ -9,7 +9,8 @@
  *                     error reaches its limit
  *   q                 the rounding of y / scale with y as above, the scale that the call gave, and 3 for the quotient: so it is one
  *                     of two neighbours where the interval has a tie in it, and else is exact
- * Where T is f32 and y is given, amax, scales and q follow from y alone: bit for bit; q where its scale is a power of two.
+ * Where T is f32 and y is given, amax, scales and q follow from y alone: bit for bit; q where its scale is a power of two. Next to an
+ * infinity or a NaN of y the scale is NaN, and so are all q that have it.
  */
 #include "lk/srms_norm_fp8.cuh"
 
@@ -41,7 +42,7 @@ static const char *const where_name[] = {"first", "last", "a vector", "32 column
 typedef struct {
     int type, path, scaling, format;
     int64_t rows, cols;
-    bool has[TENSORS], power_of_two;
+    bool has[TENSORS], power_of_two, floor; /* floor: scale_rounding, of scales that are powers of two */
     int home[TENSORS]; /* the tensor in whose memory it is: itself, or in place another */
     int64_t stride[TENSORS], block_stride[TENSORS]; /* as in the args */
     int at[TENSORS];
@@ -56,10 +57,10 @@ static const char *describe(const problem *p)
 {
     static char text[1024];
     int n = snprintf(text, sizeof text,
-                     "%s %s rows=%lld cols=%lld %s %s%s eps=%g groups=%d weight_offset=%g tensor_scale=%g amax=%g "
+                     "%s %s rows=%lld cols=%lld %s %s%s%s eps=%g groups=%d weight_offset=%g tensor_scale=%g amax=%g "
                      "dtypes: residual %d weight %d",
                      test_type_name[p->type], path_name[p->path], (long long)p->rows, (long long)p->cols, scaling_name[p->scaling],
-                     p->format ? "e5m2" : "e4m3", p->power_of_two ? " 2^k" : "", (double)p->eps, p->groups,
+                     p->format ? "e5m2" : "e4m3", p->power_of_two ? " 2^k" : "", p->floor ? " floor" : "", (double)p->eps, p->groups,
                      (double)p->weight_offset, (double)p->tensor_scale, (double)p->amax, p->residual_dtype, p->weight_dtype);
     for (int t = 0; t < TENSORS; t++) {
         const size_t left = sizeof text - (size_t)n;
@@ -81,6 +82,7 @@ static int64_t per_scale(const problem *p)
     return p->scaling == BLOCK ? 128 : p->scaling == MX ? 32 : p->scaling == ROW ? p->cols : (int64_t)1 << 60;
 }
 static double most_of(const problem *p) { return p->format ? 57344 : 448; }
+static bool is_narrow(const problem *p) { return p->scaling == MX || (p->power_of_two && p->scaling != TENSOR); }
 
 /* Where a tensor's elements lie: element [row, c] at row stride + c step. */
 typedef struct {
@@ -138,6 +140,8 @@ static void count(const problem *p)
     DID("block", p->scaling == BLOCK), DID("mx", p->scaling == MX);
     DID("e5m2", p->format), DID("power of two", p->power_of_two && p->scaling == BLOCK);
     DID_ROWS("power of two of a row", p->power_of_two && p->scaling == ROW);
+    DID("floor of mx", p->floor && p->scaling == MX), DID("floor of a block", p->floor && p->scaling == BLOCK);
+    DID_ROWS("floor of a row", p->floor && p->scaling == ROW);
     DID("tensor_scale", p->has[TENSOR_SCALE]), DID("tensor_scale NULL", p->scaling == TENSOR && !p->has[TENSOR_SCALE]);
     DID("amax", p->has[AMAX]), DID("residual T", sum && !f32), DID("residual f32", sum && f32), DID("x alone", !sum);
     DID("residual_out of x", p->has[RESIDUAL_OUT] && !sum), DID("rstd", p->has[RSTD]);
@@ -200,6 +204,7 @@ static problem drawn(int type, int path, int64_t rows, int64_t cols, int seed, i
         if (test_chance(&r, 2)) p.stride[t] = 1, p.block_stride[t] = l.rows + test_below(&r, 3); /* the other way */
     }
     if (test_chance(&r, 2)) p.at[WEIGHT] = 0;
+    p.floor = is_narrow(&p) && test_chance(&r, 2);
     return p;
 }
 
@@ -288,7 +293,7 @@ static bool setup(const problem *p, int run)
     args.scale_stride = p->stride[SCALE], args.scale_block_stride = p->block_stride[SCALE];
     args.q_transposed_stride = p->stride[Q_T], args.transposed_scale_stride = p->stride[SCALE_T];
     args.transposed_block_stride = p->block_stride[SCALE_T], args.scaling = p->scaling, args.format = p->format;
-    args.power_of_two = p->power_of_two;
+    args.power_of_two = p->power_of_two, args.scale_rounding = p->floor ? LK_SRMS_NORM_FP8_FLOOR : LK_SRMS_NORM_FP8_UP;
     size_t bytes = 12345;
     const lk_status status = query_of[p->type](&args, &bytes);
     if (!test_that(status == LK_OK && bytes == 0))
@@ -340,10 +345,11 @@ static int result_8(const problem *p, int t, int64_t row, int64_t c)
 {
     return ((const uint8_t *)back(p, t))[row * laid[t].stride + c * laid[t].step];
 }
-/* A scale as a number: of MX 2^(byte - 127). */
+/* A scale as a number: of MX 2^(byte - 127), 255 NaN. */
 static double scale_at(const problem *p, int t, int64_t row, int64_t c)
 {
-    return laid[t].type == BYTE ? ldexp(1, result_8(p, t, row, c) - 127) : (double)result(p, t, row, c);
+    if (laid[t].type != BYTE) return (double)result(p, t, row, c);
+    return result_8(p, t, row, c) == 255 ? (double)NAN : ldexp(1, result_8(p, t, row, c) - 127);
 }
 
 static double limit(const problem *p) { return p->weight_offset != 0 ? 12 : 10; }
@@ -366,17 +372,22 @@ static double y_at(const problem *p, int64_t row, int64_t c)
     return exact(p) ? (double)result(p, Y, row, c) : all_y[row * p->cols + c];
 }
 
-/* A scale from the largest |y| of its elements. */
+/* A scale from the largest |y| of its elements, NaN where one of them is. */
 static void verify_scale(const problem *p, int t, int64_t row, int64_t c, double amax)
 {
     const double got = scale_at(p, t, row, c), relative = exact(p) ? 0 : (limit(p) + 2) * 0x1p-24, most = most_of(p);
+    const bool mx = p->scaling == MX;
     bool good;
-    if (!(amax > 0) || !(amax <= 0x1.fffffep127)) good = got == 1; /* 0, infinite, NaN */
+    if (!(amax <= 0x1.fffffep127)) good = got != got; /* infinite, NaN */
+    else if (amax == 0) good = got == (mx ? 0x1p-127 : 1);
     else {
-        if (amax < 0x1p-80) amax = 0x1p-80;
-        if (p->power_of_two || p->scaling == MX) {
-            int exponent;
-            good = frexp(got, &exponent) == 0.5 && amax * (1 - relative) <= got * most && amax * (1 + relative) > got * most / 2;
+        if (!mx && amax < 0x1p-80) amax = 0x1p-80;
+        if (is_narrow(p)) {
+            int exponent; /* floor: from the power of two below most up to the next one */
+            const double high = p->floor ? got * (p->format ? 65536 : 512) * (1 - 0x1p-53) : got * most;
+            const double low = p->floor ? got * (p->format ? 32768 : 256) * (1 - 0x1p-53) : got * most / 2;
+            good = frexp(got, &exponent) == 0.5 && amax * (1 - relative) <= high;
+            good = good && (amax * (1 + relative) > low || (mx && got == 0x1p-127));
         } else if (exact(p)) {
             good = (float)got == (float)amax / (float)most;
         } else {
@@ -388,6 +399,8 @@ static void verify_scale(const problem *p, int t, int64_t row, int64_t c, double
                     describe(p));
 }
 
+static int ordered(int byte) { return byte & 0x80 ? -(byte & 0x7f) : byte; }
+
 /* A number of 8 bits, of y and the scale that the call gave. */
 static void verify_8(const problem *p, int t, int64_t row, int64_t c, double y, double scale)
 {
@@ -397,8 +410,9 @@ static void verify_8(const problem *p, int t, int64_t row, int64_t c, double y, 
     const int got = result_8(p, t, row, c);
     const double slack = isfinite(y) ? fabs(y) * relative + least : 0;
     const int low = encode_8(p, (y - slack) / scale), high = encode_8(p, (y + slack) / scale);
-    const bool tiny = fabs(y) <= least && (got & 0x7f) == 0; /* of either sign */
-    if (!test_that(got == low || got == high || tiny))
+    /* Several numbers may lie between where y is so small that MX's least scales go with it. */
+    const bool between = !bit_for_bit && ordered(low) <= ordered(got) && ordered(got) <= ordered(high);
+    if (!test_that(got == low || got == high || between))
         test_detail("%s[%lld, %lld] is 0x%02x, want 0x%02x or 0x%02x: %.9g / %.9g; %s", tensor_name[t], (long long)row,
                     (long long)c, got, low, high, y, scale, describe(p));
 }
@@ -444,8 +458,7 @@ static void verify(const problem *p)
                         if (y != y) nan = true;
                         else amax = fmax(amax, fabs(y));
                     }
-                    /* Next to a NaN or an infinity of s all numbers are NaN or 0, so the scale does not matter. */
-                    if (!nan) verify_scale(p, scales, row, c / per, amax);
+                    verify_scale(p, scales, row, c / per, nan ? (double)NAN : amax);
                 }
                 const double y = turned ? y_at(p, c, row) : y_at(p, row, c);
                 if (!turned && y == y) most = fmax(most, fabs(y));
@@ -597,6 +610,8 @@ static void from_y(int type, int, int path)
         problem p = drawn(type, path, 4, seed % 3 ? 256 : 100, 600 + seed, PACKED);
         p.has[Y] = true, p.home[Y] = Y, p.power_of_two = seed % 2, p.spread = seed % 4 ? 4 : 1e-25;
         if (seed % 5 == 0) p.tensor_scale = 0x1p-9f, p.has[TENSOR_SCALE] = p.scaling == TENSOR;
+        if (seed % 4 == 1) p.eps = 0; /* then a row that is not there has no rstd */
+        p.floor = is_narrow(&p) && seed % 8 < 4;
         check(&p);
     }
 }
@@ -698,6 +713,11 @@ static void errors(int type)
         WRONG(LK_ERR_VALUE, "weight_dtype", true, a.common.weight_dtype = 9);
         WRONG(LK_ERR_VALUE, "residual_dtype", true, a.common.residual_dtype = 9);
         WRONG(LK_ERR_VALUE, "format", true, a.format = 2);
+        WRONG(LK_ERR_VALUE, "scale_rounding", true, a.scale_rounding = 2);
+        WRONG(LK_ERR_VALUE, "scale_rounding", true, a.scale_rounding = -1);
+        WRONG(LK_ERR_VALUE, "scale_rounding", true, (a.scale_rounding = 1, a.power_of_two = 0));
+        WRONG(LK_ERR_VALUE, "scale_rounding", true,
+              (a.scaling = TENSOR, a.scale = a.transposed_scale = NULL, a.scale_rounding = a.power_of_two = 1));
         WRONG(LK_ERR_VALUE, "path", true, a.common.path = 4);
         WRONG(LK_ERR_PATH, "path 3", true, a.common.path = 3);
         WRONG(LK_ERR_ALIGNMENT, "scale", false, MOVED(a.scale, 1));
