@@ -118,7 +118,8 @@ FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIE
        FIELD(dweight_dtype))
 FIELDS(srms_norm_fp8, COMMON(x) COMMON(residual) COMMON(residual_out) COMMON(weight) FIELD(tensor_scale) FIELD(amax) FIELD(q)
        FIELD(scale) FIELD(q_transposed) FIELD(transposed_scale) COMMON(rows) COMMON(cols) COMMON(eps) COMMON(weight_offset)
-       COMMON(residual_dtype) COMMON(weight_dtype) FIELD(scaling) FIELD(format) FIELD(power_of_two))
+       COMMON(residual_dtype) COMMON(weight_dtype) FIELD(scaling) FIELD(format) FIELD(power_of_two)
+       FIELD(scale_rounding))
 
 /* Sets one field; false if there is none of that name and kind. */
 template <class Args, class V> static bool set(Args &args, string_view name, V value)

@@ -982,8 +982,17 @@ def fp8():
             numbers(name, flat(out[0]), flat(out[1]), y, per, narrow)
             if len(out) == 4:
                 numbers(f"{name}, transposed", out[2], out[3], y.T, per, narrow)
+    # Bytes of MX: where |x| is 1 and eps 0, y is the weight with x's sign.
+    e4m3, raw = dict(out_dtype=jnp.float8_e4m3fn), lambda a: np.asarray(a).view(np.uint8)
+    w = normal(2, 96).at[jnp.array([5, 70])].set(jnp.array([jnp.inf, 460.0])).at[32:64].set(0)
+    for rounding, byte, largest in (("up", 128, 0x76), ("floor", 127, 0x7e)):
+        q, scale, q_t, scale_t = map(raw, lk.rms_norm(jnp.ones((4, 96)), w, 0.0, scaling="mx", scale_rounding=rounding,
+                                                      transposed=True, **e4m3))
+        check(f"mx {rounding}: an infinity, zeros, 460", (scale == [255, 0, byte]).all() and (scale_t[[5, 40, 70], 0] == [
+            255, 0, byte]).all(), scale)
+        check(f"mx {rounding}: their numbers", (q[:, :32] == 0x7f).all() and (q[:, 32:64] == 0).all() and
+              (q[:, 70] == largest).all() and (q_t[5] == 0x7f).all() and (q_t[32:64] == 0).all() and (q_t[70] == largest).all())
     x, w, m = normal(1, 6, 64), normal(2, 64), normal(3, 32, 64)
-    e4m3 = dict(out_dtype=jnp.float8_e4m3fn)
     stacked = jnp.stack([x, 2 * x + 1, -x])
     for options in (dict(scaling="block128"), dict(scaling="tensor", amax=True), dict(scaling="mx", transposed=True)):
         f = lambda v: lk.rms_norm(v, w, **e4m3, **options)
@@ -1011,6 +1020,8 @@ def fp8():
     check("the plain forward goes", not any(c[0] == "srms_norm_forward_f32" for c in calls), calls)
     for name, f, word in (("out_dtype", lambda: lk.rms_norm(x, w, out_dtype="float16"), "out_dtype"),
                           ("scaling", lambda: lk.rms_norm(x, w, scaling="rows", **e4m3), "scaling"),
+                          ("scale_rounding", lambda: lk.rms_norm(x, w, scaling="mx", scale_rounding="even", **e4m3), "scale_rounding"),
+                          ("scale_rounding of floats", lambda: lk.rms_norm(x, w, scale_rounding="floor", **e4m3), "scale_rounding"),
                           ("bias", lambda: lk.rms_norm(x, w, bias=w, **e4m3), "bias"),
                           ("scale", lambda: lk.rms_norm(x, w, scale=1.0, **e4m3), "scale"),
                           ("amax", lambda: lk.rms_norm(x, w, amax=True, **e4m3), "amax"),

@@ -2941,7 +2941,7 @@ def fp8():
         rows, cols = y.shape
         if given is None:
             amax = F.pad(y.abs(), (0, -cols % per)).view(rows, -1, per).amax(-1)
-            right = torch.where(amax > 0, amax / most[q.dtype], 1.0)
+            right = torch.where(amax > 0, amax / most[q.dtype], 2.0**-127 if scale.dtype == torch.float8_e8m0fnu else 1.0)
             if narrow:
                 half = scale.double().frexp().mantissa == 0.5  # log2 of a power of two is no whole number on every device
                 verdict(f"{name}: powers of two", bool((half & (scale.double() >= right * (1 - 1e-6)) & (
@@ -3023,6 +3023,39 @@ def fp8():
     right = (F.rms_norm(y.double(), (128,), None, eps).float() / scale).to(torch.float8_e4m3fn)
     far = (q.view(torch.uint8) != right.view(torch.uint8)).sum().item()
     verdict("powers of two: PyTorch's own conversion", far <= 2, f"{far} of {q.numel()} differ")  # y may be off by an ulp
+    # Exact bytes: where |x| is 1 and eps 0, y is the weight with x's sign.
+    x, w = torch.ones(6, 300, device=D), torch.randn(300, device=D) * torch.randn(300, device=D).mul(4).exp2()
+    x[::2, 1::3], w[32:64], w[70], w[100], w[200:203] = -1, 0.0, math.inf, math.nan, torch.tensor([448.0, 460.0, 511.0], device=D)
+    w[256:288] = 2.0**-122  # in MX the byte 0 stands for 2^-127
+    y, inf = x * w, torch.tensor(math.inf, device=D)
+    for (dtype, limit), rounding, scaling in itertools.product(most.items(), ("up", "floor"), ("row", "block128", "mx")):
+        out = LF.rms_norm(x, 300, w, 0.0, out_dtype=dtype, scaling=scaling, power_of_two=True, scale_rounding=rounding,
+                          transposed=scaling != "row")
+        for q, scale, part in zip(out[::2], out[1::2], (y, y.t())):
+            per = {"row": 300, "block128": 128, "mx": 32}[scaling]
+            amax = F.pad(part.abs(), (0, -part.shape[1] % per)).view(len(part), -1, per).amax(-1)
+            bad = ~(amax < inf)
+            if scaling != "mx":
+                amax = torch.where(amax > 0, amax.clamp(min=2.0**-80), amax)
+            mantissa, exponent = torch.frexp(amax.double() / (limit if rounding == "up" else limit / 1.75))
+            exponent = exponent - ((mantissa == 0.5) | (rounding == "floor")).int()
+            exponent = torch.where(bad, 0, exponent)
+            if scaling == "mx":
+                exponent = torch.where(amax == 0, -127, exponent).clamp(min=-127)
+                right = torch.where(bad, 255, exponent + 127)
+                same = torch.equal(scale.view(torch.uint8).int(), right.int())
+            else:
+                exponent = torch.where(amax == 0, 0, exponent)
+                same = torch.equal(scale.nan_to_num(-1.0), torch.where(bad, -1.0, torch.exp2(exponent.float())))
+            verdict(f"{scaling} {rounding} {str(dtype)[6:]}: scales", same, str(scale))
+            by_column = lambda v: v.repeat_interleave(per, -1)[:, :part.shape[1]]
+            right = (part.double() / by_column(torch.exp2(exponent.double()))).clamp(-limit, limit).float().to(dtype)
+            right = torch.where(by_column(bad), 0x7f, right.view(torch.uint8))
+            verdict(f"{scaling} {rounding} {str(dtype)[6:]}: bytes", torch.equal(q.view(torch.uint8), right))
+    q, scale, amax = LF.rms_norm(x, 300, w, 0.0, out_dtype=torch.float8_e4m3fn, scaling="tensor", amax=True)
+    verdict("one scale: an infinity saturates, and amax tells", amax == math.inf and (q[:, 70].float().abs() == 448).all().item() and
+            torch.isnan(q[:, 100].float()).all().item())
+    x, w = leaf(normal(6, 64), BF16), leaf(normal(64), BF16)
     for shape in ((0, 16), (2, 0, 16)):
         q, scale = LF.rms_norm(leaf(torch.zeros(shape)), 16, None, eps, out_dtype=torch.float8_e5m2)
         verdict(f"empty {shape}", q.shape == shape and scale.shape == (*shape[:-1], 1))
@@ -3041,6 +3074,10 @@ def fp8():
     for name, f, *words in (
             ("out_dtype", lambda: LF.rms_norm(x, 64, w, out_dtype=BF16), "out_dtype"),
             ("scaling", lambda: LF.rms_norm(x, 64, w, scaling="rows", **e4m3), "scaling"),
+            ("scale_rounding", lambda: LF.rms_norm(x, 64, w, scaling="mx", scale_rounding="even", **e4m3), "scale_rounding"),
+            ("scale_rounding of floats", lambda: LF.rms_norm(x, 64, w, scale_rounding="floor", **e4m3), "scale_rounding"),
+            ("scale_rounding of a tensor", lambda: LF.rms_norm(x, 64, w, scaling="tensor", power_of_two=True, scale_rounding="floor",
+                                                               **e4m3), "scale_rounding"),
             ("bias", lambda: LF.rms_norm(x, 64, w, bias=w, **e4m3), "bias"),
             ("groups", lambda: LF.rms_norm(x.view(3, 2, 64), 64, leaf(normal(2, 64)), groups=2, **e4m3), "groups"),
             ("two dimensions", lambda: LF.rms_norm(x.view(6, 2, 32), (2, 32), None, **e4m3), "one dimension"),

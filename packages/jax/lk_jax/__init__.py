@@ -25,6 +25,7 @@ __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
+SCALE_ROUNDINGS = {"up": 0, "floor": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 _f32 = jnp.float32
 _of = jax.ShapeDtypeStruct
@@ -1320,7 +1321,7 @@ def _md_lrpe_cosine(shape, prefix, activation, layout):
 
 
 def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
-             power_of_two=False, amax=False, transposed=False):
+             power_of_two=False, scale_rounding="up", amax=False, transposed=False):
     """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
 
     weight and bias [cols] are of one type, x's or float32. They may have more of x's last axes: a weight [heads, cols] is one
@@ -1333,35 +1334,42 @@ def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtyp
       "row"       float32 [..., 1]
       "block128"  float32 [..., cols / 128], one for each 128 columns
       "mx"        float8_e8m0fnu [..., cols / 32]
-    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the
-    weight's gradient: y.T is [cols, rows], with scales along its rows; not with "row".
+    power_of_two: scales are powers of two, as those of "mx" always are. scale_rounding: "up" is the least one with which no y
+    saturates (torchao's RCEIL), "floor" 2^(floor(log2 max |y|) - 8), of E5M2 - 15, with which the largest may (OCP's rule,
+    torchao's FLOOR). An infinity or a NaN makes its scale NaN, and all y that have it.
+    transposed=True: (y.T, its scale) come behind these, for the product that is the weight's gradient: y.T is [cols, rows], with
+    scales along its rows; not with "row".
     JAX rounds a gradient of y to y's type, so y has none. Write the product as a custom_vjp of x and weight, and take the norm's
     gradient, straight through the rounding, by jax.vjp(lk_jax.rms_norm, x, weight)[1](dy): XLA drops its forward call.
     """
     x = _array(x, "x", 1)
     if out_dtype is not None:
         _demand(bias is None, "bias is given; with out_dtype there is none")
-        return _norm_fp8(x, None, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, amax, transposed)
+        return _norm_fp8(x, None, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax,
+                         transposed)
     return _norm(x, None, weight, bias, eps, weight_offset)[0]
 
 
 def add_rms_norm(x, residual, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
-                 power_of_two=False, amax=False, transposed=False):
+                 power_of_two=False, scale_rounding="up", amax=False, transposed=False):
     """s = x + residual; returns rms_norm(s), of x's type, and s, of residual's type: x's or float32. With out_dtype s comes last,
     behind what rms_norm returns, and has no gradient either."""
     x = _array(x, "x", 1)
     residual = _beside(residual, "residual", x.dtype, x.shape)
     if out_dtype is not None:
         _demand(bias is None, "bias is given; with out_dtype there is none")
-        return _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, amax, transposed)
+        return _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax,
+                         transposed)
     return _norm(x, residual, weight, bias, eps, weight_offset)
 
 
-def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, amax, transposed):
+def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax, transposed):
     formats = {jnp.dtype(t): i for i, t in enumerate((jnp.float8_e4m3fn, jnp.float8_e5m2))}
     _demand(jnp.dtype(out_dtype) in formats, f"out_dtype is {jnp.dtype(out_dtype).name}; it must be float8_e4m3fn or float8_e5m2")
-    number = _choice(scaling, SCALINGS, "scaling")
+    number, rounding = _choice(scaling, SCALINGS, "scaling"), _choice(scale_rounding, SCALE_ROUNDINGS, "scale_rounding")
     _demand(number == 0 or scale is None and not amax, f"scale and amax belong to scaling 'tensor', and scaling is {scaling!r}")
+    _demand(not rounding or number == 3 or number and power_of_two, "scale_rounding belongs to scales that are powers of two: those "
+            "of 'mx', and with power_of_two those of 'row' and 'block128'")
     _demand(not (transposed and number == 1),
             "scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
     if weight is not None:
@@ -1369,8 +1377,8 @@ def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale
     if scale is not None:
         scale = _factor(scale, "scale")
     weight_offset, out_dtype = _number(weight_offset, "weight_offset") if weight is not None else 0.0, jnp.dtype(out_dtype)
-    options = (_number(eps, "eps"), weight_offset, out_dtype.name, formats[out_dtype], number, bool(power_of_two), bool(amax),
-               bool(transposed))
+    options = (_number(eps, "eps"), weight_offset, out_dtype.name, formats[out_dtype], number, bool(power_of_two), rounding,
+               bool(amax), bool(transposed))
     found = dict(_rms_norm_fp8(*options)(*same_axes(x, residual, weight, scale)))
     if number == 0:
         found["scale"] = jnp.ones((), _f32) if scale is None else scale
@@ -1380,7 +1388,7 @@ def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale
 
 
 @functools.lru_cache(None)
-def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, amax, transposed):
+def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, scale_rounding, amax, transposed):
     def scales(rows, cols):
         per, kind = (32, jnp.float8_e8m0fnu) if scaling == 3 else (128 if scaling == 2 else cols, _f32)
         return _of((*rows, -(-cols // max(per, 1))), kind) if scaling else None
@@ -1389,7 +1397,8 @@ def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, amax
     def f(x, residual, weight, scale):
         cols, rows = x.shape[-1], math.prod(x.shape[:-1])
         fields = dict(rows=rows, cols=cols, eps=eps, weight_offset=weight_offset, residual_dtype=_dtype_field(residual, x.dtype),
-                      weight_dtype=_dtype_field(weight, x.dtype), scaling=scaling, format=format, power_of_two=int(power_of_two))
+                      weight_dtype=_dtype_field(weight, x.dtype), scaling=scaling, format=format, power_of_two=int(power_of_two),
+                      scale_rounding=scale_rounding)
         start = jnp.zeros((), _f32) if amax else None  # lk raises it, in its own memory
         outputs = {"q": _of(x.shape, dtype), "scale": scales(x.shape[:-1], cols), "amax": _like(start),
                    "q_transposed": _of((cols, rows), dtype) if transposed else None,

@@ -77,7 +77,8 @@ static Tensor make_scales(const Tensor &x, int64_t rows, int64_t cols, int64_t s
 // q, the scales unless scaling is TENSOR, amax if wanted, q_transposed and its scales if wanted, the sum, rstd
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps, double weight_offset, int64_t scaling,
-                     bool e5m2, bool power_of_two, const Maybe &scale, bool want_amax, bool want_transposed, bool keep)
+                     bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale, bool want_amax, bool want_transposed,
+                     bool keep)
 {
     check_input(x, "input"), check_device(x, residual, "residual");
     check_device(x, weight, "weight"), check_device(x, scale, "scale");
@@ -120,6 +121,7 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
     a.weight_offset = (float)weight_offset;
     args.q = q.mutable_data_ptr(), args.scaling = (int)scaling, args.format = e5m2, args.power_of_two = power_of_two;
+    args.scale_rounding = (int)scale_rounding;
     if (rows.cols) LK_RUN(lk_srms_norm_fp8_forward, x, &args, stream);
     return {q, scales, amax, turned, turned_scales, sum, rstd};
 }
@@ -243,8 +245,8 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
 // gradient of q is one of y, straight through the rounding.
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
-             double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, const Maybe &scale, bool want_amax,
-             bool want_transposed)
+             double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale,
+             bool want_amax, bool want_transposed)
 {
     LK_OP(rms_norm_fp8_forward);
     check_input(x, "input");
@@ -258,8 +260,8 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
     else if (keep) node = make_node<RmsNormBackward>(x, weight, Maybe());
     const auto [q, scales, amax, turned, turned_scales, sum, rstd] = [&] {
         const Below below;
-        return rms_norm_fp8_forward_op.call(x, residual, weight, e, weight_offset, scaling, e5m2, power_of_two, scale, want_amax,
-                                            want_transposed, keep);
+        return rms_norm_fp8_forward_op.call(x, residual, weight, e, weight_offset, scaling, e5m2, power_of_two, scale_rounding,
+                                            scale, want_amax, want_transposed, keep);
     }();
     if (!keep) return {q, scales, amax, turned, turned_scales, sum};
     node->is_sum = sum.defined(), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
@@ -276,10 +278,11 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
 LK_OPS(m)
 {
     user_op(m, "rms_norm_fp8", "(Tensor x, Tensor? residual, SymInt cols, Tensor? weight, float? eps, float weight_offset, "
-            "int scaling, bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed) -> "
+            "int scaling, bool e5m2, bool power_of_two, int scale_rounding, Tensor? scale, bool want_amax, "
+            "bool want_transposed) -> "
             "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8);
     kernel(m, "rms_norm_fp8_forward", "(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, int scaling, "
-           "bool e5m2, bool power_of_two, Tensor? scale, bool want_amax, bool want_transposed, bool keep) -> "
+           "bool e5m2, bool power_of_two, int scale_rounding, Tensor? scale, bool want_amax, bool want_transposed, bool keep) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8_forward);
     user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, Tensor? bias, float? eps, float weight_offset) -> Tensor",
             &rms_norm);

@@ -38,8 +38,8 @@ def fp8_scales(x, rows, cols, scaling):
 
 
 @fake
-def rms_norm_fp8_forward(x, residual, weight, eps, weight_offset, scaling, e5m2, power_of_two, scale, want_amax, want_transposed,
-                         keep):
+def rms_norm_fp8_forward(x, residual, weight, eps, weight_offset, scaling, e5m2, power_of_two, scale_rounding, scale, want_amax,
+                         want_transposed, keep):
     dtype, cols = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn, x.shape[-1]
     rows = math.prod(x.shape[:-1])
     scales = fp8_scales(x, rows, cols, scaling)

@@ -21,6 +21,7 @@ _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 _FP8 = {torch.float8_e4m3fn: False, torch.float8_e5m2: True}
 _SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
+_SCALE_ROUNDINGS = {"up": 0, "floor": 1}
 _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
 
 
@@ -174,8 +175,9 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     divergence: "forward" is KL(teacher || student), as F.kl_div(input.log_softmax(-1), teacher.softmax(-1)) sums it; "reverse" is
     KL(student || teacher); "jensen_shannon" is beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta)
     student, with 0 < beta < 1. Temperature divides both logits; multiply the loss by temperature**2 where gradients should not
-    shrink with it. row_weight [...]: a factor of each row's loss; rows of weight 0, padding say, are not read. A mean is over all
-    rows, or with row_weight over the sum of the weights.
+    shrink with it. logit_scale and softcap are the student's, teacher_scale and teacher_softcap the teacher's. row_weight [...]: a
+    factor of each row's loss; rows of weight 0, padding say, are not read. A mean is over all rows, or with row_weight over the sum
+    of the weights.
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
     the same classes. All ranks pass the same row_weight and options, and get the same loss, bit for bit; the gradient is that of
@@ -239,16 +241,20 @@ def _affine_shape(wanted, weight, bias):
 
 
 def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale, power_of_two,
-              amax, transposed):
+              scale_rounding, amax, transposed):
     given = (("input", input), ("residual", residual), ("weight", weight), ("scale", scale))
     _tensors(**{name: t for name, t in given if t is not None})
     e5m2, number = _value(_FP8, "out_dtype", out_dtype), _value(_SCALINGS, "scaling", scaling)
+    rounding = _value(_SCALE_ROUNDINGS, "scale_rounding", scale_rounding)
     if type(input) is not Tensor and _sharded(input):
         raise TypeError("lk: input is a DTensor; with out_dtype it must be a plain tensor")
     if hasattr(normalized_shape, "__len__") and len(normalized_shape) != 1 or groups != 1 or bias is not None:
         raise ValueError("lk: with out_dtype a norm is over one dimension, and has neither bias nor groups")
     if number and (scale is not None or amax):
         raise ValueError(f"lk: scale and amax belong to scaling 'tensor', and scaling is {scaling!r}")
+    if rounding and number != 3 and (number == 0 or not power_of_two):
+        raise ValueError("lk: scale_rounding belongs to scales that are powers of two: those of 'mx', and with power_of_two those of "
+                         "'row' and 'block128'")
     if transposed and number == 1:
         raise ValueError("lk: scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
     cols = _integer("normalized_shape", normalized_shape[0] if hasattr(normalized_shape, "__len__") else normalized_shape)
@@ -256,7 +262,7 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
     op = _ops.rms_norm_fp8.default if is_compiling() else _C.rms_norm_fp8
     eps, weight_offset = None if eps is None else _number("eps", eps), _number("weight_offset", weight_offset)
     y, scales, most, turned, turned_scales, total = op(input, residual, cols, weight, eps, weight_offset, number, e5m2,
-                                                       bool(power_of_two), scale, bool(amax), bool(transposed))
+                                                       bool(power_of_two), rounding, scale, bool(amax), bool(transposed))
     if number == 0:
         scales = torch.ones((), device=input.device) if scale is None else scale
         turned_scales = scales if transposed else None
@@ -265,7 +271,7 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None,
-             scaling="row", scale=None, power_of_two=False, amax=False, transposed=False):
+             scaling="row", scale=None, power_of_two=False, scale_rounding="up", amax=False, transposed=False):
     """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
     Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
 
@@ -279,23 +285,27 @@ def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weigh
       "row"       float32 [..., 1], as torch._scaled_mm takes it
       "block128"  float32 [..., cols / 128], one for each 128 columns, the scales of a block next to one another in memory
       "mx"        float8_e8m0fnu [..., cols / 32]
-    power_of_two: scales are powers of two. transposed=True: (y.T, its scale) come behind these, for the product that is the
-    weight's gradient: y.T is [cols, rows] with rows contiguous, with scales along its rows; not with "row".
+    power_of_two: scales are powers of two, as those of "mx" always are. scale_rounding: "up" is the least one with which no y
+    saturates (torchao's RCEIL), "floor" 2^(floor(log2 max |y|) - 8), of E5M2 - 15, with which the largest may (OCP's rule,
+    torchao's FLOOR). An infinity or a NaN makes its scale NaN, and all y that have it.
+    transposed=True: (y.T, its scale) come behind these, for the product that is the weight's gradient: y.T is [cols, rows] with
+    rows contiguous, with scales along its rows; not with "row".
     y has a gradient, in input's type: that of the norm, straight through the rounding. Give y itself to what has that gradient, an
     autograd.Function; of a view of y PyTorch would round it to 8 bits."""
     if out_dtype is not None:
         return _norm_fp8(input, None, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
-                         power_of_two, amax, transposed)
+                         power_of_two, scale_rounding, amax, transposed)
     return _norm("rms_norm", input, None, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 
 def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1,
-                 out_dtype=None, scaling="row", scale=None, power_of_two=False, amax=False, transposed=False):
+                 out_dtype=None, scaling="row", scale=None, power_of_two=False, scale_rounding="up", amax=False,
+                 transposed=False):
     """s = input + residual; returns (rms_norm(s), s), s in residual's type. With out_dtype s comes last, behind what rms_norm
     returns."""
     if out_dtype is not None:
         return _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
-                         power_of_two, amax, transposed)
+                         power_of_two, scale_rounding, amax, transposed)
     return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, bias, weight_offset, groups)
 
 

@@ -165,7 +165,8 @@ class LinearCrossEntropyLoss(_Head):
 
 
 class LinearKLLoss(_Head):
-    """A student's head, a torch.nn.Linear, and its divergence from a teacher's. Tie weights by `loss.weight = head.weight`.
+    """A student's head, torch.nn.Linear(in_features, num_classes), and its divergence from a teacher's. Tie weights by
+    `loss.weight = head.weight`.
 
     options: those of functional.linear_kl. The teacher's tensors come with each call, so that they are no part of the module."""
 
@@ -180,6 +181,7 @@ class LinearKLLoss(_Head):
 
 class MdLrpeCosine(torch.nn.Module):
     """Linearised relative positional encoding of [b, heads, n, head_dim], with a learned theta [heads, features per axis].
+    A position has `axes` coordinates; activation is functional.md_lrpe_cosine's.
 
     Feature j of an axis starts at base^(-j / features) radians per position. theta is float32, also in a model that is cast to
     a type of 16 bits: an angle is theta times a position. With dtype it has that type."""
