@@ -56,6 +56,7 @@
  *            bad_targets counts the row. Its loss and dlogits are NaN, and so is a reduced loss; lse, z-loss, entropy and
  *            argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum, which without class weights is
  *            the number of rows with a good target.
+ *            zero_padding: the columns behind vocab of each row of dlogits become 0 too.
  *            For an expanded upstream of PyTorch, whose stride is 0, pass one value and upstream_per_row 0. A NULL upstream is
  *            1, not 0; a NULL dlse or dentropy is 0.
  *            Mean over nothing (D is 0, since all rows are ignored or all weights are 0): loss and z-loss are NaN. With

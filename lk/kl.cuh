@@ -27,8 +27,9 @@
  *            to 0.
  * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight
  *            0, padding say, is not read: its loss is 0, and so are its other results and dlogits.
- *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps these over t. People then multiply the loss
- *            by t^2: for the gradient pass t^2 as upstream, or as row_weight, which multiplies the loss too.
+ *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps softcap / t and teacher_softcap / t. People
+ *            then multiply the loss by t^2: for the gradient pass t^2 as upstream (one number, or with upstream_per_row one for
+ *            each row), or as row_weight, which multiplies the loss too.
  *            Without a softcap, a logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its
  *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
  *            where p is 0. JENSEN_SHANNON is finite. A row of -inf alone, or with +inf or NaN, in either tensor: the loss is

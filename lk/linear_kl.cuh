@@ -43,7 +43,8 @@
  *            keep its x finite, since 0 times NaN is NaN.
  *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
  *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
- *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32.
+ *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32. tf32: products of f32 by TF32.
+ *            upstream: one number, or with upstream_per_token one for each token.
  *            Columns that are split over ranks: linear_kl_parallel.cuh, which has these options.
  * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, and dx, dweight and dbias once more. A dweight of 16 bits is a
  *            sum over chunks of tokens: plan.dweight_sums says whether it lies in the workspace in float, or is rounded after each

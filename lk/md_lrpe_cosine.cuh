@@ -39,9 +39,10 @@
  *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The size depends on the number of SMs, so its
  *            function needs a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or
  *            that of forward.
- * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads or features; dtheta added
- *            to its old contents; dx or dtheta NULL; dy NULL, which means 1 everywhere, not 0; an offset in device memory. The
- *            struct says how. A stride of 0 means packed, so copy an expanded tensor, whose stride is 0, first.
+ * Options    relu, sigmoid, silu, softmax over dim or over tokens; theta in f32 or T, shared by heads (theta_heads) or features
+ *            (theta_features); accumulate: dtheta is added to its old contents; dx or dtheta NULL; dy NULL, which means 1
+ *            everywhere, not 0; an offset in device memory. The struct says how. A stride of 0 means packed, so copy an expanded
+ *            tensor, whose stride is 0, first.
  * Repeatable The same bits every time on the same device and path: fixed order, no atomics. AUTO chooses by alignment too.
  * Source     Qin et al., "Linearized Relative Positional Encoding", 2023; xopes' md_lrpe_cosine.
  * Read on    lk/md_lrpe_cosine.md: how exact results are, and what is read and written.

@@ -33,7 +33,8 @@
  *            answers 0 and needs no device.
  * Options    residual, weight, bias, rstd and dresidual_out may be NULL, and any output, but not all. A NULL dy means 1, not 0.
  *            residual(_out) and its gradients may be float beside 16-bit x and y, and so may dy; weight and bias may be of any
- *            type, and so their gradients. Strides of 0 mean packed, so an expanded tensor must be copied first.
+ *            type, and so their gradients. accumulate: dweight and dbias are added to their old
+ *            contents. Strides of 0 mean packed, so an expanded tensor must be copied first.
  * Repeatable The same bits every time on the same device, for the same options, sizes, strides and alignment of tensors to 16
  *            bytes: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
