@@ -119,10 +119,10 @@
  * forward_backward has a cluster of 2 blocks of 256 threads per row, 13 vectors per thread; backward one of 4 blocks, 7 vectors.
  * The checks of arguments, the workspace and the calls come last. The mathematics is in lk_loss.cuh.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_CROSS_ENTROPY_CUH
 #define LK_CROSS_ENTROPY_CUH
-
-#include "lk_base.cuh"
 
 /* Who owns a row; 0 chooses. Every path takes every shape and every option, except as under LK_ERR_PATH. */
 enum {
@@ -218,7 +218,7 @@ typedef struct {
     LK_PROTOTYPES(cross_entropy, forward_backward, T)
 #define LK_DECLARE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_check.cuh"
 #include "lk_loss.cuh"
@@ -2237,6 +2237,6 @@ LK_CE_ENTRY(forward_backward, LK_CE_LABELS, LK_CE_BOTH, lk_cross_entropy_run_row
 #define LK_DEFINE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DEFINE, T)
 
 #else
-#define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY")
+#define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY") LK_DECLARE_CROSS_ENTROPY(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -72,6 +72,8 @@
  * gets lse + tail in place of lse, the lse of the columns that are not ids: then what it takes for p is p / P, which neither
  * overflows nor vanishes, however small P is. All ids are the write kernel's.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_CROSS_ENTROPY_IDS_CUH
 #define LK_CROSS_ENTROPY_IDS_CUH
 
@@ -97,7 +99,7 @@ typedef struct {
     LK_PROTOTYPES(cross_entropy_ids, forward_backward, T)
 #define LK_DECLARE_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
@@ -809,6 +811,6 @@ LK_CE_IDS_ENTRY(forward_backward, LK_CE_BOTH)
 #define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_DEFINE, T)
 
 #else
-#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS")
+#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS") LK_DECLARE_CROSS_ENTROPY_IDS(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -63,6 +63,8 @@
  * A rank's state leaves out its target. Where the rank's other ids have at most 63/64 of the state's sum, its part of the tail is a
  * difference; elsewhere the rank reads its columns of the row again. No rank knows then how much of p all ids have.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
 #define LK_CROSS_ENTROPY_IDS_PARALLEL_CUH
 
@@ -76,7 +78,7 @@
     LK_PROTOTYPES(cross_entropy_ids, finish, T)
 #define LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
@@ -96,7 +98,7 @@ typedef struct {
 /* The logits of a row's ids in a rank's block. */
 template <class T> LK_DEVICE T *lk_ce_ids_logits(const lk_ce_ids_slice &call, const void *block, int64_t row)
 {
-    return (T *)((char *)block + call.ids.all.a.rows * call.state_bytes) + row * call.logits_of_row;
+    return (T *)(const_cast<char *>((const char *)block) + call.ids.all.a.rows * call.state_bytes) + row * call.logits_of_row;
 }
 
 /* The same ids without those whose columns other ranks have. */
@@ -140,7 +142,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
  * fourth float of the state, which nothing else of ids has a use for. */
 LK_DEVICE float *lk_ce_ids_tail_part(const lk_ce_ids_slice &call, const void *states, int64_t row)
 {
-    return (float *)((char *)states + row * call.state_bytes) + 3;
+    return (float *)(const_cast<char *>((const char *)states) + row * call.state_bytes) + 3;
 }
 
 /* What lk_cross_entropy_ids_tail_kernel asks for. Here call.ids.all.a.logits and vocab are the rank's columns. */
@@ -556,10 +558,11 @@ LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_
         if (a.dentropy && !a.entropy) a.entropy = job.space.ids.entropy;
         if (a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows) a.valid_rows = &job.space.ids.counts->valid_rows;
     }
-    if (v.all_gather) status = lk_check_all_slices(op, &v, a.vocab, a.states, (void *)a.all_states, (size_t)bytes, stream);
+    void *const all = const_cast<void *>(a.all_states);
+    if (v.all_gather) status = lk_check_all_slices(op, &v, a.vocab, a.states, all, (size_t)bytes, stream);
     if (!status && some) status = lk_ce_ids_run_states<T>(job, 0, a.rows);
     if (status || !v.all_gather) return status;
-    if (some) status = lk_called_back(op, "all_gather", v.all_gather(v.user, a.states, (void *)a.all_states, (size_t)bytes, stream));
+    if (some) status = lk_called_back(op, "all_gather", v.all_gather(v.user, a.states, all, (size_t)bytes, stream));
     if (!status) status = lk_ce_ids_run_finish<T>(job);
     a.bad_targets = NULL; /* finish has counted them */
     return !status && both ? lk_ce_ids_run_backward<T>(job) : status;
@@ -595,6 +598,7 @@ LK_CE_IDS_RANKS_ENTRY(finish, LK_CE_FINISH)
 #define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_PARALLEL_DEFINE, T)
 
 #else
-#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL")
+#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                                \
+    LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL") LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -51,6 +51,8 @@
  * lk_cross_entropy_finish_kernel, here, merges the states, with one thread per row. Then come the sums over all rows, as on one
  * GPU. linear_cross_entropy calls finish and the checks of slices.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_CROSS_ENTROPY_PARALLEL_CUH
 #define LK_CROSS_ENTROPY_PARALLEL_CUH
 
@@ -63,7 +65,7 @@
     LK_PROTOTYPES(cross_entropy, finish, T)
 #define LK_DECLARE_CROSS_ENTROPY_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PARALLEL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- Finish -------------------------------------------------------------------------------------------------------------- */
 
@@ -172,6 +174,7 @@ LK_CE_ENTRY(finish, LK_CE_RANKS, LK_CE_FINISH, lk_cross_entropy_run_finish(op, &
 #define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PARALLEL_DEFINE, T)
 
 #else
-#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PARALLEL")
+#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T)                                                                                    \
+    LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PARALLEL") LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -34,6 +34,8 @@
  * streams. backward and forward_backward have a cluster of 4 blocks per row, which stays in shared memory: 7 vectors of logits and
  * 7 of probabilities per thread.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_CROSS_ENTROPY_PROBABILITIES_CUH
 #define LK_CROSS_ENTROPY_PROBABILITIES_CUH
 
@@ -45,7 +47,7 @@
     LK_PROTOTYPES(cross_entropy, probabilities_forward_backward, T)
 #define LK_DECLARE_CROSS_ENTROPY_PROBABILITIES(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PROBABILITIES_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- The kernel ---------------------------------------------------------------------------------------------------------- */
 
@@ -414,6 +416,7 @@ LK_CE_ENTRY(probabilities_forward_backward, LK_CE_PROBABILITIES, LK_CE_BOTH,
 #define LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PROBABILITIES_DEFINE, T)
 
 #else
-#define LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PROBABILITIES")
+#define LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T)                                                                               \
+    LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PROBABILITIES") LK_DECLARE_CROSS_ENTROPY_PROBABILITIES(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -48,10 +48,10 @@
  * computes the gradient in the same pass as the terms in FORWARD, else in a pass after them. For example, a row of 131072 columns
  * in bf16 on an H100: 8 blocks, 8 vectors of each tensor per thread, of which 6 are read from memory once, 2 in every pass.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_KL_CUH
 #define LK_KL_CUH
-
-#include "lk_base.cuh"
 
 enum { LK_KL_FORWARD = 0, LK_KL_REVERSE = 1, LK_KL_JENSEN_SHANNON = 2 };
 
@@ -105,7 +105,7 @@ typedef struct {
     LK_PROTOTYPES(kl, forward_backward, T)
 #define LK_DECLARE_KL(T) LK_OF_TYPE(LK_KL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_check.cuh"
 #include "lk_loss.cuh"
@@ -818,6 +818,6 @@ template <class T> LK_HOST lk_status lk_kl_forward_backward_workspace(const char
 #define LK_DEFINE_KL(T) LK_OF_TYPE(LK_KL_DEFINE, T)
 
 #else
-#define LK_DEFINE_KL(T) LK_NEEDS_NVCC("LK_DEFINE_KL")
+#define LK_DEFINE_KL(T) LK_NEEDS_NVCC("LK_DEFINE_KL") LK_DECLARE_KL(T)
 #endif /* CUDA or the simulator */
 #endif

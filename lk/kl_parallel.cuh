@@ -57,6 +57,8 @@
  * The kernels: lk_kl_kernel of kl.cuh computes states, JENSEN_SHANNON's sums and gradients; lk_kl_merge_kernel, here, merges, with
  * one thread per row. linear_kl_parallel.cuh calls both.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_KL_PARALLEL_CUH
 #define LK_KL_PARALLEL_CUH
 
@@ -81,7 +83,7 @@ typedef struct {
     LK_PROTOTYPES(kl_parallel, forward_backward, T)
 #define LK_DECLARE_KL_PARALLEL(T) LK_OF_TYPE(LK_KL_PARALLEL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- Finish -------------------------------------------------------------------------------------------------------------- */
 
@@ -275,7 +277,7 @@ LK_HOST lk_status lk_kl_run_split(const char *op, const lk_kl_parallel_args *arg
     if (status || x.common.rows == 0) return status;
     const lk_vocab_parallel &v = x.parallel;
     const size_t bytes = (size_t)x.common.rows * sizeof(lk_kl_row);
-    void *const all = (void *)x.all_states;
+    void *const all = const_cast<void *>(x.all_states);
     if (direction == LK_KL_SPLIT_BETWEEN) return lk_kl_run_between<T>(op, &device, x, stream);
     if (direction == LK_KL_SPLIT_FINISH) return lk_kl_run_merge(op, &device, x, false, stream);
     if (direction == LK_KL_SPLIT_BACKWARD) return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
@@ -322,6 +324,6 @@ LK_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
 #define LK_DEFINE_KL_PARALLEL(T) LK_OF_TYPE(LK_KL_PARALLEL_DEFINE, T)
 
 #else
-#define LK_DEFINE_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_KL_PARALLEL")
+#define LK_DEFINE_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_KL_PARALLEL") LK_DECLARE_KL_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

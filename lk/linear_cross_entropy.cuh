@@ -125,6 +125,8 @@
  * of 9 % of the columns.
  * The context, the checks of arguments, the calls, ranks and the queries of plans come last.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_LINEAR_CROSS_ENTROPY_CUH
 #define LK_LINEAR_CROSS_ENTROPY_CUH
 
@@ -144,10 +146,8 @@ typedef struct {
     uint64_t opaque[2048];
 } lk_linear_cross_entropy_context;
 
-#if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
 LK_API lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context);
 LK_API lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context);
-#endif
 
 /* What lk does within a workspace of some size. */
 typedef struct {
@@ -281,7 +281,7 @@ typedef struct {
     LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_cublas.cuh"
 #include "lk_head_plan.cuh"
@@ -1104,17 +1104,24 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 
 static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_cross_entropy_context), "the opaque struct is large enough");
 
-LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context)
-{
-    const char *const op = "lk_linear_cross_entropy_init";
-    return context ? lk_cublas_init(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
-}
+/* Defined where LK_DEFINE_LINEAR_CROSS_ENTROPY is, as lk_common. They have no locals, which g++ takes for those of
+ * the function that instantiates them. */
+template <class Once> struct lk_linear_cross_entropy_common {
+    friend LK_BODY __attribute__((used)) lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context)
+    {
+        return context ? lk_cublas_init("lk_linear_cross_entropy_init", (lk_cublas_context *)context)
+                       : lk_fail(LK_ERR_NULL, "lk_linear_cross_entropy_init", "context is NULL");
+    }
 
-LK_API inline __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context)
-{
-    const char *const op = "lk_linear_cross_entropy_destroy";
-    return context ? lk_cublas_destroy(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
-}
+    friend LK_BODY __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context)
+    {
+        return context ? lk_cublas_destroy("lk_linear_cross_entropy_destroy", (lk_cublas_context *)context)
+                       : lk_fail(LK_ERR_NULL, "lk_linear_cross_entropy_destroy", "context is NULL");
+    }
+};
+#ifdef LK_API_GIVEN
+static_assert(sizeof(lk_linear_cross_entropy_common<void>) > 0, "");
+#endif
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -1410,7 +1417,7 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     const lk_vocab_parallel &v = a.parallel;
     lk_cross_entropy_call p = {};
     p.a = lk_lce_finish_args(&a);
-    p.a.states = a.states, p.a.lse = (float *)call.saved_lse, p.a.class_weight = call.weights, p.classes = v.vocab_total;
+    p.a.states = a.states, p.a.lse = const_cast<float *>(call.saved_lse), p.a.class_weight = call.weights, p.classes = v.vocab_total;
     lk_status status = LK_OK;
     if (a.tokens == 0) return LK_OK;
     if (direction == LK_LCE_FORWARD && job->other_rows) {
@@ -1703,16 +1710,16 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
 
 /* The three functions of a direction; LK_EMIT defines two. */
 #define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)                   \
+    LK_API LK_BODY lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)           \
     {                                                                                                                          \
         return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, stream);                          \
     }                                                                                                                          \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes)         \
+    LK_API LK_BODY lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes) \
     {                                                                                                                          \
         return lk_lce_bytes<lk_##T>("lk_linear_cross_entropy_" #direction "_workspace_bytes_" #T, args, which, bytes);         \
     }                                                                                                                          \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_lce_args *args, size_t budget,                    \
-                                                                    lk_linear_cross_entropy_plan *plan)                        \
+    LK_API LK_BODY lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_lce_args *args, size_t budget,            \
+                                                                            lk_linear_cross_entropy_plan *plan)                \
     {                                                                                                                          \
         return lk_lce_query<lk_##T>("lk_linear_cross_entropy_" #direction "_plan_" #T, args, which, budget, false, plan);      \
     }
@@ -1723,13 +1730,15 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)                                                 \
     LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)                                                                 \
     LK_EMIT(linear_cross_entropy, finish, T)                                                                                   \
-    LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                           \
+    LK_API LK_BODY lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                   \
     {                                                                                                                          \
+        (void)lk_linear_cross_entropy_common<void>();                                                                          \
+        (void)lk_linear_cross_entropy_init, (void)lk_linear_cross_entropy_destroy;                                             \
         return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
     }
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DEFINE, T)
 
 #else
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY")
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY") LK_DECLARE_LINEAR_CROSS_ENTROPY(T)
 #endif /* CUDA or the simulator */
 #endif

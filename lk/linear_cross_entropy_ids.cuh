@@ -54,6 +54,8 @@
  *   lk_lce_ids_panel_kernel     writes dZ of the ids into a panel, when lk_lce_fused_kernel has computed its other columns
  * So dZ of an id is rounded to T once, as in CHUNKS; that of the target stays in float, as ever.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_LINEAR_CROSS_ENTROPY_IDS_CUH
 #define LK_LINEAR_CROSS_ENTROPY_IDS_CUH
 
@@ -85,7 +87,7 @@ typedef struct {
     LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(forward_backward, T)
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
@@ -757,8 +759,8 @@ LK_LCE_IDS_ENTRY(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run, lk_l
 
 #define LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(direction, which, query, T)                                                           \
     LK_EMIT(linear_cross_entropy_ids, direction, T)                                                                            \
-    LK_API lk_status lk_linear_cross_entropy_ids_##direction##_plan_##T(const lk_lce_ids_args *args, size_t budget,            \
-                                                                        lk_linear_cross_entropy_plan *plan)                    \
+    LK_API LK_BODY lk_status lk_linear_cross_entropy_ids_##direction##_plan_##T(const lk_lce_ids_args *args, size_t budget,    \
+                                                                                lk_linear_cross_entropy_plan *plan)            \
     {                                                                                                                          \
         return query<lk_##T>("lk_linear_cross_entropy_ids_" #direction "_plan_" #T, args, which, budget, false, plan);         \
     }
@@ -770,6 +772,7 @@ LK_LCE_IDS_ENTRY(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run, lk_l
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_DEFINE, T)
 
 #else
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS")
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                                  \
+    LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS") LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)
 #endif /* CUDA or the simulator */
 #endif

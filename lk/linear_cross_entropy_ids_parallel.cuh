@@ -62,6 +62,8 @@
  * forward_backward is forward, the collective, finish and backward in one workspace. The logits are computed in both halves, so it
  * has 4 matmuls.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_CUH
 #define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_CUH
 
@@ -75,7 +77,7 @@
     LK_PROTOTYPES(linear_cross_entropy_ids, finish, T)
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- The rows of a slice ------------------------------------------------------------------------------------------------- */
 
@@ -240,6 +242,7 @@ LK_LCE_IDS_ENTRY(parallel_forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DEFINE, T)
 
 #else
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL")
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                         \
+    LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL") LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

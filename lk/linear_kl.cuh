@@ -61,6 +61,8 @@
  *   after the chunks      lk_move_kernel rounds dweight, where its sums lie in the workspace
  * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_LINEAR_KL_CUH
 #define LK_LINEAR_KL_CUH
 
@@ -72,10 +74,8 @@ typedef struct {
     uint64_t opaque[2048];
 } lk_linear_kl_context;
 
-#if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
 LK_API lk_status lk_linear_kl_init(lk_linear_kl_context *context);
 LK_API lk_status lk_linear_kl_destroy(lk_linear_kl_context *context);
-#endif
 
 /* What lk does within a workspace of some size. */
 typedef struct {
@@ -161,7 +161,7 @@ typedef struct {
     LK_LINEAR_KL_DECLARE_DIRECTION(forward_backward, T)
 #define LK_DECLARE_LINEAR_KL(T) LK_OF_TYPE(LK_LINEAR_KL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_cublas.cuh"
 #include "lk_move.cuh"
@@ -546,17 +546,24 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_
 
 static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_kl_context), "the opaque struct is large enough");
 
-LK_API inline __attribute__((used)) lk_status lk_linear_kl_init(lk_linear_kl_context *context)
-{
-    const char *const op = "lk_linear_kl_init";
-    return context ? lk_cublas_init(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
-}
+/* Defined where LK_DEFINE_LINEAR_KL is, as lk_common. They have no locals, which g++ takes for those of
+ * the function that instantiates them. */
+template <class Once> struct lk_linear_kl_common {
+    friend LK_BODY __attribute__((used)) lk_status lk_linear_kl_init(lk_linear_kl_context *context)
+    {
+        return context ? lk_cublas_init("lk_linear_kl_init", (lk_cublas_context *)context)
+                       : lk_fail(LK_ERR_NULL, "lk_linear_kl_init", "context is NULL");
+    }
 
-LK_API inline __attribute__((used)) lk_status lk_linear_kl_destroy(lk_linear_kl_context *context)
-{
-    const char *const op = "lk_linear_kl_destroy";
-    return context ? lk_cublas_destroy(op, (lk_cublas_context *)context) : lk_fail(LK_ERR_NULL, op, "context is NULL");
-}
+    friend LK_BODY __attribute__((used)) lk_status lk_linear_kl_destroy(lk_linear_kl_context *context)
+    {
+        return context ? lk_cublas_destroy("lk_linear_kl_destroy", (lk_cublas_context *)context)
+                       : lk_fail(LK_ERR_NULL, "lk_linear_kl_destroy", "context is NULL");
+    }
+};
+#ifdef LK_API_GIVEN
+static_assert(sizeof(lk_linear_kl_common<void>) > 0, "");
+#endif
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -734,8 +741,10 @@ LK_LINEAR_KL_ENTRY(forward_backward, true, true)
 
 #define LK_LINEAR_KL_EMIT(direction, T)                                                                                        \
     LK_EMIT(linear_kl, direction, T)                                                                                           \
-    LK_API lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget, lk_linear_kl_plan *plan) \
+    LK_API LK_BODY lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget,                 \
+                                                                 lk_linear_kl_plan *plan)                                      \
     {                                                                                                                          \
+        (void)lk_linear_kl_common<void>(), (void)lk_linear_kl_init, (void)lk_linear_kl_destroy;                                \
         return lk_linear_kl_##direction##_plan<lk_##T>("lk_linear_kl_" #direction "_plan_" #T, args, budget, plan);            \
     }
 #define LK_LINEAR_KL_DEFINE(T)                                                                                                 \
@@ -746,6 +755,6 @@ LK_LINEAR_KL_ENTRY(forward_backward, true, true)
 #define LK_DEFINE_LINEAR_KL(T) LK_OF_TYPE(LK_LINEAR_KL_DEFINE, T)
 
 #else
-#define LK_DEFINE_LINEAR_KL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL")
+#define LK_DEFINE_LINEAR_KL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL") LK_DECLARE_LINEAR_KL(T)
 #endif /* CUDA or the simulator */
 #endif

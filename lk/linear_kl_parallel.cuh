@@ -54,6 +54,8 @@
  * What runs: linear_kl.cuh's slices and chunks, once for the states, in JENSEN_SHANNON once for the terms, and once for the
  * gradients, with a step of kl.cuh's kernel for the rows. lk_kl_merge_kernel of kl_parallel.cuh runs between them.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_LINEAR_KL_PARALLEL_CUH
 #define LK_LINEAR_KL_PARALLEL_CUH
 
@@ -80,7 +82,7 @@ typedef struct {
     LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(forward_backward, T)
 #define LK_DECLARE_LINEAR_KL_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_KL_PARALLEL_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -279,8 +281,8 @@ LK_LINEAR_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
 
 #define LK_LINEAR_KL_PARALLEL_EMIT(name, direction, T)                                                                         \
     LK_EMIT(linear_kl_parallel, name, T)                                                                                       \
-    LK_API lk_status lk_linear_kl_parallel_##name##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,            \
-                                                             lk_linear_kl_plan *plan)                                          \
+    LK_API LK_BODY lk_status lk_linear_kl_parallel_##name##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,    \
+                                                                     lk_linear_kl_plan *plan)                                  \
     {                                                                                                                          \
         return lk_linear_kl_query_split<lk_##T>("lk_linear_kl_parallel_" #name "_plan_" #T, args, direction, budget, false, plan); \
     }
@@ -294,6 +296,6 @@ LK_LINEAR_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
 #define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_KL_PARALLEL_DEFINE, T)
 
 #else
-#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL_PARALLEL")
+#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL_PARALLEL") LK_DECLARE_LINEAR_KL_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -47,9 +47,9 @@ typedef unsigned long long uint64_t, uintptr_t;
 typedef struct CUstream_st *cudaStream_t;
 
 /* What a launcher returns: 0, one of these, or a positive cudaError_t. Arguments are checked in this order. After LK_ERR_NULL
- * to LK_ERR_WORKSPACE nothing was launched and nothing was written. A positive status comes from CUDA. After that, and after
- * LK_ERR_CUBLAS, the outputs are undefined, since an earlier launch of the same call may have run. With a positive status
- * CUDA's own last error (cudaGetLastError) is set too. */
+ * to LK_ERR_WORKSPACE nothing was launched and nothing was written, nor after LK_ERR_DEVICE. A positive status comes from CUDA.
+ * After that, and after LK_ERR_CUBLAS, the outputs are undefined, since an earlier launch of the same call may have run. With a
+ * positive status and with LK_ERR_DEVICE CUDA's own last error (cudaGetLastError) is set too. */
 typedef int lk_status;
 enum {
     LK_OK = 0,
@@ -59,7 +59,8 @@ enum {
     LK_ERR_PATH = -4,      /* the chosen path cannot run this shape, or cannot run on this device */
     LK_ERR_ALIGNMENT = -5, /* a pointer is not aligned to its element */
     LK_ERR_WORKSPACE = -6, /* the workspace is NULL, too small or not aligned to LK_WORKSPACE_ALIGNMENT bytes */
-    LK_ERR_CUBLAS = -7     /* a cuBLASLt call failed; lk_last_error says which, and cuBLAS's number */
+    LK_ERR_CUBLAS = -7,    /* a cuBLASLt call failed; lk_last_error says which, and cuBLAS's number */
+    LK_ERR_DEVICE = -8     /* the program has no code for this GPU; lk has none for those before compute capability 8.0 */
 };
 
 /* What a <tensor>_dtype field says. */
@@ -95,17 +96,29 @@ typedef struct {
 /* What a workspace pointer must be a multiple of. cudaMalloc gives 256, XLA 128. */
 #define LK_WORKSPACE_ALIGNMENT 128
 
-/* The linkage of every function that a linker sees. With `#define LK_API static` before the include all of them stay inside one
- * file, so that two versions of lk can live in one program. */
-#ifndef LK_API
+/* The linkage of every function that a linker sees. A library or a program that has LK_DEFINE_ lines keeps the functions to
+ * itself: hidden, so that libraries with different versions of lk can live in one process. For others to link with them, put
+ * `#define LK_EXPORT` before the include. With `#define LK_API static` all of them stay inside one file, so that two versions
+ * can live in one program. LK_BODY is what a definition has besides, LK_INNER what is never exported. */
+#ifdef LK_API
+#define LK_API_GIVEN
+#define LK_BODY __attribute__((unused))
+#define LK_INNER __attribute__((unused))
+#else
 #ifdef __cplusplus
 #define LK_API extern "C"
 #else
 #define LK_API extern
 #endif
+#define LK_INNER __attribute__((visibility("hidden")))
+#ifdef LK_EXPORT
+#define LK_BODY __attribute__((visibility("default")))
+#else
+#define LK_BODY LK_INNER
+#endif
 #endif
 
-#if !defined(__cplusplus) || !(defined(__CUDACC__) || defined(LK_SIMT)) /* else defined below */
+#if !defined(__CUDACC_RTC__)
 /* The name of a status, "LK_ERR_SHAPE" or "cudaErrorInvalidValue" for example. Never NULL. */
 LK_API const char *lk_status_string(lk_status status);
 /* The last failed call of this host thread as a sentence: the function, the field, the rule. Empty before the first failure. */
@@ -140,6 +153,26 @@ LK_API int lk_version(void);
 #else
 #define LK_NEEDS_NVCC(macro) _Static_assert(sizeof(macro) == 0, macro " belongs in one .cu file, compiled by nvcc");
 #endif
+#else
+#define LK_NEEDS_NVCC(macro)
+#endif
+
+/* 1 where an op's kernels and launchers are. nvcc compiles a file once for each GPU that it is told of; for those before 8.0,
+ * which a project's list may have, the file declares the functions and has no kernel of an op. */
+#if defined(LK_SIMT) || (defined(__CUDACC__) && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800))
+#define LK_CUDA 1
+#else
+#define LK_CUDA 0
+#if defined(__CUDACC__) && defined(LK_API_GIVEN)
+#pragma nv_diag_suppress 114, 177 /* there static functions are referenced and not defined, or neither */
+#endif
+#endif
+#if defined(__CUDACC_RTC__) && !LK_CUDA
+#error "lk needs compute capability 8.0 or later"
+#elif defined(__CUDA_ARCH_LIST__)
+constexpr int lk_arch_list[] = {__CUDA_ARCH_LIST__}; /* in ascending order */
+static_assert(lk_arch_list[sizeof lk_arch_list / sizeof *lk_arch_list - 1] >= 800,
+              "lk needs compute capability 8.0 or later; tell nvcc your card's, as by -gencode arch=compute_90a,code=sm_90a");
 #endif
 
 #ifdef __cplusplus
@@ -228,9 +261,9 @@ typedef __half lk_f16;
 typedef __nv_bfloat16 lk_bf16;
 
 /* LK_DTYPE_* of T, and the bytes of an element of one; what is none of them counts as T. */
-template <class T> constexpr int lk_dtype = LK_DTYPE_F32;
-template <> constexpr int lk_dtype<lk_f16> = LK_DTYPE_F16;
-template <> constexpr int lk_dtype<lk_bf16> = LK_DTYPE_BF16;
+template <class T> inline constexpr int lk_dtype = LK_DTYPE_F32;
+template <> inline constexpr int lk_dtype<lk_f16> = LK_DTYPE_F16;
+template <> inline constexpr int lk_dtype<lk_bf16> = LK_DTYPE_BF16;
 template <class T> LK_HOST int lk_dtype_bytes(int dtype)
 {
     if (dtype == LK_DTYPE_E5M2) return 1;
@@ -247,40 +280,48 @@ typedef struct {
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-/* Weak unless LK_API is static, so that any number of .cu files may include this header and C still finds one symbol. */
-LK_API inline __attribute__((used)) const char *lk_last_error(void)
+/* This host thread's sentence: one for all .cu files of a library or a program, unless LK_API is static. */
+LK_API LK_INNER inline char *lk_error_text(void)
 {
     static thread_local char text[512];
     return text;
 }
 
-LK_API inline __attribute__((used)) const char *lk_status_string(lk_status status)
-{
-    switch (status) {
-    case LK_OK: return "LK_OK";
-    case LK_ERR_NULL: return "LK_ERR_NULL";
-    case LK_ERR_SHAPE: return "LK_ERR_SHAPE";
-    case LK_ERR_VALUE: return "LK_ERR_VALUE";
-    case LK_ERR_PATH: return "LK_ERR_PATH";
-    case LK_ERR_ALIGNMENT: return "LK_ERR_ALIGNMENT";
-    case LK_ERR_WORKSPACE: return "LK_ERR_WORKSPACE";
-    case LK_ERR_CUBLAS: return "LK_ERR_CUBLAS";
+/* The functions of no op. They are defined in files with an LK_DEFINE_ line and in no others: a .cu file that only declares calls
+ * those of the library that it is linked with. For this they are friends of a class template, which are defined where it is
+ * instantiated, in LK_EMIT; weak, so that any number of files may do it. */
+template <class Once> struct lk_common {
+    friend LK_BODY __attribute__((used)) const char *lk_last_error(void) { return lk_error_text(); }
+    friend LK_BODY __attribute__((used)) int lk_version(void) { return LK_VERSION; }
+    friend LK_BODY __attribute__((used)) const char *lk_status_string(lk_status status)
+    {
+        switch (status) {
+        case LK_OK: return "LK_OK";
+        case LK_ERR_NULL: return "LK_ERR_NULL";
+        case LK_ERR_SHAPE: return "LK_ERR_SHAPE";
+        case LK_ERR_VALUE: return "LK_ERR_VALUE";
+        case LK_ERR_PATH: return "LK_ERR_PATH";
+        case LK_ERR_ALIGNMENT: return "LK_ERR_ALIGNMENT";
+        case LK_ERR_WORKSPACE: return "LK_ERR_WORKSPACE";
+        case LK_ERR_CUBLAS: return "LK_ERR_CUBLAS";
+        case LK_ERR_DEVICE: return "LK_ERR_DEVICE";
+        }
+        return status > 0 ? cudaGetErrorName((cudaError_t)status) : "unknown lk_status";
     }
-    return status > 0 ? cudaGetErrorName((cudaError_t)status) : "unknown lk_status";
-}
-
-LK_API inline __attribute__((used)) int lk_version(void)
-{
-    return LK_VERSION;
-}
+};
+#define LK_EMIT_COMMON ((void)lk_common<void>(), (void)lk_last_error, (void)lk_version, (void)lk_status_string)
+#ifdef LK_API_GIVEN /* in every file, or compilers warn of static functions that are declared alone */
+static_assert(sizeof(lk_common<void>) > 0, "");
+#endif
 
 /* Emits what LK_PROTOTYPES declares, from the templates lk_<op>_<direction> and lk_<op>_<direction>_workspace. */
 #define LK_EMIT(op, direction, T)                                                                                              \
-    LK_API lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream)                              \
+    LK_API LK_BODY lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream)                      \
     {                                                                                                                          \
+        LK_EMIT_COMMON;                                                                                                        \
         return lk_##op##_##direction<lk_##T>("lk_" #op "_" #direction "_" #T, args, stream);                                   \
     }                                                                                                                          \
-    LK_API lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                    \
+    LK_API LK_BODY lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)            \
     {                                                                                                                          \
         return lk_##op##_##direction##_workspace<lk_##T>("lk_" #op "_" #direction "_workspace_bytes_" #T, args, bytes);        \
     }
@@ -288,7 +329,7 @@ LK_API inline __attribute__((used)) int lk_version(void)
 /* Keeps "op: sentence" for lk_last_error and returns the status. */
 LK_HOST lk_status lk_fail_list(lk_status status, const char *op, const char *format, va_list list)
 {
-    char *const text = (char *)lk_last_error(); /* 512 bytes */
+    char *const text = lk_error_text(); /* 512 bytes */
     const int used = snprintf(text, 512, "%s: ", op);
     vsnprintf(text + used, 512 - (size_t)used, format, list);
     return status;
@@ -305,16 +346,17 @@ __attribute__((format(printf, 3, 4))) LK_HOST lk_status lk_fail(lk_status status
 /* The status of a launch; a CUDA error gets its sentence. */
 LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {
-    if (error == cudaErrorNoKernelImageForDevice)
-        return lk_fail((lk_status)error, op, "the program has no code for this GPU; tell nvcc its compute capability, as by "
-                                             "-gencode arch=compute_90a,code=sm_90a");
+    /* the second where it has code for this GPU, but none of lk's: then that is from before 8.0 */
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+        return lk_fail(LK_ERR_DEVICE, op, "the program has no code of lk for this GPU; tell nvcc its compute capability, at least 8.0, as "
+                                          "by -gencode arch=compute_90a,code=sm_90a");
     return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
 }
 
 /* The same for calls that ask the device before the first launch. */
 LK_HOST lk_status lk_asked_device(const char *op, cudaError_t error)
 {
-    return error == cudaSuccess || error == cudaErrorNoKernelImageForDevice
+    return error == cudaSuccess || error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction
                ? lk_launched(op, error)
                : lk_fail((lk_status)error, op, "no usable CUDA device: %s", cudaGetErrorString(error));
 }
@@ -348,6 +390,7 @@ LK_HOST cudaError_t lk_current_device(lk_device *device)
 #else
         const int arch = code.maxThreadsPerBlock;
 #endif
+        if (error == cudaSuccess && arch < 80) error = cudaErrorNoKernelImageForDevice;
         if (error == cudaSuccess) lk_code_known = {id, arch};
     }
     device->arch = lk_code_known.arch, device->smem = smem / 1024;
@@ -614,4 +657,8 @@ LK_DEVICE float lk_rsqrt(float x)
 }
 
 #endif /* CUDA or the simulator */
+#endif
+
+#if LK_VERSION != 300 /* this file's; the macro is of the lk_base.cuh that came first */
+#error "two versions of lk in one file: another lk_base.cuh, or a one-file header, came before this one"
 #endif

@@ -367,7 +367,7 @@ LK_HOST lk_status lk_gemm_map(const char *op, CUtensorMap *map, const void *matr
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride * 2};
     const cuuint32_t box[2] = {LK_GEMM_DEPTH, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     const CUresult result = ((PFN_cuTensorMapEncodeTiled_v12000)found)(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)matrix, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(matrix), size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result ? lk_launched(op, cudaErrorInvalidValue) : LK_OK;
 }

@@ -25,10 +25,6 @@ typedef struct CUtensorMap_st CUtensorMap;
 #include <stdint.h>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "lk needs compute capability 8.0 or later; tell nvcc your card's, as by -gencode arch=compute_90a,code=sm_90a"
-#endif
-
 /* The architecture that a kernel is compiled for, 0 in host code. */
 #if defined(__CUDA_ARCH__)
 #define LK_ARCH __CUDA_ARCH__

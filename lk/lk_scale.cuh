@@ -30,6 +30,8 @@
  *            LK_ERR_SHAPE      count below 0 or above 2^62; tensors that overlap, unless y is x
  *            LK_ERR_ALIGNMENT  a tensor is not aligned to its element
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_SCALE_CUH
 #define LK_SCALE_CUH
 
@@ -50,7 +52,7 @@ typedef struct {
     LK_API lk_status lk_rescale_##T(const lk_rescale_args *args, cudaStream_t stream);
 #define LK_DECLARE_SCALE(T) LK_OF_TYPE(LK_SCALE_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* A thread owns every gridDim.x * blockDim.x th vector, and of the single elements at both ends likewise. */
 template <class T> LK_KERNEL void __launch_bounds__(256) lk_scale_kernel(lk_rescale_args a)
@@ -115,18 +117,19 @@ template <class T> LK_HOST lk_status lk_rescale(const char *op, const lk_rescale
 }
 
 #define LK_SCALE_DEFINE(T)                                                                                                     \
-    LK_API lk_status lk_scale_##T(void *x, int64_t count, const float *factor, cudaStream_t stream)                            \
+    LK_API LK_BODY lk_status lk_scale_##T(void *x, int64_t count, const float *factor, cudaStream_t stream)                    \
     {                                                                                                                          \
+        LK_EMIT_COMMON;                                                                                                        \
         const lk_rescale_args a = {x, x, count, factor, NULL, NULL};                                                           \
         return lk_rescale<lk_##T>("lk_scale_" #T, &a, stream);                                                                 \
     }                                                                                                                          \
-    LK_API lk_status lk_rescale_##T(const lk_rescale_args *args, cudaStream_t stream)                                          \
+    LK_API LK_BODY lk_status lk_rescale_##T(const lk_rescale_args *args, cudaStream_t stream)                                  \
     {                                                                                                                          \
         return lk_rescale<lk_##T>("lk_rescale_" #T, args, stream);                                                             \
     }
 #define LK_DEFINE_SCALE(T) LK_OF_TYPE(LK_SCALE_DEFINE, T)
 
 #else
-#define LK_DEFINE_SCALE(T) LK_NEEDS_NVCC("LK_DEFINE_SCALE")
+#define LK_DEFINE_SCALE(T) LK_NEEDS_NVCC("LK_DEFINE_SCALE") LK_DECLARE_SCALE(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -37,10 +37,10 @@
  * For example 4096 rows of 50257 columns in bf16, 6282 vectors: in forward a block of 256 threads has a row, 24 or 25 vectors
  * per thread; in backward a row is in 25 pieces of 128 threads. The checks of arguments and the calls come last.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_LOGSUMEXP_CUH
 #define LK_LOGSUMEXP_CUH
-
-#include "lk_base.cuh"
 
 /* The kernel to run; all compute the same function. Backward runs COLUMN in place of WARP and BLOCK where the rows of x and dx
  * start at different addresses modulo 16. */
@@ -87,7 +87,7 @@ typedef struct {
     LK_PROTOTYPES(logsumexp, backward, T)
 #define LK_DECLARE_LOGSUMEXP(T) LK_OF_TYPE(LK_LOGSUMEXP_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_check.cuh"
 #include "lk_row.cuh"
@@ -509,6 +509,6 @@ LK_HOST lk_status lk_logsumexp_backward_workspace(const char *op, const lk_logsu
 #define LK_DEFINE_LOGSUMEXP(T) LK_OF_TYPE(LK_LOGSUMEXP_DEFINE, T)
 
 #else
-#define LK_DEFINE_LOGSUMEXP(T) LK_NEEDS_NVCC("LK_DEFINE_LOGSUMEXP")
+#define LK_DEFINE_LOGSUMEXP(T) LK_NEEDS_NVCC("LK_DEFINE_LOGSUMEXP") LK_DECLARE_LOGSUMEXP(T)
 #endif /* CUDA or the simulator */
 #endif

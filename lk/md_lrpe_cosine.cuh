@@ -63,10 +63,10 @@
  * up to 5 tokens, which are 13 rows of the grid apart.
  * How a token is found is drawn under "Where a token is". The checks of arguments, the workspace and the calls come last.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_MD_LRPE_COSINE_CUH
 #define LK_MD_LRPE_COSINE_CUH
-
-#include "lk_base.cuh"
 
 /* The kernel that runs. Both compute the same function. AUTO takes VECTOR, the faster one, wherever it can run. */
 enum {
@@ -145,7 +145,7 @@ typedef struct {
     LK_PROTOTYPES(md_lrpe_cosine, backward, T)
 #define LK_DECLARE_MD_LRPE_COSINE(T) LK_OF_TYPE(LK_MD_LRPE_COSINE_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_check.cuh"
 #include "lk_row.cuh"
@@ -609,7 +609,7 @@ template <class T> LK_HOST void lk_lrpe_start_call(lk_lrpe_call *call, const lk_
     if (backward) {
         call->read_dy = a.dy, call->read_x = a.x, call->write_dx = a.dx;
         call->partial = a.dtheta ? (float *)a.workspace : NULL;
-        call->x = a.x ? a.x : a.dx, call->in = a.dy ? a.dy : call->x, call->out = a.dx ? a.dx : (void *)call->x;
+        call->x = a.x ? a.x : a.dx, call->in = a.dy ? a.dy : call->x, call->out = a.dx ? a.dx : const_cast<void *>(call->x);
         LK_LRPE_SET_STRIDES(call->in_stride, dy), LK_LRPE_SET_STRIDES(call->out_stride, dx);
         if (a.x) LK_LRPE_SET_STRIDES(call->x_stride, x);
     } else {
@@ -1404,7 +1404,7 @@ template <class T, bool BACKWARD> struct lk_lrpe_next {
 template <int U, class T, bool BACKWARD>
 LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, BACKWARD> *next, const lk_lrpe_call &call, int count, int prefix)
 {
-    constexpr int PART = next->PART * 16;
+    constexpr int PART = lk_lrpe_next<T, BACKWARD>::PART * 16;
     const bool any = next->k < count; /* the waits count groups without copies too */
     LK_UNROLL
     for (int u = 0; u < U && any; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
@@ -1737,6 +1737,6 @@ LK_HOST lk_status lk_md_lrpe_cosine_backward_workspace(const char *op, const lk_
 #define LK_DEFINE_MD_LRPE_COSINE(T) LK_OF_TYPE(LK_MD_LRPE_COSINE_DEFINE, T)
 
 #else
-#define LK_DEFINE_MD_LRPE_COSINE(T) LK_NEEDS_NVCC("LK_DEFINE_MD_LRPE_COSINE")
+#define LK_DEFINE_MD_LRPE_COSINE(T) LK_NEEDS_NVCC("LK_DEFINE_MD_LRPE_COSINE") LK_DECLARE_MD_LRPE_COSINE(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -57,10 +57,10 @@
  * their 528 sums of each column. 64 such rows have a block of 256 threads each in forward.
  * How the rows are divided comes before the kernels; the checks of arguments, the workspace and the calls come last.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_SRMS_NORM_CUH
 #define LK_SRMS_NORM_CUH
-
-#include "lk_base.cuh"
 
 /* The kernel that runs. Every path takes every option, and every shape within the limits under LK_ERR_PATH. */
 enum {
@@ -132,7 +132,7 @@ typedef struct {
     LK_PROTOTYPES(srms_norm, backward, T)
 #define LK_DECLARE_SRMS_NORM(T) LK_OF_TYPE(LK_SRMS_NORM_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 #include "lk_check.cuh"
 #include "lk_row.cuh"
@@ -1376,6 +1376,6 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
 #define LK_DEFINE_SRMS_NORM(T) LK_OF_TYPE(LK_SRMS_NORM_DEFINE, T)
 
 #else
-#define LK_DEFINE_SRMS_NORM(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM")
+#define LK_DEFINE_SRMS_NORM(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM") LK_DECLARE_SRMS_NORM(T)
 #endif /* CUDA or the simulator */
 #endif

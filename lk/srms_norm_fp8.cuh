@@ -48,6 +48,8 @@
  * Fastest: rows of all tensors start and end on 16 bytes (q: on 8, with x of f32 on 4), and a weight of T on 16 bytes. Other rows
  * are read and written element by element.
  */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
 #ifndef LK_SRMS_NORM_FP8_CUH
 #define LK_SRMS_NORM_FP8_CUH
 
@@ -90,7 +92,7 @@ typedef struct {
 #define LK_SRMS_NORM_FP8_DECLARE(T) LK_PROTOTYPES(srms_norm_fp8, forward, T)
 #define LK_DECLARE_SRMS_NORM_FP8(T) LK_OF_TYPE(LK_SRMS_NORM_FP8_DECLARE, T)
 
-#if defined(__CUDACC__) || defined(LK_SIMT)
+#if LK_CUDA
 
 /* ---- Scales -------------------------------------------------------------------------------------------------------------- */
 
@@ -1138,6 +1140,6 @@ LK_HOST lk_status lk_srms_norm_fp8_forward_workspace(const char *op, const lk_sr
 #define LK_DEFINE_SRMS_NORM_FP8(T) LK_OF_TYPE(LK_SRMS_NORM_FP8_DEFINE, T)
 
 #else
-#define LK_DEFINE_SRMS_NORM_FP8(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM_FP8")
+#define LK_DEFINE_SRMS_NORM_FP8(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM_FP8") LK_DECLARE_SRMS_NORM_FP8(T)
 #endif /* CUDA or the simulator */
 #endif

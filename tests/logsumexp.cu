@@ -1127,10 +1127,10 @@ static void errors(int type, int direction)
 
 static void status_strings(void)
 {
-    static const lk_status codes[] = {LK_OK,       LK_ERR_NULL,      LK_ERR_SHAPE,     LK_ERR_VALUE,
-                                      LK_ERR_PATH, LK_ERR_ALIGNMENT, LK_ERR_WORKSPACE, cudaErrorInvalidValue};
-    static const char *const names[] = {"LK_OK",       "LK_ERR_NULL",      "LK_ERR_SHAPE",     "LK_ERR_VALUE",
-                                        "LK_ERR_PATH", "LK_ERR_ALIGNMENT", "LK_ERR_WORKSPACE", "cudaErrorInvalidValue"};
+    static const lk_status codes[] = {LK_OK,            LK_ERR_NULL,      LK_ERR_SHAPE,  LK_ERR_VALUE,         LK_ERR_PATH,
+                                      LK_ERR_ALIGNMENT, LK_ERR_WORKSPACE, LK_ERR_DEVICE, cudaErrorInvalidValue};
+    static const char *const names[] = {"LK_OK",            "LK_ERR_NULL",      "LK_ERR_SHAPE",  "LK_ERR_VALUE",         "LK_ERR_PATH",
+                                        "LK_ERR_ALIGNMENT", "LK_ERR_WORKSPACE", "LK_ERR_DEVICE", "cudaErrorInvalidValue"};
     for (int i = 0; i < LENGTH_OF(codes); i++)
         if (!test_that(!strcmp(lk_status_string(codes[i]), names[i])))
             test_detail("%d is \"%s\", want \"%s\"", codes[i], lk_status_string(codes[i]), names[i]);
@@ -1138,16 +1138,17 @@ static void status_strings(void)
 }
 
 #if defined(LK_SIMT)
-/* What code of an older architecture left out is not relied on; code for newer ones is told of in words. */
+/* What code of an older architecture left out is not relied on; code for newer ones, or from before 8.0, is told of in words. */
 static void other_code(void)
 {
     static const struct {
         const char *code;
         lk_status automatic, cluster;
         const char *word;
-    } cases[] = {{"80", LK_OK, LK_ERR_PATH, "sm_90"},
+    } cases[] = {{"75", LK_ERR_DEVICE, LK_ERR_DEVICE, "at least 8.0"},
+                 {"80", LK_OK, LK_ERR_PATH, "sm_90"},
                  {"90", LK_OK, LK_OK, ""},
-                 {"100", cudaErrorNoKernelImageForDevice, cudaErrorNoKernelImageForDevice, "-gencode"}};
+                 {"100", LK_ERR_DEVICE, LK_ERR_DEVICE, "-gencode"}};
     const char *const own = getenv("SIMT_CODE");
     char kept[16];
     snprintf(kept, sizeof kept, "%s", own ? own : "90");

@@ -89,13 +89,25 @@ $(out)/tests/lk_check.o: tests/lk.cu
 	@mkdir -p $(@D)
 	$(call say,$(compiler),$< -DLK_CHECK)
 	$(Q)$(compile) -DLK_CHECK -c $< -o $@
-$(out)/tests/link/program: $(addprefix $(out)/tests/link/,main.o host.o first.o second.o) $(engine)
-	$(Q)$(link) $^ $(libs) -o $@
-# Its second .cu file has another version of lk, a changed copy.
-$(out)/tests/link/second.o: tests/link/second.cu tests/link/other_version $(wildcard lk/*.cuh)
+# The program has a library, which exports what liblk.so does, and loads two plugins. All take the simulator from the program.
+link_test := $(out)/tests/link
+$(link_test)/program: $(addprefix $(link_test)/,main.o host.o declares.o second.o library.so) $(engine) | \
+		$(link_test)/plugin.so $(link_test)/plugin_other.so
+	$(Q)$(link) $^ $(libs) -Xlinker -rpath='$$ORIGIN' -Xlinker --export-dynamic -ldl -o $@
+$(link_test)/%.so: $(link_test)/%.o
+	$(Q)$(link) -shared $< $(if $(filter library,$*),-Xlinker --version-script=tests/link/exports) -Xlinker -soname=$(@F) -o $@
+$(link_test)/library.o $(link_test)/plugin.o: tests/link/first.cu
 	@mkdir -p $(@D)
-	$(call say,$(compiler),$<)
-	$(Q)tests/link/other_version $(@D)/other
-	$(Q)$(subst -I$(LK_DIR) -I.,-I$(@D)/other,$(compile)) -c $< -o $@
+	$(call say,$(compiler),$< for $(@F:.o=.so))
+	$(Q)$(compile) $(if $(filter library.o,$(@F)),-DLK_EXPORT) -c $< -o $@
+# Another version of lk, a changed copy.
+$(link_test)/other: tests/link/other_version $(wildcard lk/*.cuh)
+	@mkdir -p $(@D)
+	$(Q)tests/link/other_version $@
+$(link_test)/plugin_other.o: tests/link/first.cu
+$(link_test)/second.o: tests/link/second.cu
+$(link_test)/second.o $(link_test)/plugin_other.o: $(link_test)/other
+	$(call say,$(compiler),$(filter %.cu,$^) for $(@F))
+	$(Q)$(subst -I$(LK_DIR) -I.,-I$(link_test)/other,$(compile)) -c $(filter %.cu,$^) -o $@
 .PHONY: test-parts test-full test-fastmath test-mutants test-install test-torch engine
 .PHONY: sanitize sanitize-gpu sanitize-asan sanitize-tsan

@@ -164,7 +164,7 @@ static string_view next_word(string_view &list)
 
 static Error failed(lk_status status)
 {
-    return Error(status < 0 ? ErrorCode::kInvalidArgument : ErrorCode::kInternal, lk_last_error());
+    return Error(status < 0 && status > LK_ERR_CUBLAS ? ErrorCode::kInvalidArgument : ErrorCode::kInternal, lk_last_error());
 }
 static Error unknown(string_view name) { return Error(ErrorCode::kInternal, "lk_jax: no field " + std::string(name)); }
 

@@ -109,7 +109,7 @@ Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef 
 inline void clear_cuda_error(lk_status status)
 {
 #ifndef LK_TORCH_CPU
-    if (status > 0) (void)cudaGetLastError();
+    if (status > 0 || status == LK_ERR_DEVICE) (void)cudaGetLastError();
 #endif
     (void)status;
 }
@@ -123,7 +123,7 @@ inline void clear_cuda_error(lk_status status)
                                   : type_ == at::kHalf   ? name##_f16(__VA_ARGS__)                                             \
                                                          : name##_f32(__VA_ARGS__);                                            \
         clear_cuda_error(status_);                                                                                             \
-        TORCH_CHECK_VALUE(status_ >= 0 || status_ == LK_ERR_CUBLAS, lk_last_error(), " (", lk_status_string(status_), ")");    \
+        TORCH_CHECK_VALUE(status_ >= 0 || status_ <= LK_ERR_CUBLAS, lk_last_error(), " (", lk_status_string(status_), ")");    \
         TORCH_CHECK(status_ == LK_OK, lk_last_error(), " (", lk_status_string(status_), ")");                                  \
     } while (0)
 #define LK_DECLARE_ALL(OP) LK_DECLARE_##OP(f32) LK_DECLARE_##OP(f16) LK_DECLARE_##OP(bf16)
