@@ -173,7 +173,7 @@ LK_HOST lk_status lk_linear_kl_gather(const lk_linear_kl_ranks *r)
     const lk_vocab_parallel &v = r->x.parallel;
     const size_t bytes = (size_t)r->x.common.tokens * sizeof(lk_kl_row);
     return lk_called_back(r->job.op, "all_gather",
-                          v.all_gather(v.user, r->x.states, (void *)r->x.all_states, bytes, r->job.stream));
+                          v.all_gather(v.user, r->x.states, const_cast<void *>(r->x.all_states), bytes, r->job.stream));
 }
 
 /* The call, whose tokens are some. */
@@ -193,7 +193,7 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_k
     }
 
     if (gathers)
-        status = lk_check_all_slices(r->job.op, &v, r->x.common.vocab, r->x.states, (void *)r->x.all_states,
+        status = lk_check_all_slices(r->job.op, &v, r->x.common.vocab, r->x.states, const_cast<void *>(r->x.all_states),
                                      (size_t)r->x.common.tokens * sizeof(lk_kl_row), r->job.stream);
     if (!status) status = lk_linear_kl_pass<T, L, LK_KL_STATE>(r);
     if (status || !gathers) return status;

@@ -63,8 +63,7 @@ dist: ## use: makes a tarball of the sources and each op as one header that need
 	@tar -czf build/dist/lk-$(version).tar.gz --sort=name --owner=0 --group=0 --transform 's:^\(\./\)\?:lk-$(version)/:' \
 	-T build/dist/files
 	@rm build/dist/files
-	@for op in $(ops) $(patsubst lk/%.cuh,%,$(wildcard lk/cross_entropy_*.cuh lk/kl_*.cuh lk/linear_cross_entropy_*.cuh lk/linear_kl_*.cuh \
-	lk/srms_norm_*.cuh)) lk_scale; do \
+	@for op in $(patsubst lk/%.cuh,%,$(filter-out lk/lk_%,$(files))) lk_scale; do \
 	packages/cmake/one_file $$op > build/dist/lk_$${op#lk_}.h || exit 1; done
 	@echo "lk: build/dist has" $$(ls build/dist)
 
@@ -102,8 +101,9 @@ $(out)/lib/exports: packages/rules.mk
 	@echo '{ global: lk_*; local: *; };' > $@
 $(lib_parts:=.cu): $(out)/lib/%.cu: always # rewritten when an op gets another header
 	@mkdir -p $(@D)
-	@for h in $(patsubst lk/%.cuh,%,$(wildcard lk/$*.cuh lk/$*_*.cuh)); do printf '\043include "lk/%s.cuh"\n' $$h; \
-	printf "LK_DEFINE_$$(echo $$h | sed 's/^lk_//' | tr a-z A-Z)(%s)\n" f32 f16 bf16; done > $@.new
+	@{ printf '\043define LK_EXPORT\n'; \
+	for h in $(patsubst lk/%.cuh,%,$(wildcard lk/$*.cuh lk/$*_*.cuh)); do printf '\043include "lk/%s.cuh"\n' $$h; \
+	printf "LK_DEFINE_$$(echo $$h | sed 's/^lk_//' | tr a-z A-Z)(%s)\n" f32 f16 bf16; done; } > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
 	@mkdir -p $(@D)
