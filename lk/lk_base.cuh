@@ -348,8 +348,8 @@ LK_HOST lk_status lk_launched(const char *op, cudaError_t error)
 {
     /* the second where it has code for this GPU, but none of lk's: then that is from before 8.0 */
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        return lk_fail(LK_ERR_DEVICE, op, "the program has no code of lk for this GPU; tell nvcc its compute capability, at least 8.0, as "
-                                          "by -gencode arch=compute_90a,code=sm_90a");
+        return lk_fail(LK_ERR_DEVICE, op, "the program has no code of lk for this GPU; tell nvcc its compute capability, at least 8.0, "
+                                          "as by -gencode arch=compute_90a,code=sm_90a");
     return error == cudaSuccess ? LK_OK : lk_fail((lk_status)error, op, "the launch failed: %s", cudaGetErrorString(error));
 }
 
