@@ -282,20 +282,24 @@ static Error handle_rescale(cudaStream_t stream, AnyBuffer x, AnyBuffer factor, 
 
 /* ---- The workspace ------------------------------------------------------------------------------------------------------- */
 
-/* The workspace of the plan within a budget. */
+/* The workspace of the plan within a budget; after LK_ERR_WORKSPACE the least budget. */
 template <class Args, class Plan>
 static lk_status planned(lk_status (*plan_for)(const Args *, size_t, Plan *), const Args &args, size_t budget, size_t *bytes)
 {
     Plan plan = {};
     const lk_status status = plan_for(&args, budget, &plan);
     *bytes = plan.workspace_bytes;
-    return status;
+    if (status != LK_ERR_WORKSPACE) return status;
+    const lk_status any = plan_for(&args, (size_t)1 << 50, &plan);
+    *bytes = plan.minimum_bytes;
+    return any ? any : status;
 }
 template <class Args> static lk_status planned(std::nullptr_t, const Args &, size_t, size_t *) { return LK_OK; }
 
 /* How many bytes the result `workspace` must have, 0 for none; -1 after an error, with lk_last_error(). lk checks shapes and
  * options here, so that a mistake is found while JAX traces. tensors: the names of all operands and results. names and values:
- * the other fields. A workspace_bytes among them is the budget of the plan of an op with a context. */
+ * the other fields. A workspace_bytes among them is the budget of the plan of an op with a context; where it is too small, the
+ * answer is minus the least one, which is some hundred bytes at least. */
 template <class Args, lk_status (*query)(const Args *, size_t *), class PlanFor>
 static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const char *const *names, const double *values)
 {
@@ -310,10 +314,22 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     size_t bytes = 0, budget = 0;
     if constexpr (has_context<Args>) budget = common_of(args).workspace_bytes;
     const lk_status status = budget ? planned(plan_for, args, budget, &bytes) : query(&args, &bytes);
+    if (budget && status == LK_ERR_WORKSPACE) return -(int64_t)bytes;
     return status ? -1 : bytes ? (int64_t)bytes + LK_WORKSPACE_ALIGNMENT : 0;
 }
 
+/* The names of all handlers, each with a space. */
+static std::string &functions()
+{
+    static std::string all;
+    return all;
+}
+struct Named {
+    Named(const char *name) { functions() += name; }
+};
+
 #define FUNCTION(op, direction, T, plan)                                                                                   \
+    static const Named lk_jax_named_##op##_##direction##_##T(#op "_" #direction "_" #T " ");                               \
     XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_##op##_##direction##_##T, (handle<lk_##op##_args, lk_##op##_##direction##_##T>),  \
                                   BIND.RemainingArgs().RemainingRets().Attrs(), TRAITS);                                   \
     extern "C" int64_t lk_jax_##op##_##direction##_##T##_bytes(const char *tensors, int count, const char *const *names,   \
@@ -338,6 +354,7 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     LK_DECLARE_SRMS_NORM(T)                                                                                          \
     LK_DECLARE_SRMS_NORM_FP8(T)                                                                                      \
     LK_DECLARE_SCALE(T)                                                                                              \
+    static const Named lk_jax_named_rescale_##T("rescale_" #T " ");                                                  \
     XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_rescale_##T, handle_rescale<lk_rescale_##T>,                                \
                                   BIND_RESCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(),  \
                                   TRAITS);                                                                           \
@@ -387,4 +404,5 @@ FUNCTIONS(f16)
 FUNCTIONS(bf16)
 
 extern "C" const char *lk_jax_platform(void) { return PLATFORM; }
+extern "C" const char *lk_jax_functions(void) { return functions().c_str(); }
 extern "C" const char *lk_jax_last_error(void) { return lk_last_error(); }

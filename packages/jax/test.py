@@ -358,7 +358,7 @@ def linear_kl():
             ("reduction is 'max'", lambda: lk.linear_kl(v, m, v, m, "max"), ValueError),
             ("softcap is -1", lambda: lk.linear_kl(v, m, v, m, softcap=-1.0), ValueError),
             ("temperature is traced", lambda: jax.jit(lambda s: lk.linear_kl(v, m, v, m, temperature=s))(2.0), TypeError),
-            ("the budget is 1; this call needs", lambda: lk.linear_kl(v, m, v, m, workspace_mib=1e-6), ValueError),
+            ("workspace_mib is 9.53674e-07; linear_", lambda: lk.linear_kl(v, m, v, m, workspace_mib=1e-6), ValueError),
             *((f"{name} would need a gradient", lambda name=name, a=a: grad(name)(a), TypeError) for name, a in (
                 ("teacher_x", v), ("teacher_weight", m), ("teacher_bias", m[:, 0]), ("row_weight", jnp.ones(4))))):
         try:
@@ -842,7 +842,7 @@ def linear_cross_entropy_ids():
             ("with a bias it must be one number", lambda: f(ids, bias=bias, logit_scale=jnp.ones(2)), ValueError),
             ("softcap is -1", lambda: f(ids, softcap=-1.0), ValueError),
             ("with a denominator it must be 'mean'", lambda: f(ids, reduction="sum", denominator=3), ValueError),
-            ("the budget is 1; this call needs", lambda: f(ids, workspace_mib=1e-6), ValueError),
+            ("workspace_mib is 9.53674e-07; linear_", lambda: f(ids, workspace_mib=1e-6), ValueError),
             *((f"{name} would need a gradient, and gets none", lambda name=name, a=a: jax.grad(lambda a: f(ids, **{
                 name: a}).loss)(a), TypeError) for name, a in (("target_weight", w), ("denominator", jnp.float32(2)),
                                                                ("row_weight", jnp.ones(2))))):
@@ -1436,7 +1436,8 @@ def mistakes():
         (ValueError, "denominator has the shape (8,)", lambda: lk.cross_entropy(x, t, denominator=w)),
         (ValueError, "row_weight has the shape (8,); it must have (4,)", lambda: lk.cross_entropy(x, t, row_weight=w)),
         (ValueError, "row_weight has the shape (); it must have (4,)", lambda: lk.linear_cross_entropy(x, m, t, row_weight=2.0)),
-        (ValueError, "budget", lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=1e-6)),
+        (ValueError, "workspace_mib is 9.53674e-07; linear_cross_entropy_forward_f32 of these sizes needs",
+         lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=1e-6)),
         (ValueError, "workspace_mib is 0", lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=0)),
         (ValueError, "axis 2 does not exist", lambda: lk.logsumexp(x, 2)),
         (ValueError, "axis is (0, 2); lk sums over axes that are neighbours", lambda: lk.logsumexp(z, (0, 2))),
@@ -1557,11 +1558,8 @@ def mistakes():
     query = lambda hidden, **budget: lk._ffi._workspace_bytes(
         "linear_cross_entropy_forward_bf16", ["x", "weight", "target", "loss"],
         {"tokens": 4096, "hidden": hidden, "vocab": 32768, **budget})
-    try:
-        query(1020, workspace_bytes=1)
-    except ValueError as error:
-        least = int(re.search(r"a workspace of (\d+) bytes", str(error))[1])
-        check("workspace for x at any address", query(1024) >= least, f"{query(1024)} bytes, not {least}")
+    least = query(1024) - 128  # LK_WORKSPACE_ALIGNMENT, which XLA's buffers may lack
+    check("workspace for x at any address", query(1020, workspace_bytes=least) <= least + 128)
     # What the handler finds itself: these calls are not made by lk_jax's functions.
     for expected, inputs, fields in [("cols is 0", "x", {"rows": 4}), ("x is NULL", "weight", {"rows": 4, "cols": 8}),
                                      ("no field nonsense", "x", {"rows": 4, "cols": 8, "nonsense": 1})]:
@@ -2073,7 +2071,7 @@ def ranks_mistakes():
          lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, bias=x[0], axis_name="vocab"), P(), 0)(v, m)),
         (ValueError, "tail_weight varies along the axis 'vocab'; all its devices must have the same",
          lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail_weight=x[:, 0], axis_name="vocab").loss, 1)(x)),
-        (ValueError, "the budget is 1; this call needs", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
+        (ValueError, "workspace_mib is 9.53674e-07; linear_", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, workspace_mib=1e-6, axis_name="vocab").loss, P(), 0)(v, m)),
         (ValueError, "batch_invariant needs", lambda: split(lambda v, m: lk.linear_cross_entropy(
             v, m, t, batch_invariant=True, axis_name="vocab"), P(), 0)(v, m)),

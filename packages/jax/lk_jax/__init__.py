@@ -2,8 +2,8 @@
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, kl, linear_cross_entropy,
 linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm.
 
-Every function works under jit, grad, vmap, scan, checkpoint and shard_map. Arrays are float32, float16 or bfloat16. Sums are
-float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
+Every function works under jit, grad, vmap, scan, checkpoint, shard_map and jax.export. Arrays are float32, float16 or bfloat16.
+Sums are float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
 """
 import functools
 import math
@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from ._ffi import TYPES, axes_of, call, platform, rescale as _rescale, same_axes, spread
+from ._ffi import TYPES, axes_of, call, platform, public, rescale as _rescale, same_axes, spread, targets
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
-           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform"]
+           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform",
+           "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
@@ -207,6 +208,7 @@ def _scaled(gradients, factor, grad_scale):
 # ---- logsumexp ---------------------------------------------------------------------------------------------------------------
 
 
+@public
 def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     """log sum exp(scale a) over one axis, neighbouring axes or, with None, all axes, like jax.nn.logsumexp.
 
@@ -269,6 +271,7 @@ def _logsumexp(scale, dtype, outer, cols, inner, row):
 # ---- kl and linear_kl --------------------------------------------------------------------------------------------------------
 
 
+@public
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
        teacher_scale=1.0, softcap=None, teacher_softcap=None, axis_name=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
@@ -345,6 +348,7 @@ def _kl(fields, ranks):
     return f
 
 
+@public
 def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
               fast_logits=False, tf32=False, workspace_mib=None, axis_name=None):
@@ -361,6 +365,7 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     gradients; keep its x and teacher_x finite.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
+    Too little, for backward too where a gradient is wanted, is a ValueError in forward, which says the least.
     axis_name: as in linear_cross_entropy; both weights and biases are of the same columns of a device. Forward has one all-gather of
     32 bytes a token. "jensen_shannon" has two, and computes the logits once more.
 
@@ -439,7 +444,9 @@ def _linear_kl(options, reduced, ranks):
             return result(found["loss"], divisor), {"made": _made(found, wanted, _HEAD)}
         found = forward(arrays, save=True)
         loss = result(found.pop("loss"), divisor)
-        return loss, {"arrays": arrays, "saved": found, "wanted": _flags(wanted, _HEAD)}
+        kept = {"arrays": arrays, "saved": found, "wanted": _flags(wanted, _HEAD)}
+        _check_backward(dict(options), bwd, kept, loss)
+        return loss, kept
 
     def bwd(kept, dloss):
         if (dloss := _given(dloss, ranks)) is None:
@@ -699,6 +706,7 @@ def _row_weight(row_weight, shape, name="row_weight"):
     return row_weight
 
 
+@public
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                   logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
                   row_weight=None, grad_scale=None, in_place=False, aux=(), axis_name=None):
@@ -804,7 +812,7 @@ def _cross_entropy(options, in_place, aux, ranks):
         if dloss is None and dlse is None and dentropy is None:
             return (None,) * 6
         if "made" in kept:
-            return _scaled(kept["made"], dloss, kept["grad_scale"])["dlogits"], None, None, None, None, None
+            return _scaled(kept["made"], dloss, kept["grad_scale"]).get("dlogits"), None, None, None, None, None
         logits = kept["arrays"][0]
         dloss, each = _upstream_of_loss(dloss, reduced)
         found = run("backward", kept["arrays"], {**_saved(kept["saved"], dentropy), "upstream": dloss, "dlse": dlse,
@@ -818,6 +826,7 @@ def _cross_entropy(options, in_place, aux, ranks):
 _DLOGITS = {"float32": 1, "float16": 2, "bfloat16": 3, "float8_e5m2": 4}  # LK_DTYPE_*
 
 
+@public
 def cross_entropy_with_grad(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                             logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
                             row_weight=None, grad_scale=None, dlogits_dtype=None):
@@ -860,6 +869,7 @@ class CrossEntropyIdsTailOutput(NamedTuple):
     tail: jax.Array
 
 
+@public
 def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean", ignore_index=-100, z_loss=0.0, softcap=0.0,
                       logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None, row_weight=None,
                       tail_weight=None, tail=False, axis_name=None):
@@ -997,6 +1007,7 @@ def _cross_entropy_ids(options, aux, ranks):
     return f
 
 
+@public
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
                          softcap=0.0, logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False,
                          denominator=None, row_weight=None, grad_scale=None, max_counted=None, fast_logits=False,
@@ -1007,7 +1018,8 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     weight and bias may be float32 beside 16-bit x. The matmuls then have x's type; the gradients are float32, rounded never.
     max_counted: no more targets than this count, and the matmuls are as much smaller. fast_logits: chunks of logits are stored
     in x's type. tf32: float32 matmuls may use TF32. workspace_mib: the most scratch memory to use; None: what the
-    fastest plan takes, at most a sixteenth of the device's memory. An array as logit_scale or temperature multiplies x; one
+    fastest plan takes, at most a sixteenth of the device's memory. Too little, for backward too where a gradient is wanted, is a
+    ValueError in forward, which says the least. An array as logit_scale or temperature multiplies x; one
     number per token is not for use with a bias.
     batch_invariant: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a; gradients are then
     made in backward.
@@ -1047,6 +1059,13 @@ def _budget(workspace_mib):
     workspace_mib = _number(workspace_mib, "workspace_mib")
     _demand(workspace_mib * 2**20 >= 1, f"workspace_mib is {workspace_mib}; it must be above 0")
     return int(workspace_mib * 2**20)
+
+
+def _check_backward(options, bwd, kept, results):
+    """Refuses in forward a workspace_mib that is too small for backward, which is traced and not run. All results that have
+    gradients get them here; vmap, which adds tokens, asks again."""
+    if options["workspace_bytes"]:
+        jax.eval_shape(lambda cotangents: bwd(kept, cotangents), results)
 
 
 def _head(direction, x, weight, bias, outputs, fields):
@@ -1102,8 +1121,9 @@ def _linear_cross_entropy(options, aux, ranks):
             return _result(aux, found), {"made": _made(found, wanted, _HEAD), "grad_scale": grad_scale}
         beside = {"others": _of(targets.shape, _f32)} if ranks else {}
         found = forward(arrays, {**outputs(targets, ["lse", *smooth]), **beside})
-        saved = {n: found[n] for n in ("lse", *smooth, *beside)}
-        return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
+        kept = {"arrays": arrays, "saved": {n: found[n] for n in ("lse", *smooth, *beside)}, "wanted": _flags(wanted, _HEAD)}
+        _check_backward(options, bwd, kept, _result(aux, found))
+        return _result(aux, found), kept
 
     def bwd(kept, cotangents):
         dloss, dlse, dentropy = _upstream(cotangents, ranks)
@@ -1123,6 +1143,7 @@ def _linear_cross_entropy(options, aux, ranks):
     return f
 
 
+@public
 def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=None, reduction="mean", ignore_index=-100,
                              z_loss=0.0, softcap=0.0, logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None,
                              row_weight=None, tail_weight=None, tail=False, fast_logits=False, tf32=False, workspace_mib=None,
@@ -1204,7 +1225,9 @@ def _linear_cross_entropy_ids(options, aux, ranks):
         found = forward(arrays, {**_ids_outputs(aux, reduced, arrays[2], ["lse"]), **beside})
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
         saved = {n: found[n] for n in ("lse", "tail", *beside) if n in found}
-        return _result(aux, found), {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
+        kept = {"arrays": arrays, "saved": saved, "wanted": _flags(wanted, _HEAD)}
+        _check_backward(options, bwd, kept, _result(aux, found))
+        return _result(aux, found), kept
 
     def bwd(kept, cotangents):
         if (ups := _ids_upstream(cotangents, reduced, ranks)) is None:
@@ -1248,6 +1271,7 @@ def _offset(offset, shape):
     return offset.reshape(-1).astype(jnp.int32)
 
 
+@public
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, *, offset=None, layout="BHTD"):
     """Linearised relative positional encoding in cosine form: act(x) cos(phi) and act(x) sin(phi) along the last dimension.
 
@@ -1320,6 +1344,7 @@ def _md_lrpe_cosine(shape, prefix, activation, layout):
 # ---- rms_norm ----------------------------------------------------------------------------------------------------------------
 
 
+@public
 def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
              power_of_two=False, scale_rounding="up", amax=False, transposed=False):
     """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
@@ -1350,6 +1375,7 @@ def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtyp
     return _norm(x, None, weight, bias, eps, weight_offset)[0]
 
 
+@public
 def add_rms_norm(x, residual, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
                  power_of_two=False, scale_rounding="up", amax=False, transposed=False):
     """s = x + residual; returns rms_norm(s), of x's type, and s, of residual's type: x's or float32. With out_dtype s comes last,
