@@ -1001,6 +1001,12 @@ def fp8():
         check(f"vmap {options}", all(np.array_equal(floats(a[i]), floats(b)) for i, one in enumerate(each)
                                      for a, b in zip(mapped, one)))
 
+    for dtype in ("float32", "bfloat16"):  # weight_offset may be traced, and is added before then
+        low, offset = w.astype(dtype), jnp.float32(1)
+        f = lambda o: (lk.rms_norm(x.astype(dtype), low, weight_offset=o, **e4m3),
+                       lk.add_rms_norm(x.astype(dtype), x, low, weight_offset=o, **e4m3), lk.rms_norm(x, weight_offset=o, **e4m3))
+        equal(f"{dtype} weight_offset traced", jax.jit(f)(offset), f(1.0))
+
     @jax.custom_vjp
     def product(x, w, m):  # as the manual says: a product of 8 bits, with the norm's gradient straight through
         q, scale = lk.rms_norm(x, w, **e4m3)

@@ -1350,7 +1350,7 @@ def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtyp
     """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
 
     weight and bias [cols] are of one type, x's or float32. They may have more of x's last axes: a weight [heads, cols] is one
-    for each head of x [..., heads, cols]. weight_offset is 1 in Gemma; it may be traced, and then has a gradient.
+    for each head of x [..., heads, cols]. weight_offset is 1 in Gemma; it may be traced, and has a gradient then.
 
     out_dtype: jnp.float8_e4m3fn or jnp.float8_e5m2. Then the result is (y, scale), and y * scale is nearly the norm; from one
     reading of x. lk/srms_norm_fp8.md says how exact. scaling:
@@ -1400,6 +1400,7 @@ def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale
             "scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
     if weight is not None:
         weight = _beside(weight, "weight", x.dtype, x.shape[-1:])
+    weight, weight_offset = _with_offset(weight, weight_offset)
     if scale is not None:
         scale = _factor(scale, "scale")
     weight_offset, out_dtype = _number(weight_offset, "weight_offset") if weight is not None else 0.0, jnp.dtype(out_dtype)
@@ -1443,6 +1444,14 @@ def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, scal
     return f
 
 
+def _with_offset(weight, weight_offset):
+    """The two of a norm; an offset that is an operand is added here."""
+    if not _operand(weight_offset):
+        return weight, weight_offset
+    weight_offset = _factor(weight_offset, "weight_offset")
+    return None if weight is None else weight.astype(_f32) + weight_offset, 0.0
+
+
 def srms_norm(x, eps=1e-6):
     """rms_norm without weight: each row gets the length sqrt(cols)."""
     return rms_norm(x, None, eps)
@@ -1457,8 +1466,7 @@ def _norm(x, residual, weight, bias, eps, weight_offset):
             "they must have one")
     weight, bias = given.get("weight"), given.get("bias")
     if _operand(weight_offset):
-        weight_offset = _factor(weight_offset, "weight_offset")
-        weight, weight_offset = None if weight is None else weight.astype(_f32) + weight_offset, 0.0
+        weight, weight_offset = _with_offset(weight, weight_offset)
         bias = None if bias is None else bias.astype(_f32)
     _demand(len({a.dtype for a in given.values()}) < 2, f"weight is {getattr(weight, 'dtype', '')} and bias "
             f"{getattr(bias, 'dtype', '')}; they must have one type", TypeError)
