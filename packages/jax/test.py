@@ -1514,6 +1514,19 @@ def mistakes():
         (ValueError, "weight and bias have the shapes [(8,), (4, 8)]; they must have one", lambda: lk.rms_norm(x, w, bias=x)),
         (TypeError, "they must have one type", lambda: lk.rms_norm(x.astype(jnp.float16), w, bias=w.astype(jnp.float16))),
         (TypeError, "weight_offset is '1'", lambda: lk.rms_norm(x, w, weight_offset="1")),
+        # Arguments of other kinds.
+        (TypeError, "tf32 is 'no'; it must be True or False", lambda: lk.linear_cross_entropy(x, m, t, tf32="no")),
+        (TypeError, "aux is 'lse'; it must be a tuple of names", lambda: lk.cross_entropy(x, t, aux="lse")),
+        (ValueError, "reduction is ['mean']; it must be one of", lambda: lk.cross_entropy(x, t, reduction=["mean"])),
+        (TypeError, "axis is 1.5; it must be a whole number", lambda: lk.logsumexp(x, 1.5)),
+        (TypeError, "dtype is 'word'; it must be a type of arrays", lambda: lk.logsumexp(x, dtype="word")),
+        (ValueError, "workspace_mib is inf; it must be above 0, and finite",
+         lambda: lk.linear_cross_entropy(x, m, t, workspace_mib=float("inf"))),
+        (ValueError, "axis_name is 3, and there is no such axis here", lambda: lk.cross_entropy(x, t, axis_name=3)),
+        (TypeError, "denominator is complex64; it must be of real numbers",
+         lambda: lk.cross_entropy(x, t, denominator=jnp.complex64(1))),
+        (ValueError, "targets has a number outside of int32", lambda: lk.cross_entropy(x, np.full(4, 2**40))),
+        (ValueError, "targets: Python integer 1099511627776 out of bounds", lambda: lk.cross_entropy(x, [2**40] * 4)),
     ]:
         for how, call in (("", f), ("under jit: ", jax.jit(f))):
             try:

@@ -40,11 +40,34 @@ def _demand(good, sentence, error=ValueError):
         raise error(sentence)
 
 
+def _read(a, name, dtype=None):
+    try:
+        return jnp.asarray(a, dtype)
+    except (TypeError, ValueError):  # JAX's own sentences do not say which argument
+        raise TypeError(f"{name} is of the type {type(a).__name__}; it must be an array") from None
+    except OverflowError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _floats(a, name):
+    """An operand as float32."""
+    given = getattr(a, "dtype", _f32)
+    _demand(not jnp.issubdtype(given, jnp.complexfloating), f"{name} is {given}; it must be of real numbers", TypeError)
+    return _read(a, name, _f32)
+
+
 def _array(a, name, rank=0):
-    a = jnp.asarray(a)
+    a = _read(a, name)
     _demand(a.dtype.name in TYPES, f"{name} is {a.dtype.name}; it must be float32, float16 or bfloat16", TypeError)
     _demand(a.ndim >= rank, f"{name} has the shape {a.shape}; it must have {rank} dimensions or more")
     return a
+
+
+def _dtype(value, name):
+    try:
+        return jnp.dtype(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be a type of arrays") from None
 
 
 def _or_float32(dtype):
@@ -68,8 +91,21 @@ def _like(a):
 
 
 def _choice(value, choices, name):
-    _demand(value in choices, f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
+    _demand(isinstance(value, (str, type(None))) and value in choices,
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
     return choices[value]
+
+
+def _flag(value, name):
+    _demand(isinstance(value, (bool, np.bool_, int)) and value in (0, 1), f"{name} is {value!r}; it must be True or False",
+            TypeError)
+    return int(value)
+
+
+def _names(aux):
+    _demand(isinstance(aux, (tuple, list)) and all(isinstance(n, str) for n in aux),
+            f"aux is {aux!r}; it must be a tuple of names", TypeError)
+    return tuple(aux)
 
 
 def _operand(value):
@@ -91,7 +127,7 @@ def _number(value, name, kind=numbers.Real):
 
 def _factor(value, name, shape=(), of=None):
     """An operand that is a factor: one number, or one for each row; float32."""
-    value = jnp.asarray(value)
+    value = _read(value, name)
     _demand(jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer),
             f"{name} is {value.dtype.name}; it must be of numbers", TypeError)
     _demand(value.ndim == 0 or value.shape == shape or value.size == 1,
@@ -112,7 +148,10 @@ def _targets(targets, shape, of, vocab, ignore_index):
 
 
 def _whole(targets, name):
-    targets = jnp.asarray(targets)
+    if isinstance(targets, np.ndarray) and targets.size and not jax.config.jax_enable_x64 and targets.dtype == np.int64:
+        most = max(targets.max(), -targets.min() - 1)
+        _demand(most < 2**31, f"{name} has a number outside of int32, which JAX would cut off without jax_enable_x64")
+    targets = _read(targets, name)
     _demand(targets.dtype in (jnp.int32, jnp.int64), f"{name} is {targets.dtype.name}; it must be int32 or int64", TypeError)
     return targets
 
@@ -219,10 +258,10 @@ def logsumexp(a, axis=None, keepdims=False, *, scale=1.0, dtype=None):
     if _operand(scale):
         a, scale = _times(a, _factor(scale, "scale")), 1.0
     scale = _number(scale, "scale")
-    dtype = jnp.dtype(a.dtype if dtype is None else dtype)
+    dtype = a.dtype if dtype is None else _dtype(dtype, "dtype")
     _demand(dtype == a.dtype or dtype == _f32, f"dtype is {dtype.name}; it must be {_or_float32(a.dtype)}", TypeError)
     _demand(np.float32(scale) != 0, "scale is 0; it must be another number")
-    axes = range(a.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = range(a.ndim) if axis is None else _axes(axis, "axis")
     for i in axes:
         _demand(-a.ndim <= i < a.ndim, f"axis {i} does not exist in the shape {a.shape}")
     axes = sorted(i % a.ndim for i in axes)
@@ -382,7 +421,7 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     others = {name: None if a is None else _alike(a, name, x.dtype, wanted) for name, (a, wanted) in others.items()}
     row_weight = _row_weight(row_weight, shape)
     fields = dict(_kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap),
-                  fast_logits=int(fast_logits), tf32=int(tf32), workspace_bytes=_budget(workspace_mib))
+                  fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib))
     divisor = None
     if _choice(reduction, REDUCTIONS, "reduction") == 1:
         divisor = jnp.asarray(math.prod(shape), _f32) if row_weight is None else row_weight.sum()
@@ -486,7 +525,7 @@ def _ranks(axis_name):
     axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
     try:
         return _Ranks(axis_name, jax.lax.axis_size(axis_name), bool(axes_of(jax.lax.axis_index(axis_name))))
-    except NameError:
+    except (NameError, TypeError, ValueError):
         raise ValueError(f"axis_name is {axis_name!r}, and there is no such axis here; call inside jax.shard_map, over a mesh that "
                          "has it") from None
 
@@ -580,7 +619,8 @@ def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logi
                 ignore_index=0 if ignore_index is None else _number(ignore_index, "ignore_index", numbers.Integral),
                 label_smoothing=_number(label_smoothing, "label_smoothing"), z_loss=float(z_loss),
                 softcap=0.0 if softcap is None else _number(softcap, "softcap"),
-                logit_scale=0.0 if logit_scale == 1 else float(logit_scale), zero_when_empty=int(zero_when_empty))
+                logit_scale=0.0 if logit_scale == 1 else float(logit_scale),
+                zero_when_empty=_flag(zero_when_empty, "zero_when_empty"))
 
 
 def _tempered(temperature, logit_scale, softcap):
@@ -594,7 +634,7 @@ def _tempered(temperature, logit_scale, softcap):
         return logit_scale / temperature, None if softcap is None else _number(softcap, "softcap") / temperature
     _demand(softcap is None or not _number(softcap, "softcap"), "temperature is an array, and there is a softcap; it must be a "
             "number of Python then, since softcap / temperature is part of the compiled program", TypeError)
-    return jnp.asarray(logit_scale, _f32) / jnp.asarray(temperature, _f32), softcap
+    return _floats(logit_scale, "logit_scale") / _floats(temperature, "temperature"), softcap
 
 
 def _add_z_loss(call, z_loss, fields, denominator, row_weight, ignored, aux):
@@ -676,7 +716,7 @@ def _denominator(denominator, reduction):
     if denominator is None:
         return None
     _demand(reduction == "mean", f"reduction is {reduction!r}; with a denominator it must be 'mean'")
-    denominator = jnp.asarray(denominator, _f32)
+    denominator = _floats(denominator, "denominator")
     _demand(denominator.size == 1, f"denominator has the shape {denominator.shape}; it must be one number")
     return denominator.reshape(())
 
@@ -687,21 +727,21 @@ def _grad_scale(grad_scale, reduction):
     _demand(reduction != "none", "reduction is 'none'; with a grad_scale it must be 'mean' or 'sum'")
     if not _operand(grad_scale):
         _demand(_number(grad_scale, "grad_scale") != 0, "grad_scale is 0; it must be another number")
-    grad_scale = jnp.asarray(grad_scale, _f32)
+    grad_scale = _floats(grad_scale, "grad_scale")
     _demand(grad_scale.size == 1, f"grad_scale has the shape {grad_scale.shape}; it must be one number")
     return grad_scale.reshape(())
 
 
 def _class_weight(class_weight, vocab):
     if class_weight is not None:
-        class_weight = jnp.asarray(class_weight, _f32)
+        class_weight = _floats(class_weight, "class_weight")
         _demand(class_weight.shape == (vocab,), f"class_weight has the shape {class_weight.shape}; it must have {(vocab,)}")
     return class_weight
 
 
 def _row_weight(row_weight, shape, name="row_weight"):
     if row_weight is not None:
-        row_weight = jnp.asarray(row_weight, _f32)
+        row_weight = _floats(row_weight, name)
         _demand(row_weight.shape == shape, f"{name} has the shape {row_weight.shape}; it must have {shape}")
     return row_weight
 
@@ -744,7 +784,7 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     targets = _targets(targets, shape, "logits", vocab, ignore_index)
-    aux = tuple(aux)
+    aux = _names(aux)
     _loss_outputs(aux, _AUX, False, shape)
     if _operand(logit_scale):
         logits = _times(logits, _factor(logit_scale, "logit_scale", shape, "target"))
@@ -844,7 +884,7 @@ def cross_entropy_with_grad(logits, targets, *, reduction="mean", ignore_index=-
     fields = _loss_fields(reduction, ignore_index, label_smoothing, _number(z_loss, "z_loss"), softcap,
                           _number(logit_scale, "logit_scale"), zero_when_empty)
     targets = _targets(targets, shape, "logits", vocab, ignore_index)
-    dtype = jnp.dtype(logits.dtype if dlogits_dtype is None else dlogits_dtype)
+    dtype = logits.dtype if dlogits_dtype is None else _dtype(dlogits_dtype, "dlogits_dtype")
     fields.update(rows=targets.size, vocab=vocab, target_dtype=int(targets.dtype == jnp.int32),
                   dlogits_dtype=_choice(dtype.name, _DLOGITS, "dlogits_dtype"))
     arrays = same_axes(logits, targets, _class_weight(class_weight, vocab), _denominator(denominator, reduction),
@@ -925,7 +965,7 @@ def _ids(target_ids, target_weight, shape, of, vocab, ignore_index):
     _demand(ids.ndim == len(shape) + 1 and ids.shape[:-1] == shape,
             f"target_ids has the shape {ids.shape}; the shape of {of} asks for {shape} and the number of ids")
     if target_weight is not None:
-        target_weight = jnp.asarray(target_weight, _f32)
+        target_weight = _floats(target_weight, "target_weight")
         _demand(target_weight.shape == ids.shape, f"target_weight has the shape {target_weight.shape}; it must have {ids.shape}")
     _check_targets("target_ids", vocab, ignore_index, ids, *(() if target_weight is None else (target_weight,)))
 
@@ -1037,9 +1077,9 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     targets = _targets(targets, shape, "x", vocab, ignore_index)
     max_counted = None if max_counted is None else _number(max_counted, "max_counted", numbers.Integral)
     _demand(max_counted is None or max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
-    fields.update(max_counted=max_counted or 0, fast_logits=int(fast_logits), tf32=int(tf32),
-                  batch_invariant=int(batch_invariant), workspace_bytes=_budget(workspace_mib))
-    aux = tuple(aux)
+    fields.update(max_counted=max_counted or 0, fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"),
+                  batch_invariant=_flag(batch_invariant, "batch_invariant"), workspace_bytes=_budget(workspace_mib))
+    aux = _names(aux)
     _loss_outputs(aux, _AUX, False, shape)
     x, bias = _scaled_head(x, bias, logit_scale)
     denominator = _denominator(denominator, reduction)
@@ -1057,7 +1097,7 @@ def _budget(workspace_mib):
     if workspace_mib is None:
         return 0
     workspace_mib = _number(workspace_mib, "workspace_mib")
-    _demand(workspace_mib * 2**20 >= 1, f"workspace_mib is {workspace_mib}; it must be above 0")
+    _demand(1 <= workspace_mib * 2**20 < 2**63, f"workspace_mib is {workspace_mib}; it must be above 0, and finite")
     return int(workspace_mib * 2**20)
 
 
@@ -1170,7 +1210,7 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
-    fields.update(fast_logits=int(fast_logits), tf32=int(tf32), workspace_bytes=_budget(workspace_mib))
+    fields.update(fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib))
     ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "x", vocab, ignore_index)
     x, bias = _scaled_head(x, bias, logit_scale)
     denominator = _denominator(denominator, reduction)
