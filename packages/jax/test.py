@@ -14,15 +14,17 @@ import functools
 import itertools
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
 import time
+import warnings
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 SETTINGS = {"x64": {"JAX_ENABLE_X64": "1"}, "devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
-            "ranks": {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+            **dict.fromkeys(("meshes", "ranks"), {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}),
             "graphs": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}}
 os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_CPP_MIN_LOG_LEVEL="2")  # several processes share a GPU
 
@@ -1579,6 +1581,7 @@ def mistakes():
         {"tokens": 4096, "hidden": hidden, "vocab": 32768, **budget})
     least = query(1024) - 128  # LK_WORKSPACE_ALIGNMENT, which XLA's buffers may lack
     check("workspace for x at any address", query(1020, workspace_bytes=least) <= least + 128)
+    budgets()
     # What the handler finds itself: these calls are not made by lk_jax's functions.
     for expected, inputs, fields in [("cols is 0", "x", {"rows": 4}), ("x is NULL", "weight", {"rows": 4, "cols": 8}),
                                      ("no field nonsense", "x", {"rows": 4, "cols": 8, "nonsense": 1})]:
@@ -1589,6 +1592,209 @@ def mistakes():
             check(expected, False, "no error")
         except jax.errors.JaxRuntimeError as error:
             check(expected, expected in str(error), str(error)[:300])
+
+
+def every():
+    """Each public function: (its arrays, its other arguments, a number that is part of the program and two values, gradients?).
+    every_... below pass them by name. A function that is not here fails."""
+    x, w, m, r = normal(4, 4, 6, 16), normal(1, 16), normal(2, 20, 16), normal(5, 4, 6, 16)
+    t, ids = jnp.asarray(integers(3, 16, 4, 6)), jnp.asarray(integers(4, 16, 4, 6, 4))
+    b, q = normal(6, 20), jnp.abs(normal(7, 4, 6, 4))
+    none, weight = {"reduction": "none"}, jnp.abs(normal(8, 4, 6))
+    return {
+        "logsumexp": (dict(a=x), dict(axis=-1), ("scale", 0.5, 2.0), "a"),
+        "kl": (dict(logits=x, teacher=r, row_weight=weight), none, ("temperature", 1.0, 2.0), "logits"),
+        "linear_kl": (dict(x=x, weight=m, teacher_x=r, teacher_weight=m[::-1], bias=b, teacher_bias=b[::-1], row_weight=weight),
+                      none, ("temperature", 1.0, 2.0), "x weight bias"),
+        "cross_entropy": (dict(logits=x, targets=t, row_weight=weight, class_weight=jnp.abs(w), denominator=jnp.float32(7)), {},
+                          ("label_smoothing", 0.1, 0.2), "logits"),
+        "cross_entropy_with_grad": (dict(logits=x, targets=t, class_weight=jnp.abs(w), row_weight=weight), none,
+                                    ("softcap", 5.0, 9.0), ""),
+        "cross_entropy_ids": (dict(logits=x, target_ids=ids, target_weight=q, row_weight=weight, tail_weight=weight), none,
+                              ("softcap", 5.0, 9.0), "logits"),
+        "linear_cross_entropy": (dict(x=x, weight=m, targets=t, bias=b, row_weight=weight), none, ("z_loss", 0.1, 0.2),
+                                 "x weight bias"),
+        "linear_cross_entropy_ids": (dict(x=x, weight=m, target_ids=ids, target_weight=q, bias=b), none, ("softcap", 5.0, 9.0),
+                                     "x weight bias"),
+        "md_lrpe_cosine": (dict(x=x.reshape(4, 3, 2, 16), theta=normal(3, 3, 16)), dict(shape=2), ("activation", "silu", None),
+                           "x theta"),
+        "rms_norm": (dict(x=x, weight=w, bias=w[::-1]), {}, ("eps", 1e-6, 0.1), "x weight bias"),
+        "add_rms_norm": (dict(x=x, residual=r, weight=w), {}, ("weight_offset", 0.0, 1.0), "x residual weight"),
+        "srms_norm": (dict(x=x), {}, ("eps", 1e-6, 0.1), "x"),
+        "rms_norm fp8": (dict(x=x, weight=w), dict(out_dtype=jnp.float8_e4m3fn), ("eps", 1e-6, 0.1), ""),
+    }
+
+
+def cases():
+    """name, f, arrays, the names of those that have gradients, and the loss and gradients of all results; of each of every()."""
+    for name, (arrays, others, _, wanted) in every().items():
+        f = functools.partial(lambda function, others, arrays: function(**arrays, **others), getattr(lk, name.split()[0]), others)
+        wanted = wanted.split()
+
+        def both(arrays, f=f, wanted=wanted):
+            def loss(some):
+                return sum(jnp.sin(r).sum() for r in jax.tree.leaves(f({**arrays, **some})))
+            return f(arrays), jax.grad(loss)({n: arrays[n] for n in wanted}) if wanted else {}
+        yield name, f, arrays, wanted, both
+
+
+def refused(name, f, kind, expected):
+    """f raises an error of that kind, whose words are matched by the expression."""
+    try:
+        jax.block_until_ready(f())
+        check(name, False, "no error")
+    except Exception as error:
+        check(name, isinstance(error, kind) and bool(re.search(expected, str(error))), f"a {type(error).__name__}: {error}")
+
+
+SECOND = r"^a result of lk_\w+ would need a derivative, and has none: lk has first derivatives alone"
+
+
+def everywhere():
+    """Each public function in what JAX does with functions, and with what a user may pass: it is right, or says one sentence."""
+    public = {n for n in lk.__all__ if not isinstance(getattr(lk, n), type)} - {"platform", "targets"}
+    check("all public functions", public == {n.split()[0] for n in every()}, public)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in lk.targets()]
+    rows, = jax.export.symbolic_shape("rows")
+    for name, f, arrays, wanted, both in cases():
+        jitted, function = jax.jit(both), getattr(lk, name.split()[0])
+        expected = jitted(arrays)
+        alike = lambda how, found: near(f"{name} gradient {how}", found, expected)
+        first = next(iter(arrays))
+        # Numbers of which each makes a program.
+        _, others, (option, *values), _ = every()[name]
+        static = jax.jit(lambda arrays, value: function(**arrays, **{**others, option: value}), static_argnums=1)
+        found = [static(arrays, v) for v in (*values, *values)]
+        for v, a, again in zip(values, found, found[2:]):
+            near(f"{name} {option}={v}", a, function(**arrays, **{**others, option: v}))
+            equal(f"{name} {option}={v} again", a, again)
+        check(f"{name} {option} has an effect", any(not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, found[:2]))))
+        # Other arrays: numpy's, weakly typed ones, donated ones, without rows.
+        alike("numpy", both(jax.tree.map(np.asarray, arrays)))
+        weak = jnp.broadcast_to(jnp.asarray(0.5), arrays[first].shape)
+        assert weak.weak_type
+        strong = jnp.full(weak.shape, 0.5, jnp.float32)
+        near(f"{name} gradient of a weak type", both({**arrays, first: weak}), jitted({**arrays, first: strong}))
+        rest = {n: a for n, a in arrays.items() if n != first}
+        with warnings.catch_warnings(action="ignore"):  # of a result that is too small for the memory
+            alike("donated", jax.jit(lambda a, rest: both({first: a, **rest}), donate_argnums=0)(jnp.copy(arrays[first]), rest))
+        mapped = {n for n, a in arrays.items() if a.ndim > 1 and a.shape[0] == 4}
+        none = {n: a[:0] if n in mapped else a for n, a in arrays.items()}
+        results, slopes = jax.jit(both)(none)
+        check(f"{name} no rows", all(a.shape[0] == 0 if b.ndim and b.shape[0] == 4 else a.shape == b.shape for a, b in zip(
+            *map(jax.tree.leaves, (results, expected[0])), strict=True)), jax.tree.map(jnp.shape, results))
+        check(f"{name} gradients of no rows", all(s.shape == none[n].shape and not s.any() for n, s in slopes.items()), slopes)
+        # Wrong ones.
+        with jax.enable_x64(True):
+            refused(f"{name} float64", lambda: f({**arrays, first: np.asarray(arrays[first], np.float64)}), TypeError,
+                    f"^{first} is float64; it must be ")
+        for n in arrays:
+            for bad in ("word", object(), arrays[first] * 1j, [[1], [1, 2]]):
+                refused(f"{name} {n} {type(bad).__name__}", lambda: f({**arrays, n: bad}), TypeError, f"^{n} is ")
+        # Derivatives.
+        if wanted:
+            pick = lambda a: f({**arrays, wanted[0]: a})
+            up = jax.tree.map(lambda a: normal(9, *a.shape), expected[0])
+            given = arrays[wanted[0]]
+            rows_of = jax.jit(jax.jacrev(pick))(given)
+            ours = sum(jnp.tensordot(u, j, u.ndim) for u, j in zip(*map(jax.tree.leaves, (up, rows_of)), strict=True))
+            near(f"{name} gradient by jacrev", ours, jax.vjp(pick, given)[1](up)[0])
+            total = lambda a: sum(jnp.sin(r).sum() for r in jax.tree.leaves(pick(a)))
+            refused(f"{name} grad of grad", lambda: jax.grad(lambda a: jax.grad(total)(a).sum())(given), TypeError, SECOND)
+            refused(f"{name} jacrev of grad", lambda: jax.jit(jax.jacrev(jax.grad(total)))(given), TypeError, SECOND)
+            for how, g in (("jvp", lambda: jax.jvp(total, (given,), (given,))), ("jacfwd", lambda: jax.jacfwd(total)(given)),
+                           ("hessian", lambda: jax.hessian(total)(given))):
+                refused(f"{name} {how}", g, TypeError, rf"forward-mode .* custom_vjp function\.$|{SECOND}")  # the first is JAX's
+        else:
+            refused(f"{name} gradient", lambda: jax.grad(lambda a: sum(r.astype(jnp.float32).sum() for r in jax.tree.leaves(f({
+                **arrays, first: a}))))(arrays[first]), TypeError, f"{SECOND}|would need a gradient through 8 bits")
+        # jax.export, pickle.
+        alike("exported", jax.export.export(jitted, disabled_checks=checks)(arrays).call(arrays))
+        shapes = {n: jax.ShapeDtypeStruct((rows, *a.shape[1:]) if n in mapped else a.shape, a.dtype) for n, a in arrays.items()}
+        refused(f"{name} a symbolic dimension", lambda: jax.export.export(jax.jit(f), disabled_checks=checks)(shapes), ValueError,
+                "with a symbolic dimension; lk's calls are compiled for sizes that are known: export one program for each size$")
+        axes = {n: 0 if n in mapped else None for n in arrays}
+        if name != "cross_entropy":  # a mean is a loop of calls, as often as there are elements
+            refused(f"{name} vmap, a symbolic dimension", lambda: jax.export.export(jax.jit(jax.vmap(
+                f, (axes,))), disabled_checks=checks)(shapes), ValueError, "a symbolic dimension; lk's calls are compiled")
+        check(f"{name} pickle", pickle.loads(pickle.dumps(function)) is function)
+        copied = pickle.loads(pickle.dumps(expected[0]))
+        equal(f"{name} results of pickle", copied, expected[0])
+        check(f"{name} type of results", type(copied) is type(expected[0]))
+
+
+def meshes():
+    """Arrays that are split over a mesh, outside of shard_map. With explicit axes, JAX's default, types say how: gradients are
+    split as their arrays are, and results as the first of them."""
+    P = jax.sharding.PartitionSpec
+    for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):
+        mesh = jax.make_mesh((2, 2), ("rows", "columns"), axis_types=(kind,) * 2)
+        explicit = kind == jax.sharding.AxisType.Explicit
+        for name, f, arrays, wanted, both in cases():
+            expected = jax.jit(both)(arrays)
+            # What has the rows is split over them, and over its columns; others over their first dimension, where 2 divides it.
+            spec = lambda a: (P("rows", *(None,) * (a.ndim - 2), *["columns"] * (a.ndim > 2)) if a.ndim > 1 and len(a) == 4 else
+                              P("columns") if a.ndim and len(a) % 2 == 0 else P())
+            split = {n: jax.device_put(a, jax.NamedSharding(mesh, spec(a))) for n, a in arrays.items()}
+            title = f"{name} {kind.name}"
+            with jax.set_mesh(mesh):
+                found = jax.jit(both)(split)
+                near(f"{title} gradient", found, expected)
+                near(f"{title} gradient without jit", both(split), expected)
+            if not explicit:
+                continue
+            of = lambda a: tuple(jax.typeof(a).sharding.spec)
+            check(f"{title} types of gradients", all(of(g) == of(split[n]) for n, g in found[1].items()))
+            results = [a for a in jax.tree.leaves(found[0]) if a.ndim and a.shape[0] == 4]
+            check(f"{title} types of results", all(of(a)[0] == "rows" for a in results), [of(a) for a in results])
+            axes = {n: 0 if a.ndim > 1 and a.shape[0] == 4 else None for n, a in arrays.items()}
+            mapped = jax.vmap(f, (axes,))
+
+            def slopes(arrays):
+                return jax.grad(lambda some: sum(jnp.sin(r).sum() for r in jax.tree.leaves(mapped({**arrays, **some}))))(
+                    {n: arrays[n] for n in wanted})
+            if wanted:
+                near(f"{title} gradient of vmap", jax.jit(slopes)(split), jax.jit(slopes)(arrays))
+
+
+def budgets():
+    """A workspace_mib that backward would refuse is refused in forward, where a gradient is wanted, with the least that works."""
+    x, m, low = normal(1, 200, 32), normal(2, 1031, 32), jnp.bfloat16
+    y, t, ids = (x[::-1] / 2).astype(low), jnp.asarray(integers(3, 1031, 200)), jnp.asarray(integers(4, 1031, 200, 3))
+    higher = 0
+    for name, f in (("linear_cross_entropy", lambda v, w, **o: lk.linear_cross_entropy(v, w, t, **o)),
+                    ("linear_cross_entropy", lambda v, w, **o: lk.linear_cross_entropy(v, w, t, reduction="none", **o)),
+                    ("linear_cross_entropy", lambda v, w, **o: lk.linear_cross_entropy(v, w, t, aux=("entropy",), **o)),
+                    ("linear_cross_entropy_ids", lambda v, w, **o: lk.linear_cross_entropy_ids(v, w, ids, **o)),
+                    ("linear_cross_entropy_ids", lambda v, w, **o: lk.linear_cross_entropy_ids(v, w, ids, tail=True, **o)),
+                    ("linear_kl", lambda v, w, **o: lk.linear_kl(v, w, y, m[::-1].astype(low), **o)),
+                    ("linear_kl", lambda v, w, **o: lk.linear_kl(v, w, y, m[::-1].astype(low), "none", **o))):
+        one = lambda mib: jax.eval_shape(functools.partial(f, workspace_mib=mib), x.astype(low), m.astype(low))
+        forward = lambda mib: jax.eval_shape(lambda *a: jax.vjp(functools.partial(f, workspace_mib=mib), *a)[0], x.astype(low),
+                                             m.astype(low))
+
+        def both(mib):
+            def g(*a):
+                results, pull = jax.vjp(functools.partial(f, workspace_mib=mib), *a)
+                return pull(results)
+            return jax.eval_shape(g, x.astype(low), m.astype(low))
+
+        def least(call):
+            mib, words = 1e-6, rf"^workspace_mib is \S+; {name}_\w+_bf16 of these sizes needs ([\d.]+) or more$"
+            for _ in range(2):  # forward, and its backward, which may need more
+                try:
+                    call(mib)
+                except ValueError as error:
+                    found = re.search(words, str(error))
+                    check(f"{name}: words of workspace_mib", bool(found), str(error))
+                    mib = float(found[1])
+            return mib
+        mib = least(forward)
+        higher += mib > least(one)
+        both(mib)  # raises nothing
+        refused(f"{name}: less than the least", lambda: forward(mib - 0.002), ValueError,
+                f"^workspace_mib is .* needs {mib:.10g} or more$")
+    check("backward needs more", higher > 0, higher)
 
 
 # ---- Groups in processes of their own ----------------------------------------------------------------------------------------
@@ -2148,9 +2354,8 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms", "mistakes",
-              "x64",
-              *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks"))]
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms",
+              "everywhere", "mistakes", "x64", *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")
