@@ -6,9 +6,12 @@ A patched module has a class of the same name, a subclass of its own, whose forw
 state_dicts, copies and pickles stay as they were."""
 import functools
 import inspect
+import math
+import warnings
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C
 from . import functional as LF
@@ -48,7 +51,7 @@ def _norm_of(module):
     # Its class computes a copy with random weights in float32 on the CPU, whatever the model's type and device, meta included.
     generator = torch.Generator().manual_seed(1)
     probe = object.__new__(type(module))
-    probe.__dict__.update(vars(module))
+    probe.__dict__.update(vars(module), _lk=None)
     w = torch.rand(n, generator=generator) + 0.5
     probe._parameters = {**module._parameters, "weight": torch.nn.Parameter(w)}
     x = torch.randn(3, 2, n, generator=generator)
@@ -58,6 +61,9 @@ def _norm_of(module):
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             forward = functools.partial(type(module).forward, probe)
             y, mixed = forward(x), forward(x.bfloat16()).dtype == torch.bfloat16
+            probe._parameters["weight"] = torch.nn.Parameter(w.bfloat16())
+            if forward(x.bfloat16()).dtype != torch.bfloat16:
+                return None, "of bfloat16 it makes another type"
         wide = x.double()
         unit = wide * (wide.square().mean(-1, keepdim=True) + number).rsqrt()
         for offset in (0.0, 1.0):
@@ -73,62 +79,150 @@ def _norm_of(module):
 
 
 class _Head:
-    """The Linear of a head, which also computes the loss, so that hooks (FSDP's, which gather its weight) see a call."""
+    """The Linear of a head. In a forward of its model with labels, _lk_call is there, and what it returns stands for its logits.
+    Then it is called once more, from the loss, to compute that. So hooks (FSDP's, which gather its weight) see a call."""
+
+    def __call__(self, *args, **kwargs):
+        if self._lk_call is None or len(args) != 1 or kwargs:
+            return super().__call__(*args, **kwargs)
+        rows, x = self.weight.shape, args[0]  # of another shape where its parts lie elsewhere, as under ZeRO-3
+        classes = rows[0] if len(rows) == 2 and rows[0] else self.out_features
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        return _Logits(self, x, torch.Size((*x.shape[:-1], classes)), dtype)
 
     def forward(self, x, *args, _lk_loss=None, **kwargs):
         return super().forward(x, *args, **kwargs) if _lk_loss is None else _lk_loss(self, x)
 
+    def _lk_logits(self, x):
+        return super().__call__(x)
+
+
+class _Call:
+    """A forward with labels: whether lk computed its loss, and what made logits all the same."""
+
+    def __init__(self):
+        self.done, self.why = False, None
+
 
 class _Logits:
-    """Stands for factor * head(x), or with cap for cap * tanh(factor / cap * head(x)), between a model's head and its loss.
-    What is not a product with a number or a tanh takes it for what it stands for. Then that is computed, and known from there on,
-    since it may be written to."""
+    """Stands for factor * z, or with cap for cap * tanh(factor / cap * z), between a model's head and its loss. z is head(x), or its
+    first classes. What is not a product with a number, a tanh, a change of type, a view with other rows, or such a slice, takes
+    it for what it stands for. Then that is computed, as the model would, step by step from what each was made from, its base. It
+    is known from there on, since it may be written to, and so is each alias, whose step gives a view of its base."""
 
-    def __init__(self, head, x, factor=1.0, cap=None):
-        self.head, self.x, self.factor, self.cap, self.known = head, x, factor, cap, None
+    def __init__(self, head, x, shape, dtype, classes=None, factor=1.0, cap=None, base=None, step=None, alias=False):
+        self.head, self.x, self.shape, self.dtype = head, x, shape, dtype
+        self.classes, self.factor, self.cap = classes, factor, cap
+        self.base, self.step, self.alias, self.made = base, step, alias, None
 
-    def times(self, number):  # of a tanh, the product is with cap, and so with factor
+    def then(self, step, alias=False, **change):
         if self.known is not None:
-            return self.known * number
-        cap = None if self.cap is None else self.cap * number
-        return _Logits(self.head, self.x, self.factor * number, cap)
+            return step(self.known)
+        of = dict(shape=self.shape, dtype=self.dtype, classes=self.classes, factor=self.factor, cap=self.cap)
+        return _Logits(self.head, self.x, base=self, step=step, alias=alias, **{**of, **change})
 
-    def __mul__(self, other):
-        return self.times(other) if isinstance(other, (int, float)) else self.tensor() * other
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other):
-        return self.times(1.0 / other) if isinstance(other, (int, float)) and other else self.tensor() / other
-
-    def tanh(self):
-        if self.cap is not None or self.known is not None:
-            return self.tensor().tanh()
-        return _Logits(self.head, self.x, self.factor, 1.0)
-
-    def float(self):
-        return self if self.known is None else self.known.float()
+    @property
+    def known(self):
+        if self.made is None and self.alias and self.base.known is not None:
+            self.made = self.step(self.base.known)
+        return self.made
 
     def of(self, z):
-        if self.cap is not None:
-            return self.cap * torch.tanh(z * (self.factor / self.cap))
-        return z if self.factor == 1.0 else z * self.factor
+        return z if self.base is None else self.step(self.base.of(z))
 
-    def tensor(self):
+    def tensor(self, why=""):
         if self.known is None:
-            self.known = self.of(self.head(self.x))
-        return self.known
+            call = self.head._lk_call or _Call()  # none: after the forward
+            call.why = call.why or f"its forward takes them as a tensor{why and ', for '}{why}"
+            self.made = self.step(self.base.tensor()) if self.alias else self.of(self.head._lk_logits(self.x))
+        return self.made
+
+    # What passes
+
+    def mul(self, other):
+        if not isinstance(other, (int, float)):
+            return self.tensor("a product with no number") * other
+        cap = None if self.cap is None else self.cap * other  # of a tanh, the product is with cap, and so with factor
+        return self.then(lambda z: z * other, factor=self.factor * other, cap=cap)
+
+    def div(self, other, **kwargs):
+        if not isinstance(other, (int, float)) or not other or kwargs:
+            return self.tensor("a division by no number").div(other, **kwargs)
+        cap = None if self.cap is None else self.cap / other
+        return self.then(lambda z: z / other, factor=self.factor / other, cap=cap)
+
+    def tanh(self):
+        return self.tensor("a tanh of a tanh").tanh() if self.cap is not None else self.then(torch.tanh, cap=1.0)
+
+    def to(self, *args, **kwargs):
+        dtype, device = self.dtype, self.device
+        for v in (*args, *kwargs.values()):
+            if isinstance(v, torch.dtype):
+                dtype = v
+            elif isinstance(v, (Tensor, _Logits)):
+                dtype, device = v.dtype, v.device
+            elif not isinstance(v, bool):
+                device = torch.device(v)
+        if not dtype.is_floating_point or device != self.device or not {"dtype", "device"}.issuperset(kwargs):
+            return self.tensor("to()").to(*args, **kwargs)
+        return self.then(lambda z: z.to(dtype), dtype == self.dtype, dtype=dtype)
+
+    def float(self):
+        return self.to(torch.float32)
+
+    def type_as(self, other):
+        return self.to(other.dtype)
+
+    def contiguous(self):
+        return self.then(lambda z: z.contiguous(), True)
+
+    def reshape(self, *shape):
+        shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        if not shape or shape[-1] != self.shape[-1] or any(not isinstance(n, int) or n < -1 for n in shape) or shape.count(-1) > 1:
+            return self.tensor("reshape()").reshape(shape)
+        rest = math.prod(n for n in shape if n != -1)
+        if -1 in shape and rest and self.shape.numel() % rest == 0:
+            shape = tuple(self.shape.numel() // rest if n == -1 else n for n in shape)
+        if math.prod(shape) != self.shape.numel():
+            return self.tensor("reshape()").reshape(shape)
+        return self.then(lambda z: z.reshape(shape), True, shape=torch.Size(shape))
+
+    def view(self, *shape):
+        return self.tensor("view()").view(*shape) if isinstance(shape[0], torch.dtype) else self.reshape(*shape)
+
+    def __getitem__(self, key):
+        keys = key if isinstance(key, tuple) else ()
+        whole, last = slice(None), keys[-1] if keys else None
+        if (isinstance(last, slice) and last.start in (None, 0) and last.step in (None, 1) and isinstance(last.stop, int)
+                and last.stop > 0 and (keys[:-1] == (Ellipsis,) or keys[:-1] == (whole,) * (len(self.shape) - 1))):
+            classes = min(last.stop, self.shape[-1])
+            return self.then(lambda z: z[key], True, classes=classes, shape=torch.Size((*self.shape[:-1], classes)))
+        return self.tensor("an index")[key]
+
+    device = property(lambda self: self.x.device)
+    ndim = property(lambda self: len(self.shape))
+
+    def dim(self):
+        return len(self.shape)
+
+    def size(self, dim=None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self):
+        return self.shape[0]
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.tensor(), name)
+        return getattr(self.tensor(name), name)
 
     @classmethod
     def __torch_function__(cls, function, kinds, args=(), kwargs=None):
-        if function is torch.tanh and len(args) == 1 and not kwargs:
-            return args[0].tanh()
-        real = lambda v: v.tensor() if isinstance(v, _Logits) else v
+        name = getattr(function, "__name__", "")
+        if name in ("mul", "div", "tanh", "reshape") and args and isinstance(args[0], _Logits) and not kwargs:
+            return getattr(args[0], name)(*args[1:])
+        real = lambda v: v.tensor(name) if isinstance(v, _Logits) else v
         return function(*map(real, args), **{k: real(v) for k, v in (kwargs or {}).items()})
 
 
@@ -141,17 +235,20 @@ def _known(value):
 
 
 def _by_tensor(name):
-    return lambda self, *args: getattr(self.tensor(), name)(*args)
+    return lambda self, *args: getattr(self.tensor(name), name)(*args)
 
 
-for _name in ("add radd sub rsub rtruediv floordiv mod pow rpow neg abs eq ne lt le gt ge and or invert matmul getitem setitem "
-              "len iter bool").split():
+for _name in ("add radd sub rsub rtruediv floordiv mod pow rpow neg abs eq ne lt le gt ge and or invert matmul setitem "
+              "iter bool").split():
     setattr(_Logits, f"__{_name}__", _by_tensor(f"__{_name}__"))
+_Logits.__mul__ = _Logits.__rmul__ = _Logits.mul
+_Logits.__truediv__ = _Logits.div
 _Logits.__hash__ = object.__hash__
 
 
 class _Model:
-    """_lk is (the head's name, where labels are among the arguments, whether eval() keeps logits, workspace_mib) while patched."""
+    """_lk is (the head's name, where labels are among the arguments, whether eval() keeps logits, workspace_mib) while patched.
+    _lk_why says why the last call whose loss was to come without logits had them all."""
 
     def forward(self, *args, **kwargs):
         lk = self._lk
@@ -159,17 +256,23 @@ class _Model:
             return super().forward(*args, **kwargs)
         name, at, eval_logits, _ = lk
         labels = kwargs["labels"] if "labels" in kwargs else args[at] if len(args) > at else None
-        head = self._modules[name]
-        if (labels is None or eval_logits and not self.training or not isinstance(head, _Head)
-                or getattr(super().loss_function, "__name__", "") != "ForCausalLMLoss"):
+        if labels is None or eval_logits and not self.training:
             return super().forward(*args, **kwargs)
-        object.__setattr__(self, name, lambda x: _Logits(head, x))
-        self._lk_call = True
+        head = self._modules[name]
+        why = _not_head(name, head)
+        if why is None and getattr(super().loss_function, "__name__", "") != "ForCausalLMLoss":
+            why = "its loss_function was set"
+        if why is None and not isinstance(head, _Head):
+            why = f"its {name} is another one than at patch"
+        if why is not None:
+            _say(self, why)
+            return super().forward(*args, **kwargs)
+        call = self._lk_call = head._lk_call = _Call()
         try:
             out = super().forward(*args, **kwargs)
         finally:
-            object.__delattr__(self, name)
-            self._lk_call = False
+            self._lk_call = head._lk_call = None
+        _say(self, call.why or (None if call.done else "its forward computes a loss of its own"))
         if isinstance(out, tuple):
             return tuple(map(_known, filter(_wanted, out)))
         return type(out)(**{k: _known(v) for k, v in out.items() if _wanted(v)})
@@ -177,25 +280,50 @@ class _Model:
     @property
     def loss_function(self):
         own = super().loss_function
-        return functools.partial(_loss, own, self._lk[3]) if self._lk_call else own
+        return functools.partial(_loss, own, self._lk[3], self._lk_call) if self._lk_call is not None else own
 
     @loss_function.setter
     def loss_function(self, value):
         type(self)._lk_base.loss_function.fset(self, value)
 
 
-def _loss(own, workspace_mib, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs):
+def _say(model, why):
+    """A warning where why is new: a saving of memory does not go without a word."""
+    if why != model._lk_why:
+        model._lk_why = why
+        if why is not None:
+            _warn(f"lk_torch.patch: {type(model).__name__} makes all logits for its loss: {why}")
+
+
+@torch.compiler.assume_constant_result  # said as it is compiled
+def _warn(words):
+    warnings.warn(words, stacklevel=2)
+
+
+def _loss(own, workspace_mib, call, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None,
+          **kwargs):
     """transformers' ForCausalLMLoss, of which own is the original."""
     more = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels, **kwargs)
     if not isinstance(logits, _Logits) or logits.known is not None:
         return own(_known(logits), labels, vocab_size, **more)
-    cap = logits.cap
+    factor, cap = float(logits.factor), logits.cap
 
     def compute(head, x):
-        autocast = torch.is_autocast_enabled(x.device.type)
-        if (not _here(x) or head.weight.dtype != x.dtype and not autocast or LF._sharded(head.weight) or LF._sharded(x)
-                or head.weight.shape[0] != vocab_size or cap is not None and cap <= 0):
-            return own(logits.of(torch.nn.functional.linear(x, head.weight, head.bias)), labels, vocab_size, **more)
+        weight, bias, why = head.weight, head.bias, None
+        if not _here(x) or weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            why = f"{x.dtype} on {x.device.type} with a weight of {weight.dtype}"
+        elif LF._sharded(x) or is_traceable_wrapper_subclass(weight):
+            why = f"a {type(x).__name__} with a weight that is a {type(weight).__name__}"
+        elif weight.dim() != 2 or (logits.classes or weight.shape[0]) != vocab_size:
+            why = f"logits of {weight.shape[0]} classes for a loss of {vocab_size}"
+        elif not all(2.0**-100 <= v <= 2.0**100 for v in ((factor,) if cap is None else (factor, cap, factor / cap))):
+            why = f"a factor of {factor}" + (f" and a softcap of {cap}" if cap is not None else "")
+        if why is not None:
+            call.why = call.why or why
+            return own(logits.of(torch.nn.functional.linear(x, weight, bias)), labels, vocab_size, **more)
+        call.done = True
+        if logits.classes is not None:
+            weight, bias = weight[:vocab_size], None if bias is None else bias[:vocab_size]
         target = shift_labels
         if target is None:
             target = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
@@ -203,11 +331,20 @@ def _loss(own, workspace_mib, logits, labels, vocab_size, num_items_in_batch=Non
         items = num_items_in_batch
         if isinstance(items, Tensor):
             items = items.to(x.device, torch.float32)
-        return LF.linear_cross_entropy(x.reshape(-1, x.shape[-1]), head.weight, target, linear_bias=head.bias,
-                                       ignore_index=ignore_index, softcap=cap, logit_scale=float(logits.factor),
-                                       denominator=items, workspace_mib=workspace_mib)
+        return LF.linear_cross_entropy(x.reshape(-1, x.shape[-1]), weight, target, linear_bias=bias, ignore_index=ignore_index,
+                                       softcap=cap, logit_scale=factor, denominator=items,
+                                       workspace_mib=workspace_mib)
 
     return logits.head(logits.x, _lk_loss=compute)
+
+
+def _not_head(name, head):
+    """Why a head is left, or None."""
+    if getattr(type(head), "forward", None) not in (torch.nn.Linear.forward, _Head.forward):
+        return f"its {name} is a {type(head).__name__}, no plain Linear"
+    if is_traceable_wrapper_subclass(head.weight) and not LF._sharded(head.weight):
+        return f"the weight of its {name} is a {type(head.weight).__name__}"
+    return f"the forward of its {name} was replaced, by a hook of accelerate say" if "forward" in vars(head) else None
 
 
 def _head_of(module):
@@ -229,9 +366,8 @@ def _head_of(module):
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is not None and not {"loss_function", "super"} & set(code.co_names):
         return None, "its forward computes a loss of its own"
-    if getattr(type(head), "forward", None) is not torch.nn.Linear.forward:
-        return None, f"its {name} is a {type(head).__name__}, no plain Linear"
-    return (name, names.index("labels") - 1), None
+    why = _not_head(name, head)
+    return (None, why) if why else ((name, names.index("labels") - 1), None)
 
 
 # ---- Classes ----------------------------------------------------------------------------------------------------------------
@@ -240,7 +376,7 @@ def _head_of(module):
 @functools.cache
 def _class(kind, base):
     """A subclass of base that computes by lk. It has base's name, which transformers and PEFT read."""
-    body = {"_lk": None, "_lk_base": base, "_lk_call": False, "__reduce_ex__": _reduce, "__module__": base.__module__,
+    body = {"_lk": None, "_lk_base": base, "_lk_call": None, "_lk_why": None, "__reduce_ex__": _reduce, "__module__": base.__module__,
             "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     if kind is _Model:  # with the signature of base's, which Trainer and generate read
 
@@ -317,18 +453,17 @@ def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None)
         for kind, wanted, look in ((_Norm, norms, _norm_of), (_Model, head, _head_of)):
             if not wanted:
                 continue
-            if isinstance(module, kind) and module._lk is not None:
-                state, why = module._lk, None
-            elif cls.__module__.startswith("lk_torch."):
+            if cls.__module__.startswith("lk_torch."):
                 continue
-            else:
-                state, why = look(module)
+            state, why = look(module)
             if state is None and why is None:
                 continue
             if why is None and "forward" in vars(module):
                 why = "its forward was replaced, by a hook of accelerate say"
             if why is not None:
                 what = f"left: {why}"
+                if isinstance(module, kind):  # patched before
+                    module._lk = None
             elif kind is _Norm:
                 _take(module, _Norm, state)
                 what = "rms_norm" + (", weight_offset 1" if state[1] else "")
@@ -336,6 +471,7 @@ def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None)
                 _take(module._modules[state[0]], _Head, True)
                 _take(module, _Model, (*state[:2], eval_logits, workspace_mib))
                 what = f"linear_cross_entropy: {state[0]} and its loss"
+                what += f", not so in its last call: {module._lk_why}" if module._lk_why else ""
             totals[kind] += why is None
             rows[cls.__name__, what] = rows.get((cls.__name__, what), 0) + 1
     return Patched([(name, count, what) for (name, what), count in rows.items()], totals[_Norm], totals[_Model])
@@ -349,7 +485,7 @@ def unpatch(model):
             module._lk = None
             if "_lk_base" in vars(type(module)):  # else a class lies upon ours, FSDP's say: it stays, and calls the model's own
                 module.__class__ = type(module)._lk_base
-                for name in ("_lk", "_lk_call"):
+                for name in ("_lk", "_lk_call", "_lk_why"):
                     vars(module).pop(name, None)
             count += 1
     return count
