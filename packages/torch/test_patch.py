@@ -91,17 +91,18 @@ def off(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
 
 
-def compare(name, ours, theirs, wide, floor):
-    """Each is (output, gradients); wide is theirs in a wider type."""
-    verdict(f"{name}: no logits", ours[0].logits is None and "logits" not in ours[0])
-    kept = [k for k in theirs[0] if k != "logits"]
+def compare(name, ours, theirs, wide, floor, logits=False, others=lambda: ()):
+    """Each is (output, gradients); wide is theirs in a wider type. others() are more of theirs, each with other roundings."""
+    verdict(f"{name}: logits", logits == ("logits" in ours[0]) == (ours[0].logits is not None))
+    kept = [k for k in theirs[0] if logits or k != "logits"]
     verdict(f"{name}: the rest of the output", list(ours[0]) == kept, f"{list(ours[0])}, not {kept}")
     verdict(f"{name}: type of the loss", ours[0].loss.dtype == theirs[0].loss.dtype == F32)
     verdict(f"{name}: which gradients", list(ours[1]) == list(theirs[1]))
-    pairs = [("loss", *(side[0].loss.detach() for side in (ours, theirs, wide)))]
-    pairs += [(key, ours[1][key], theirs[1][key], wide[1][key]) for key in theirs[1]]
-    for key, a, b, c in pairs:
-        error, limit = off(a, c), 2 * off(b, c) + floor
+    for key in ("loss", *theirs[1]):
+        of = lambda side: side[0].loss.detach() if key == "loss" else side[1][key]
+        error, limit = off(of(ours), of(wide)), 2 * off(of(theirs), of(wide)) + floor
+        if error > limit:
+            limit = max([limit, *(2 * off(of(other), of(wide)) + floor for other in others())])
         verdict(f"{name}: {key}", error <= limit, f"relative error {error:.3g}, at most {limit:.3g}")
 
 
@@ -109,7 +110,9 @@ FAMILIES = {  # norms, and more of the config
     "Llama": (5, {}), "Mistral": (5, {}), "Qwen2": (5, {}), "Qwen3": (9, {}), "Gemma": (5, {}),
     "Gemma2": (9, dict(final_logit_softcapping=3.0)),
     "Mixtral": (5, dict(output_router_logits=True, num_local_experts=4, experts_implementation="eager")),
-    "Granite": (5, dict(logits_scaling=4.0)), "Cohere": (0, dict(logit_scale=0.25)), "Phi": (0, {})}
+    "Granite": (5, dict(logits_scaling=4.0)), "Cohere": (0, dict(logit_scale=0.25)), "Phi": (0, {}),
+    "OPT": (0, dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),  # its logits are made contiguous()
+    "Mamba": (3, dict(state_size=8))}  # its forward reads lm_head.weight.dtype
 
 
 def families():
@@ -245,33 +248,128 @@ def left():
     verdict("float64", plain.double()(x.double()).dtype == F64)
     ids, labels = batch()
 
-    class Shifted(LlamaForCausalLM):  # what stands between the head and the loss is no product
-        def forward(self, input_ids, labels=None, **kwargs):
-            logits = self.lm_head(self.model(input_ids).last_hidden_state)
-            logits = torch.where(logits > 0, logits, 0.5 * logits) + 1
-            return self.loss_function(logits=logits, labels=labels, vocab_size=VOCAB), logits
-
-    class Masked(LlamaForCausalLM):  # writes to the logits
-        def forward(self, input_ids, labels=None, **kwargs):
-            logits = self.lm_head(self.model(input_ids).last_hidden_state)
-            logits[..., 5] = -9.0
-            logits.mul_(2.0)
-            return self.loss_function(logits=logits, labels=labels, vocab_size=VOCAB), logits
-    for made in (Shifted, Masked):
-        ours, theirs = build("Llama"), build("Llama")
-        ours.__class__ = theirs.__class__ = made
-        lk_torch.patch(ours, norms=False)
-        a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
-        verdict(f"{made.__name__} logits", torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]))
     for name, change in (("a loss that was set", lambda m: setattr(m, "loss_function", lambda logits, **k: logits.sum())),
                          ("a model in float64", lambda m: m.double())):
         ours, theirs = build("Llama"), build("Llama")
         lk_torch.patch(ours), change(ours), change(theirs)
         a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
         verdict(name, off(a.loss, b.loss) < FLOOR[F32])
-    hooked = build("Llama")
-    hooked.forward = functools.partial(type(hooked).forward, hooked)
-    verdict("a forward that was replaced", lk_torch.patch(hooked).heads == 0)
+    for part in ("", "lm_head"):
+        hooked = build("Llama")
+        module = hooked.get_submodule(part)
+        module.forward = functools.partial(type(module).forward, module)
+        verdict(f"a forward that was replaced, {part}", lk_torch.patch(hooked).heads == 0)
+
+    class Gated(Halved):  # a norm as long as there is no gate
+        divisor = 1
+
+        def forward(self, x, gate=None):
+            return super().forward(x if gate is None else x * gate.sigmoid())
+
+    class Wide(Halved):  # of bfloat16 it makes float32
+        divisor = 1
+
+        def forward(self, x):
+            return super().forward(x.float()) if x.dtype == BF16 else super().forward(x)
+    gated, x = Gated().to(D), torch.randn(3, 8, device=D)
+    before = gated(x), gated(x, x)
+    verdict("a gate", lk_torch.patch(gated).norms == 1 and off(gated(x), before[0]) < FLOOR[F32] and
+            torch.equal(gated(x, x), before[1]))
+    verdict("a norm that makes another type", lk_torch.patch(Wide()).norms == 0)
+
+
+def steps():
+    """What stands between a head and its loss: it passes, or all logits are made, as by the unpatched model, and a warning says so."""
+    from transformers import LlamaForCausalLM
+    few = VOCAB - 3
+
+    def written(z):
+        z.view(-1, VOCAB)[:, 5] = -9.0
+        return z
+
+    def written_later(z):
+        twice = z * 2.0
+        z[..., 5] = -9.0
+        return twice
+    told = lambda head, z: (isinstance(head, torch.nn.Linear) and head.weight.dtype == z.dtype and head.bias is None and
+                            z.device == head.weight.device and z.shape[-1] == z.size(2) == head.out_features and
+                            (z.ndim, z.dim(), len(z), z.size()) == (3, 3, 2, z.shape))
+    passes = {
+        "contiguous": lambda head, z: z.contiguous(), "float": lambda head, z: z.float(), "type_as": lambda head, z: z.type_as(z),
+        "to": lambda head, z: z.to(F32).to(dtype=head.weight.dtype).to(z.device).to(z), "double": lambda head, z: z.to(F64),
+        "view": lambda head, z: z.view(-1, z.shape[-1]).view((2, -1, VOCAB)), "reshape": lambda head, z: z.reshape(2 * 11, VOCAB),
+        "classes": lambda head, z: z[..., :few], "first classes": lambda head, z: z[:, :, 0:few].contiguous()[..., :VOCAB],
+        "attributes": lambda head, z: z * (0.5 if told(head, z) else 7.0),
+        "products": lambda head, z: 3.0 * torch.tanh(torch.div(torch.mul(z, 2.0), 3.0)) / 2, "Tanh": lambda head, z: torch.nn.Tanh()(z)}
+    made = {
+        "other classes": lambda head, z: z[..., 3:], "clamp": lambda head, z: z.clamp(-1.0, 1.0), "a tensor": lambda head, z: z * z.new_ones(()),
+        "where": lambda head, z: torch.where(z > 0, z, 0.5 * z) + 1, "mul_": lambda head, z: z.mul_(2.0), "zero": lambda head, z: z * 0.0,
+        "a negative factor": lambda head, z: z * -1.0, "two tanh": lambda head, z: z.tanh().tanh(), "detach": lambda head, z: z.detach() + z,
+        "a view that is written": lambda head, z: written(z), "a product before it is written": lambda head, z: written_later(z),
+        "float, written": lambda head, z: written(z.float()), "weight": lambda head, z: z @ head.weight.new_ones(VOCAB, VOCAB)}
+
+    class Stepped(LlamaForCausalLM):
+        def forward(self, input_ids, labels=None, **kwargs):
+            logits = self.step(self.lm_head, self.lm_head(self.model(input_ids).last_hidden_state))
+            return self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1]), logits
+    for dtype in (F32, BF16):
+        first = build("Llama", dtype)
+        first.__class__ = Stepped
+        for name, step in {**passes, **made}.items():
+            ours, theirs = copy.deepcopy(first), copy.deepcopy(first)
+            ours.step = theirs.step = step
+            said, (ids, labels) = lk_torch.patch(ours, norms=False), batch()
+            labels = labels.clamp(max=few - 1)
+            with warnings.catch_warnings(record=True) as words:
+                warnings.simplefilter("always")
+                a, b = ([m(ids, labels=labels) for _ in range(2)][1] for m in (ours, theirs))
+            words = [str(w.message) for w in words]
+            again, label = repr(lk_torch.patch(ours, norms=False)), f"{name} {str(dtype)[6:]}"
+            if name in passes:
+                verdict(f"{label}: no logits", len(a) == 1 and not words and "not so" not in again, f"{words}")
+            else:
+                verdict(f"{label}: said once", len(words) == 1 and "makes all logits" in words[0] and "not so" in again, f"{words}")
+                verdict(f"{label}: logits", all(torch.equal(p, q) and p.dtype == q.dtype for p, q in zip(a[1:], b[1:])))
+            for out, m in ((a, ours), (b, theirs)):
+                out[0].backward()
+            exact = name in made and name not in ("zero", "a negative factor", "a product before it is written")
+            for key, p, q in (("loss", a[0].detach(), b[0].detach()), ("dweight", ours.lm_head.weight.grad, theirs.lm_head.weight.grad)):
+                verdict(f"{label}: {key}", torch.equal(p, q) if exact else off(p, q) <= 4 * FLOOR[dtype] or not q.any() and not p.any(),
+                        f"{off(p, q):.3g}")
+
+
+def heads():
+    """Heads that change after patch, or that lk does not take."""
+    from torch.testing._internal.two_tensor import TwoTensor
+    ids, labels = batch()
+
+    def quantize(m):  # as torchao's types do: its own dispatch, the type of what it stands for
+        w = m.lm_head.weight.detach()
+        m.lm_head.weight = torch.nn.Parameter(TwoTensor(w, w.clone()))
+
+    def hook(m):
+        m.lm_head.forward = functools.partial(type(m.lm_head).forward, m.lm_head)
+    for name, change, again in (("a tensor subclass", quantize, 0), ("a hook of accelerate", hook, 0),
+                                ("more classes", lambda m: m.resize_token_embeddings(VOCAB + 5), 1),
+                                ("another Linear", lambda m: setattr(m, "lm_head", torch.nn.Linear(32, VOCAB)), 1)):
+        ours, theirs = build("Llama"), build("Llama")
+        for m in (ours, theirs):
+            torch.manual_seed(4)
+            lk_torch.patch(m) if m is ours else None
+            change(m)
+        with warnings.catch_warnings(record=True) as words:
+            warnings.simplefilter("always")
+            a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
+        verdict(f"{name}: said", sum("makes all logits" in str(w.message) for w in words) == 1, f"{[str(w.message) for w in words]}")
+        verdict(name, off(a.loss.detach(), b.loss.detach()) < FLOOR[F32] and off(a.logits.detach(), b.logits.detach()) < 8 * FLOOR[F32])
+        said = lk_torch.patch(ours)
+        verdict(f"{name}: patched again", said.heads == again and ("left" in repr(said)) != again, f"\n{said}")
+        a = ours(ids, labels=labels)
+        verdict(f"{name}: then", (a.logits is None) == again and off(a.loss.detach(), b.loss.detach()) < FLOOR[F32])
+    ours, theirs = build("Llama"), build("Llama")
+    lk_torch.patch(ours)
+    last = dict(logits_to_keep=3, labels=labels, shift_labels=torch.nn.functional.pad(labels, (0, 1), value=-100)[:, -3:].contiguous())
+    verdict("logits_to_keep", off(ours(ids, **last).loss, theirs(ids, **last).loss) < FLOOR[F32])
 
 
 def checkpointing():
@@ -323,6 +421,8 @@ def peft():
             if order.startswith("LoRA"):
                 said = lk_torch.patch(ours)
                 verdict(f"{order}, {targets}: heads", said.heads == fused, f"\n{said}")
+            elif not fused:  # once more, now that there is an adapter of the head
+                verdict(f"{order}, {targets}: patched again", lk_torch.patch(ours).heads == 0)
             wide, name = copy.deepcopy(theirs).double(), f"{order}, {targets}"
             if fused:
                 compare(name, gradients(ours), gradients(theirs), gradients(wide), FLOOR[F32])
@@ -370,6 +470,20 @@ def sharded(rank, ranks, port):
         verdict("unpatch", lk_torch.unpatch(model) == 7)
         out = model(ids[rank:rank + 1], labels=labels[rank:rank + 1], num_items_in_batch=7)
         verdict(f"rank {rank}: unpatched", out.logits is not None and off(out.loss.detach(), losses[rank].detach()) < FLOOR[F32])
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    for before in (False, True):  # a head of several ranks, a part of the classes on each
+        plain = build("Llama")
+        model = copy.deepcopy(plain)
+        said = lk_torch.patch(model) if before else None
+        plan = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
+        parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
+        said = said or lk_torch.patch(model)
+        verdict(f"tensor parallel, {before}: heads", said.heads == before and ("DTensor" in repr(said)) != before, f"\n{said}")
+        (a, da), (b, db) = gradients(model), gradients(plain)
+        verdict(f"tensor parallel, {before}: loss", a.logits is not None and off(a.loss.detach(), b.loss.detach()) < FLOOR[F32])
+        verdict(f"tensor parallel, {before}", all(off(getattr(p, "full_tensor", lambda: p)(), db[k]) < 8 * FLOOR[F32] for k, p in da.items()))
     dist.barrier()
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)
     os._exit(totals[1] > 0)
@@ -407,7 +521,7 @@ def main():
         print("skip  patch: transformers is not installed: pip install transformers peft")
         return print("0 passed, 0 failed")
     print(f"lk_torch.patch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    groups = dict(families=families, generation=generation, structure=structure, left=left, checkpointing=checkpointing,
+    groups = dict(families=families, generation=generation, structure=structure, left=left, steps=steps, heads=heads, checkpointing=checkpointing,
                   trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
     for name in sys.argv[1:] or groups:
         needs = dict(peft="peft", trainer="accelerate").get(name)

@@ -7,6 +7,7 @@ state_dicts, copies and pickles stay as they were."""
 import functools
 import inspect
 import math
+import sys
 import warnings
 
 import torch
@@ -37,7 +38,7 @@ class _Norm:
         return LF.rms_norm(x, self.weight.shape, self.weight, lk[0], weight_offset=lk[1])
 
 
-def _norm_of(module):
+def _norm_of(module, _):
     """(what _Norm needs, None), (None, why not), or (None, None) where it looks like no norm."""
     weight = module._parameters.get("weight")
     eps = {name: v for name, v in vars(module).items() if "eps" in name and (v is None or isinstance(v, float))}
@@ -259,7 +260,7 @@ class _Model:
         if labels is None or eval_logits and not self.training:
             return super().forward(*args, **kwargs)
         head = self._modules[name]
-        why = _not_head(name, head)
+        why = _not_head(name, head, _fsdp(head))
         if why is None and getattr(super().loss_function, "__name__", "") != "ForCausalLMLoss":
             why = "its loss_function was set"
         if why is None and not isinstance(head, _Head):
@@ -338,16 +339,22 @@ def _loss(own, workspace_mib, call, logits, labels, vocab_size, num_items_in_bat
     return logits.head(logits.x, _lk_loss=compute)
 
 
-def _not_head(name, head):
-    """Why a head is left, or None."""
+def _fsdp(module):
+    """Whether FSDP2 gathers its parameters, which are DTensors until it is called."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _not_head(name, head, gathered):
+    """Why a head is left, or None. gathered: a DTensor of a weight may be whole in the call."""
     if getattr(type(head), "forward", None) not in (torch.nn.Linear.forward, _Head.forward):
-        return f"its {name} is a {type(head).__name__}, no plain Linear"
-    if is_traceable_wrapper_subclass(head.weight) and not LF._sharded(head.weight):
+        return f"its {name} is a {type(head).__module__}.{type(head).__qualname__}, no plain Linear"
+    if is_traceable_wrapper_subclass(head.weight) and not (gathered and LF._sharded(head.weight)):
         return f"the weight of its {name} is a {type(head.weight).__name__}"
-    return f"the forward of its {name} was replaced, by a hook of accelerate say" if "forward" in vars(head) else None
+    return f"the forward of its {name} was replaced, by accelerate or tensor parallelism say" if "forward" in vars(head) else None
 
 
-def _head_of(module):
+def _head_of(module, gathered):
     """(what _Model needs, None), (None, why not), or (None, None) where it has no head."""
     get = getattr(type(module), "get_output_embeddings", None)
     if get is None or "labels" not in (names := list(inspect.signature(type(module).forward).parameters)):
@@ -356,17 +363,20 @@ def _head_of(module):
         head = module.get_output_embeddings()
     except Exception:
         return None, None
-    name = next((name for name, child in module._modules.items() if child is head and head is not None), None)
-    if name is None:
+    causal = isinstance(getattr(type(module), "loss_function", None), property)
+    name = next((name for name, child in module._modules.items() if child is head), None)
+    if head is None or name is None and not causal:
         return None, None
-    if not isinstance(getattr(type(module), "loss_function", None), property):
+    if not causal:
         return None, "it has no loss_function: transformers before 4.46, or a model with a loss of its own"
     if (which := getattr(module.loss_function, "__name__", "?")) != "ForCausalLMLoss":
         return None, f"its loss is {which}"
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is not None and not {"loss_function", "super"} & set(code.co_names):
         return None, "its forward computes a loss of its own"
-    why = _not_head(name, head)
+    if name is None:
+        return None, f"its head is a {type(head).__qualname__} within another module"
+    why = _not_head(name, head, gathered)
     return (None, why) if why else ((name, names.index("labels") - 1), None)
 
 
@@ -447,7 +457,7 @@ def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None)
     before torch.compile and fully_shard. A module whose forward was replaced, by accelerate's hooks of a device_map say, is
     left. norms=False or head=False leaves these."""
     LF._mib(workspace_mib)  # raises here, not in a loss
-    rows, totals = {}, {_Norm: 0, _Model: 0}
+    rows, totals, gathered = {}, {_Norm: 0, _Model: 0}, any(map(_fsdp, model.modules()))
     for module in list(model.modules()):
         cls = type(module)
         for kind, wanted, look in ((_Norm, norms, _norm_of), (_Model, head, _head_of)):
@@ -455,7 +465,7 @@ def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None)
                 continue
             if cls.__module__.startswith("lk_torch."):
                 continue
-            state, why = look(module)
+            state, why = look(module, gathered)
             if state is None and why is None:
                 continue
             if why is None and "forward" in vars(module):
