@@ -82,6 +82,9 @@ torch: | backend ## use: builds the PyTorch binding in its folder and tests it; 
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/distill.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/fp8_linear.py
+torch-families: | backend ## use: tries patch on each causal model of transformers, and writes the binding's list of them; no test of CI
+	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
+	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_families.py $(ARGS)
 # After torch, where both are asked for: they build in one folder.
 hub: | backend $(filter torch,$(MAKECMDGOALS)) ## use: builds the kernel for Hugging Face's `kernels`, in build/hub, and tests it
 	$(call quiet,$(PYTHON) packages/hub/build.py $(BACKEND))
@@ -111,4 +114,4 @@ $(out)/lib/arches: always # rewritten, so that all is compiled again, when they 
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@
-.PHONY: lib install install-headers uninstall dist wheel torch hub jax
+.PHONY: lib install install-headers uninstall dist wheel torch torch-families hub jax

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""lk_torch.patch on a tiny random model of each ForCausalLM class of the installed transformers, against the same model unpatched:
-loss and gradients of a step, the same in bfloat16, generate, and unpatch. test_patch.py holds some of them to all it promises.
+"""lk_torch.patch on a tiny random model of each ForCausalLM class of the installed transformers, against the model unpatched: loss
+and gradients of a step, a step in bfloat16, generate, and unpatch. test_patch.py holds some of them to all it promises.
 
     python packages/torch/test_families.py [NAME...]      # `make torch-families`; results go to README.md when all were tried
 
@@ -27,14 +27,15 @@ import lk_torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TINY = dict(
-    vocab_size=VOCAB, hidden_size=32, d_model=32, n_embd=32, intermediate_size=48, ffn_dim=48, decoder_ffn_dim=48, encoder_ffn_dim=48,
-    num_hidden_layers=2, num_layers=2, n_layer=2, decoder_layers=2, encoder_layers=2, num_attention_heads=4, n_head=4,
-    decoder_attention_heads=4, encoder_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-    n_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, num_local_experts=4, num_experts=4,
-    n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16, n_group=1, topk_group=1,
-    first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, is_decoder=True,
-    hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, global_head_dim=8, output_router_logits=True, num_codebooks=4,
-    backbone_hidden_size=32, hidden_size_global=32, encoder_hash_byte_group_vocab=64, o_groups=2, o_lora_rank=16, num_centroids=8,
+    vocab_size=VOCAB, hidden_size=32, d_model=32, n_embd=32, intermediate_size=48, ffn_dim=48, decoder_ffn_dim=48,
+    encoder_ffn_dim=48, num_hidden_layers=2, num_layers=2, n_layer=2, decoder_layers=2, encoder_layers=2,
+    num_attention_heads=4, n_head=4, decoder_attention_heads=4, encoder_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    max_position_embeddings=64, n_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    num_local_experts=4, num_experts=4, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+    shared_expert_intermediate_size=16, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16,
+    qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, is_decoder=True, hidden_size_per_layer_input=8,
+    vocab_size_per_layer_input=VOCAB, global_head_dim=8, output_router_logits=True, num_codebooks=4, backbone_hidden_size=32,
+    hidden_size_global=32, encoder_hash_byte_group_vocab=64, o_groups=2, o_lora_rank=16, num_centroids=8,
     unpadded_vocab_size=VOCAB - 3)
 # What a config needs beside these. None: as it is by default. Two layers of two kinds, where there are kinds.
 LATENT, KINDS = dict(head_dim=None, num_key_value_heads=4), ["linear_attention", "full_attention"]
@@ -43,9 +44,11 @@ MORE = {
     "GlmMoeDsa": LATENT, "LongcatFlash": {**LATENT, "head_dim": 8}, "MiniCPM3": LATENT, "Youtu": LATENT, "Mistral4": LATENT,
     "BailingHybrid": dict(LATENT, layer_group_size=2), "KimiLinear": dict(LATENT, layer_types=KINDS),
     "Bamba": dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, attn_layer_indices=[1]),
-    "CsmDepthDecoder": dict(num_codebooks=16), "DeepseekV4": dict(output_router_logits=False), "Flint": dict(output_router_logits=False),
+    "CsmDepthDecoder": dict(num_codebooks=16),
+    "DeepseekV4": dict(output_router_logits=False), "Flint": dict(output_router_logits=False),
     "CodeGen": dict(rotary_dim=8), "GPTJ": dict(rotary_dim=8),
-    "CohereCompass": dict(rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2]))),
+    "CohereCompass": dict(rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2]))),
     "Dbrx": dict(ffn_config=dict(hidden_size=32, ffn_hidden_size=48, moe_num_experts=4, moe_top_k=2), n_heads=4, n_layers=2,
                  attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4), max_seq_len=64),
     "Dots3Note": dict(num_key_value_heads=4),
@@ -149,9 +152,8 @@ def family(name):
             for p in model.parameters():
                 p.data *= 1 + 2.0**-23 * (torch.rand_like(p) - 0.5)
         return [gradients(model) for model in noisy]
-    try:
-        wide = gradients(copy.deepcopy(first).to(F64))
-    except Exception:
+    wide = runs(lambda: gradients(copy.deepcopy(first).to(F64)))
+    if wide is None or not wide[0].loss.isfinite():
         wide = b
     compare(name, a, b, wide, FLOOR[F32], not said.heads, others)
     if half := runs(lambda: gradients(copy.deepcopy(first).to(BF16))):
@@ -171,7 +173,7 @@ def family(name):
     test_patch.verdict(f"{name}: the unpatched model's bits", torch.equal(a[0].loss, b[0].loss))
     why = [what.removeprefix("left: ") for kind, _, what in said.rows if kind == name]
     norms = f"{said.norms} norm{'s' * (said.norms != 1)}"
-    return ("passed", norms) if said.heads else ("left", why[0] if why else "no head")
+    return ("passed", norms) if said.heads else ("left", why[0] if why else "it has no get_output_embeddings() or no labels")
 
 
 def runs(f):
@@ -184,7 +186,7 @@ def runs(f):
 def page(results):
     """README.md's paragraphs of what passed, was left and could not be built."""
     short = lambda name: name.removesuffix("ForCausalLM")
-    text = [f"transformers {transformers.__version__}, {len(results)} classes `...ForCausalLM`, by tiny random models on the CPU."]
+    text = [f"transformers {transformers.__version__}, {len(results)} classes `...ForCausalLM`, tiny random models on the CPU:"]
     groups = {}
     for name, (what, of) in results.items():
         groups.setdefault("passed" if what == "passed" else f"{what}: {of}" if what == "left" else what, []).append(short(name))
@@ -214,7 +216,8 @@ def main():
         with open(path) as f:
             results = dict(map(json.loads, f))
     signal.signal(signal.SIGALRM, late)
-    for name in [n if n.endswith("ForCausalLM") else n + "ForCausalLM" for n in sys.argv[1:]] or [n for n in names if n not in results]:
+    asked = [n.removesuffix("ForCausalLM") + "ForCausalLM" for n in sys.argv[1:]]
+    for name in asked or [n for n in names if n not in results]:
         failed = test_patch.totals[1]
         signal.alarm(300)
         try:

@@ -279,7 +279,7 @@ def left():
 
 
 def steps():
-    """What stands between a head and its loss: it passes, or all logits are made, as by the unpatched model, and a warning says so."""
+    """What stands between a head and its loss: it passes, or all logits are made by the model's own code, and a warning says so."""
     from transformers import LlamaForCausalLM
     few = VOCAB - 3
 
@@ -291,22 +291,23 @@ def steps():
         twice = z * 2.0
         z[..., 5] = -9.0
         return twice
-    told = lambda head, z: (isinstance(head, torch.nn.Linear) and head.weight.dtype == z.dtype and head.bias is None and
-                            z.device == head.weight.device and z.shape[-1] == z.size(2) == head.out_features and
-                            (z.ndim, z.dim(), len(z), z.size()) == (3, 3, 2, z.shape))
+    told = lambda h, z: (isinstance(h, torch.nn.Linear) and h.weight.dtype == z.dtype and h.bias is None and
+                         z.device == h.weight.device and z.shape[-1] == z.size(2) == h.out_features and
+                         (z.ndim, z.dim(), len(z), z.size()) == (3, 3, 2, z.shape))
     passes = {
-        "contiguous": lambda head, z: z.contiguous(), "float": lambda head, z: z.float(), "type_as": lambda head, z: z.type_as(z),
-        "to": lambda head, z: z.to(F32).to(dtype=head.weight.dtype).to(z.device).to(z), "double": lambda head, z: z.to(F64),
-        "view": lambda head, z: z.view(-1, z.shape[-1]).view((2, -1, VOCAB)), "reshape": lambda head, z: z.reshape(2 * 11, VOCAB),
-        "classes": lambda head, z: z[..., :few], "first classes": lambda head, z: z[:, :, 0:few].contiguous()[..., :VOCAB],
-        "attributes": lambda head, z: z * (0.5 if told(head, z) else 7.0),
-        "products": lambda head, z: 3.0 * torch.tanh(torch.div(torch.mul(z, 2.0), 3.0)) / 2, "Tanh": lambda head, z: torch.nn.Tanh()(z)}
+        "contiguous": lambda h, z: z.contiguous(), "float": lambda h, z: z.float(), "type_as": lambda h, z: z.type_as(z),
+        "to": lambda h, z: z.to(F32).to(dtype=h.weight.dtype).to(z.device).to(z), "double": lambda h, z: z.to(F64),
+        "view": lambda h, z: z.view(-1, z.shape[-1]).view((2, -1, VOCAB)), "reshape": lambda h, z: z.reshape(2 * 11, VOCAB),
+        "classes": lambda h, z: z[..., :few], "first classes": lambda h, z: z[:, :, 0:few].contiguous()[..., :VOCAB],
+        "attributes": lambda h, z: z * (0.5 if told(h, z) else 7.0), "Tanh": lambda h, z: torch.nn.Tanh()(z),
+        "products": lambda h, z: 3.0 * torch.tanh(torch.div(torch.mul(z, 2.0), 3.0)) / 2}
     made = {
-        "other classes": lambda head, z: z[..., 3:], "clamp": lambda head, z: z.clamp(-1.0, 1.0), "a tensor": lambda head, z: z * z.new_ones(()),
-        "where": lambda head, z: torch.where(z > 0, z, 0.5 * z) + 1, "mul_": lambda head, z: z.mul_(2.0), "zero": lambda head, z: z * 0.0,
-        "a negative factor": lambda head, z: z * -1.0, "two tanh": lambda head, z: z.tanh().tanh(), "detach": lambda head, z: z.detach() + z,
-        "a view that is written": lambda head, z: written(z), "a product before it is written": lambda head, z: written_later(z),
-        "float, written": lambda head, z: written(z.float()), "weight": lambda head, z: z @ head.weight.new_ones(VOCAB, VOCAB)}
+        "other classes": lambda h, z: z[..., 3:], "clamp": lambda h, z: z.clamp(-1.0, 1.0), "mul_": lambda h, z: z.mul_(2.0),
+        "where": lambda h, z: torch.where(z > 0, z, 0.5 * z) + 1, "a tensor": lambda h, z: z * z.new_ones(()),
+        "zero": lambda h, z: z * 0.0, "a negative factor": lambda h, z: z * -1.0, "two tanh": lambda h, z: z.tanh().tanh(),
+        "detach": lambda h, z: z.detach() + z, "weight": lambda h, z: z @ h.weight.new_ones(VOCAB, VOCAB),
+        "a view that is written": lambda h, z: written(z), "float, written": lambda h, z: written(z.float()),
+        "a product before it is written": lambda h, z: written_later(z)}
 
     class Stepped(LlamaForCausalLM):
         def forward(self, input_ids, labels=None, **kwargs):
@@ -316,6 +317,8 @@ def steps():
         first = build("Llama", dtype)
         first.__class__ = Stepped
         for name, step in {**passes, **made}.items():
+            if dtype == BF16 and name not in ("to", "classes", "products", "float, written", "clamp"):
+                continue
             ours, theirs = copy.deepcopy(first), copy.deepcopy(first)
             ours.step = theirs.step = step
             said, (ids, labels) = lk_torch.patch(ours, norms=False), batch()
@@ -328,14 +331,16 @@ def steps():
             if name in passes:
                 verdict(f"{label}: no logits", len(a) == 1 and not words and "not so" not in again, f"{words}")
             else:
-                verdict(f"{label}: said once", len(words) == 1 and "makes all logits" in words[0] and "not so" in again, f"{words}")
+                once = len(words) == 1 and "makes all logits" in words[0] and "not so" in again
+                verdict(f"{label}: said once", once, f"{words}")
                 verdict(f"{label}: logits", all(torch.equal(p, q) and p.dtype == q.dtype for p, q in zip(a[1:], b[1:])))
             for out, m in ((a, ours), (b, theirs)):
                 out[0].backward()
             exact = name in made and name not in ("zero", "a negative factor", "a product before it is written")
-            for key, p, q in (("loss", a[0].detach(), b[0].detach()), ("dweight", ours.lm_head.weight.grad, theirs.lm_head.weight.grad)):
-                verdict(f"{label}: {key}", torch.equal(p, q) if exact else off(p, q) <= 4 * FLOOR[dtype] or not q.any() and not p.any(),
-                        f"{off(p, q):.3g}")
+            dw, dw_theirs = ours.lm_head.weight.grad, theirs.lm_head.weight.grad
+            for key, p, q in (("loss", a[0].detach(), b[0].detach()), ("dweight", dw, dw_theirs)):
+                right = torch.equal(p, q) or not exact and off(p, q) <= 4 * FLOOR[dtype]
+                verdict(f"{label}: {key}", right, f"{off(p, q):.3g}")
 
 
 def heads():
@@ -360,15 +365,17 @@ def heads():
         with warnings.catch_warnings(record=True) as words:
             warnings.simplefilter("always")
             a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
-        verdict(f"{name}: said", sum("makes all logits" in str(w.message) for w in words) == 1, f"{[str(w.message) for w in words]}")
-        verdict(name, off(a.loss.detach(), b.loss.detach()) < FLOOR[F32] and off(a.logits.detach(), b.logits.detach()) < 8 * FLOOR[F32])
+        words = [str(w.message) for w in words]
+        verdict(f"{name}: said", sum("makes all logits" in w for w in words) == 1, f"{words}")
+        verdict(name, off(a.loss.detach(), b.loss.detach()) < FLOOR[F32] and off(a.logits, b.logits) < 8 * FLOOR[F32])
         said = lk_torch.patch(ours)
         verdict(f"{name}: patched again", said.heads == again and ("left" in repr(said)) != again, f"\n{said}")
         a = ours(ids, labels=labels)
         verdict(f"{name}: then", (a.logits is None) == again and off(a.loss.detach(), b.loss.detach()) < FLOOR[F32])
     ours, theirs = build("Llama"), build("Llama")
     lk_torch.patch(ours)
-    last = dict(logits_to_keep=3, labels=labels, shift_labels=torch.nn.functional.pad(labels, (0, 1), value=-100)[:, -3:].contiguous())
+    shift = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, -3:].contiguous()
+    last = dict(logits_to_keep=3, labels=labels, shift_labels=shift)
     verdict("logits_to_keep", off(ours(ids, **last).loss, theirs(ids, **last).loss) < FLOOR[F32])
 
 
@@ -438,11 +445,12 @@ def compiled():
         lk_torch.patch(ours)
         torch._dynamo.reset()
         count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-        fast = torch.compile(ours, backend=count)
+        fast = torch.compile(ours, backend=count, fullgraph=True)
         ids, labels = batch()
         out = fast(input_ids=ids, labels=labels, use_cache=False)
         out.loss.backward()
         grads = {k: p.grad for k, p in ours.named_parameters()}
+        verdict(f"compile {name}: a second call", fast(input_ids=ids, labels=labels, use_cache=False).loss == out.loss)
         compare(f"compile {name}", (out, grads), gradients(theirs, use_cache=False), gradients(wide, use_cache=False), FLOOR[F32])
         verdict(f"compile {name}: graphs", count.frame_count == 1, f"{count.frame_count}, not 1")
 
@@ -483,7 +491,8 @@ def sharded(rank, ranks, port):
         verdict(f"tensor parallel, {before}: heads", said.heads == before and ("DTensor" in repr(said)) != before, f"\n{said}")
         (a, da), (b, db) = gradients(model), gradients(plain)
         verdict(f"tensor parallel, {before}: loss", a.logits is not None and off(a.loss.detach(), b.loss.detach()) < FLOOR[F32])
-        verdict(f"tensor parallel, {before}", all(off(getattr(p, "full_tensor", lambda: p)(), db[k]) < 8 * FLOOR[F32] for k, p in da.items()))
+        errors = [off(p.full_tensor() if hasattr(p, "full_tensor") else p, db[k]) for k, p in da.items()]
+        verdict(f"tensor parallel, {before}", max(errors) < 8 * FLOOR[F32], f"{max(errors):.3g}")
     dist.barrier()
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)
     os._exit(totals[1] > 0)
@@ -521,8 +530,8 @@ def main():
         print("skip  patch: transformers is not installed: pip install transformers peft")
         return print("0 passed, 0 failed")
     print(f"lk_torch.patch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    groups = dict(families=families, generation=generation, structure=structure, left=left, steps=steps, heads=heads, checkpointing=checkpointing,
-                  trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
+    groups = dict(families=families, generation=generation, structure=structure, left=left, steps=steps, heads=heads,
+                  checkpointing=checkpointing, trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
     for name in sys.argv[1:] or groups:
         needs = dict(peft="peft", trainer="accelerate").get(name)
         if needs and importlib.util.find_spec(needs) is None:

@@ -6,7 +6,6 @@ A patched module has a class of the same name, a subclass of its own, whose forw
 state_dicts, copies and pickles stay as they were."""
 import functools
 import inspect
-import math
 import sys
 import warnings
 
@@ -107,10 +106,10 @@ class _Call:
 
 
 class _Logits:
-    """Stands for factor * z, or with cap for cap * tanh(factor / cap * z), between a model's head and its loss. z is head(x), or its
-    first classes. What is not a product with a number, a tanh, a change of type, a view with other rows, or such a slice, takes
-    it for what it stands for. Then that is computed, as the model would, step by step from what each was made from, its base. It
-    is known from there on, since it may be written to, and so is each alias, whose step gives a view of its base."""
+    """Stands for factor * z, or with cap for cap * tanh(factor / cap * z), between a model's head and its loss. z is head(x), or
+    its first classes. What is not a product with a number, a tanh, a change of type, a view with other rows, or such a slice,
+    takes it for what it stands for. Then that is computed, as the model would, step by step from what each was made from, its
+    base. It is known from there on, since it may be written to, and so is each alias, whose step gives a view of its base."""
 
     def __init__(self, head, x, shape, dtype, classes=None, factor=1.0, cap=None, base=None, step=None, alias=False):
         self.head, self.x, self.shape, self.dtype = head, x, shape, dtype
@@ -180,12 +179,13 @@ class _Logits:
 
     def reshape(self, *shape):
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        if not shape or shape[-1] != self.shape[-1] or any(not isinstance(n, int) or n < -1 for n in shape) or shape.count(-1) > 1:
+        if (not shape or shape[-1] != self.shape[-1] or shape.count(-1) > 1
+                or not all([isinstance(n, int) and n >= -1 for n in shape])):
             return self.tensor("reshape()").reshape(shape)
-        rest = math.prod(n for n in shape if n != -1)
-        if -1 in shape and rest and self.shape.numel() % rest == 0:
-            shape = tuple(self.shape.numel() // rest if n == -1 else n for n in shape)
-        if math.prod(shape) != self.shape.numel():
+        count, rest = self.shape.numel(), torch.Size([n for n in shape if n != -1]).numel()
+        if -1 in shape and rest:
+            shape = tuple([count // rest if n == -1 else n for n in shape])
+        if torch.Size(shape).numel() != count:
             return self.tensor("reshape()").reshape(shape)
         return self.then(lambda z: z.reshape(shape), True, shape=torch.Size(shape))
 
@@ -261,7 +261,7 @@ class _Model:
             return super().forward(*args, **kwargs)
         head = self._modules[name]
         why = _not_head(name, head, _fsdp(head))
-        if why is None and getattr(super().loss_function, "__name__", "") != "ForCausalLMLoss":
+        if why is None and getattr(self.loss_function, "__name__", "") != "ForCausalLMLoss":
             why = "its loss_function was set"
         if why is None and not isinstance(head, _Head):
             why = f"its {name} is another one than at patch"
@@ -280,12 +280,12 @@ class _Model:
 
     @property
     def loss_function(self):
-        own = super().loss_function
+        own = self._lk_base.loss_function.fget(self)  # not super(), which torch.compile does not trace here
         return functools.partial(_loss, own, self._lk[3], self._lk_call) if self._lk_call is not None else own
 
     @loss_function.setter
     def loss_function(self, value):
-        type(self)._lk_base.loss_function.fset(self, value)
+        self._lk_base.loss_function.fset(self, value)
 
 
 def _say(model, why):
@@ -386,8 +386,8 @@ def _head_of(module, gathered):
 @functools.cache
 def _class(kind, base):
     """A subclass of base that computes by lk. It has base's name, which transformers and PEFT read."""
-    body = {"_lk": None, "_lk_base": base, "_lk_call": None, "_lk_why": None, "__reduce_ex__": _reduce, "__module__": base.__module__,
-            "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    body = {"_lk": None, "_lk_base": base, "_lk_call": None, "_lk_why": None, "__reduce_ex__": _reduce,
+            "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     if kind is _Model:  # with the signature of base's, which Trainer and generate read
 
         @functools.wraps(base.forward)
@@ -411,7 +411,8 @@ def _new(kind, base):
 def _take(module, kind, state):
     if not isinstance(module, kind):
         module.__class__ = _class(kind, type(module))
-    module._lk = state
+    # In the module's own dict from here on: a graph that torch.compile made in the first call holds in the next.
+    module._lk, module._lk_call, module._lk_why = state, None, vars(module).get("_lk_why")
 
 
 class Patched:
@@ -437,7 +438,9 @@ def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None)
     loss_function, transformers' ForCausalLMLoss.
 
     With labels, in train(), the loss comes without logits: shifted labels, -100, ignore_index, shift_labels and
-    num_items_in_batch as in transformers, with a softcap of the logits and a product with a number (Gemma 2, Cohere, Granite).
+    num_items_in_batch as in transformers, with a softcap of the logits and a product with a number (Gemma 2, Cohere, Granite). A
+    change of the logits' type, contiguous(), view() and a slice of the first classes pass too. Where a forward does something
+    else with its logits, writes to them say, all are made, as without patch. A warning says so, once, and why.
     The output is the model's own, also its other losses, without logits: out.logits is None. In eval() logits are kept, unless
     eval_logits=False. Without labels, in generation say, the model's own head runs.
 
@@ -449,7 +452,9 @@ def patch(model, *, norms=True, head=True, eval_logits=True, workspace_mib=None)
     rounded to 16 bits. A label outside of the classes makes the loss NaN (LK_CHECK_TARGETS: README.md).
 
     Left to the model's own code, call by call: types other than float32, float16 and bfloat16, tensors of another device, a
-    head that PEFT has wrapped after patch, or whose weight is a DTensor (tensor parallelism), and a loss function that was set.
+    head that PEFT has wrapped after patch, that is another one than at patch (resize_token_embeddings), or whose weight is a
+    DTensor (tensor parallelism) or another subclass of Tensor (torchao's), and a loss function that was set. The same warning
+    says so; call patch again where a head is new.
     The sum before a norm is not taken into it, since a block's own forward computes that.
 
     Parameters, state_dict, hooks, copies and pickles stay as they were, and so does the class's name. A hook of the head's
