@@ -78,6 +78,7 @@ wheel: ## use: builds lk-kernels, a Python package, into build/dist, and tests i
 torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
+	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_transforms.py
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_patch.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/distill.py

@@ -605,6 +605,44 @@ def mistakes(ranks):
             verdict(name, any(word in str(error) for word in ("shards", "linear_weight", "linear_bias")), str(error))
 
 
+def mistakes_of_one_rank(ranks):
+    """What the last rank refuses, it refuses before its first collective: no other rank is in one, and the next call is right. These are
+    all functions with a group."""
+    sizes, rank = [22] * ranks, dist.get_rank()
+    first, vocab = 22 * rank, 22 * ranks
+    group, one = dict(group=dist.group.WORLD), torch.ones(6, device=device)
+    draw = lambda *shape: torch.randn(shape).to(device)
+    x, w, t, w_teacher = draw(6, 16), draw(vocab, 16), torch.randint(vocab, (6,)).to(device), draw(vocab, 16)
+    ids, logits, other = torch.randint(vocab, (6, 3)).to(device), draw(6, vocab), draw(6, vocab)
+    mine = lambda v, dim=0: v.narrow(dim, first, 22).contiguous()
+    first_of = lambda out: out[0] if isinstance(out, tuple) else out
+    rows = {"linear_cross_entropy": lambda f, c, **o: f(x, c(w), t, **o), "linear_cross_entropy_stats": lambda f, c, **o: f(x, c(w), t, **o),
+            "linear_cross_entropy_ids": lambda f, c, **o: f(x, c(w), ids, **o),
+            "cross_entropy_ids": lambda f, c, **o: f(c(logits, 1), ids, **o), "kl": lambda f, c, **o: f(c(logits, 1), c(other, 1), **o),
+            "linear_kl": lambda f, c, **o: f(x, c(w), x + 1, c(w_teacher), **o)}
+    public = {name for name, f in vars(LF).items() if "group" in (getattr(f, "__kwdefaults__", None) or ())}
+    verdict("every function with a group has a row", public == set(rows), f"{sorted(public ^ set(rows))}")
+    for name, call in rows.items():
+        f = getattr(LF, name)
+        part = lambda **o: first_of(call(f, mine, **group, **o))
+        part()  # the ranks agree on the shards
+        if rank == ranks - 1:
+            for what, wrong in (("row_weight's shape", dict(row_weight=one[:5])), ("row_weight's type", dict(row_weight=one.long())),
+                                ("row_weight on meta", dict(row_weight=one.to("meta"))), ("a softcap", dict(softcap=-1.0)),
+                                ("a reduction", dict(reduction="all"))):
+                try:
+                    part(**wrong)
+                    verdict(f"{name}: {what} on one rank", False, "no exception")
+                except (ValueError, TypeError) as error:
+                    verdict(f"{name}: {what} on one rank", str(error).startswith("lk"), str(error))
+        close(f"{name}: the call behind", part(row_weight=one), first_of(call(f, lambda v, dim=0: v, row_weight=one)), 2e-6)
+    try:
+        LF.linear_cross_entropy(x, mine(w), t, grad_scale=2.0, **group)
+        verdict("grad_scale with a group", False, "no exception")
+    except ValueError as error:
+        verdict("grad_scale with a group", "grad_scale" in str(error), str(error))
+
+
 def worker(rank, ranks, port):
     global device
     device = torch.device("cuda", rank) if CUDA else torch.device("cpu")
@@ -613,7 +651,8 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, several_ids, ids_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled, mistakes):
+    for group in (against_one_rank, several_ids, ids_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled,
+                  mistakes, mistakes_of_one_rank):
         torch.manual_seed(1)
         group(ranks)
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)

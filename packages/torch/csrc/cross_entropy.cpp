@@ -15,14 +15,18 @@ LK_DECLARE_ALL(SCALE)
 
 namespace lk_torch {
 
-variable_list once(variable_list gradients, const char *op)
+variable_list once(Node &node, const variable_list &upstream, variable_list gradients, const char *op)
 {
+    for (size_t i = 0; i < gradients.size(); i++)
+        if (!node.task_should_compute_output(i)) gradients[i].reset();
     if (!at::GradMode::is_enabled()) return gradients;
+    torch::autograd::edge_list edges = node.next_edges();
+    for (const Tensor &g : upstream)
+        if (g.defined() && g.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(g));
+    const auto error = new_node<torch::autograd::Error>(c10::str("lk: ", op, " has no second derivative"), std::move(edges));
     for (Tensor &g : gradients)
-        if (g.defined()) g = g.detach().set_requires_grad(true);
-    const auto node = new_node<torch::autograd::DelayedError>(c10::str("lk: ", op, " has no second derivative"),
-                                                              (int64_t)gradients.size());
-    return node->apply(std::move(gradients));
+        if (g.defined()) torch::autograd::set_history(g = g.detach(), error);
+    return gradients;
 }
 
 // lk_rescale's history of each device and loss. The first call makes it, and waits until it is there, since other streams may
@@ -114,7 +118,7 @@ variable_list LossBackward::apply(variable_list &&upstream)
         LK_RUN(lk_rescale, from, &a, stream);
         told.reset();
     }
-    return once(std::move(d), "a loss");
+    return once(*this, upstream, std::move(d), "a loss");
 }
 
 // Class probabilities, as F.cross_entropy takes them for a target: of a floating type, in the shape of the logits.
@@ -142,9 +146,7 @@ struct LossCall {
     Rows logits;
     Tensor target, weight, divisor, factors;
     LossCall(const Tensor &x, const Tensor &t, const Maybe &w, LK_LOSS_PARAMETERS)
-        : stream((check_input(x, "input"), check_device(x, t, "target"), check_device(x, w, "weight"),
-                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
-          logits(x, "input")
+        : stream((check_input(x, "input"), x)), logits(x, "input")
     {
         if (probable(t)) target = fill_prob(a, x, t, ignore_index).t;
         else fill_target(a, x, t, &target);
@@ -165,10 +167,15 @@ static Tensor loss_like(const Tensor &target, const Tensor &x, int64_t reduction
     return make(reduction ? at::IntArrayRef() : target_sizes(target), x, at::kFloat);
 }
 // What backward needs, in one tensor: for mean, unless the targets are probabilities, valid_rows (two floats' bytes), and with
-// class weights weight_sum; then lse_low, and lse where it is no result of its own.
+// class weights weight_sum and a float of nothing; then lse_low, and lse where it is no result of its own. Its size is a multiple
+// of 8 bytes, so that valid_rows is aligned in each part of the tensor that vmap makes of several.
 static int64_t state_head(const LossCall &c)
 {
-    return c.a.reduction == LK_REDUCTION_MEAN && !probable(c.target) ? 2 + !!c.a.class_weight : 0;
+    return c.a.reduction == LK_REDUCTION_MEAN && !probable(c.target) ? c.a.class_weight ? 4 : 2 : 0;
+}
+static Tensor make_state(const LossCall &c, const Tensor &x, int per_row)
+{
+    return make({(state_head(c) + per_row * c.a.rows + 1) / 2 * 2}, x, at::kFloat);
 }
 static void set_state(LossCall &c, const Tensor &state, const Maybe &lse)
 {
@@ -192,7 +199,7 @@ static tuple<Tensor, Tensor> cross_entropy_forward(const Tensor &logits, const T
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), state;
     c.a.loss = loss.mutable_data_ptr<float>();
-    if (keep) set_state(c, state = make({state_head(c) + 2 * c.a.rows}, logits, at::kFloat), {});
+    if (keep) set_state(c, state = make_state(c, logits, 2), {});
     forward(c, logits);
     return {loss, state};
 }
@@ -221,7 +228,7 @@ cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Ma
     Tensor lse = loss_like(target, logits, 0);
     Statistics of_rows;
     of_rows.want(statistics, target_sizes(target), logits);
-    Tensor argmax = make(target_sizes(target), logits, at::kLong), state = make({state_head(c) + c.a.rows}, logits, at::kFloat);
+    Tensor argmax = make(target_sizes(target), logits, at::kLong), state = make_state(c, logits, 1);
     set_state(c, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
     c.a.entropy = of_rows.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
@@ -271,7 +278,7 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
                                      const Tensor &state, LK_LOSS_PARAMETERS)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
-    const Tensor saved = state.contiguous();
+    const Tensor saved = aligned(state);
     // No gradient of the loss is 0, but lk's NULL is 1.
     const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, logits.options().dtype(at::kFloat));
     const Maybe dl = packed(dlse), de = packed(dentropy), l = packed(lse), h = packed(entropy);
@@ -306,8 +313,8 @@ struct CrossEntropyBackward : Node {
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
-        return once({cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), maybe(l), maybe(h), s,
-                                                    LK_LOSS_OPTIONS)}, "cross_entropy");
+        return once(*this, up, {cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), maybe(l), maybe(h), s,
+                                                               LK_LOSS_OPTIONS)}, "cross_entropy");
     }
     void release_variables() override
     {
@@ -352,7 +359,11 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
     }
     const bool in_forward = logits.scalar_type() != at::kHalf || has(grad_scale);
     inplace = inplace && !traced(logits);
-    if (inplace) check_inplace(logits, reduction, in_forward);
+    for (const Maybe &t : {Maybe(target), class_weight, denominator, row_weight, grad_scale}) inplace = inplace && !traced(t);
+    if (inplace) {
+        check_devices("cross_entropy", logits, target, class_weight, LK_LOSS_OPTIONS);
+        check_inplace(logits, reduction, in_forward);
+    }
     Tensor loss, saved;
     if (reduction != LK_REDUCTION_NONE && in_forward && !traced(logits)) {
         const Expected expected = expected_upstream(logits, grad_scale, Reduced::CROSS_ENTROPY);
@@ -370,7 +381,7 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
             }
         }
         torch::autograd::set_history(loss, node);
-        node->gradients.push_back(save(saved)), node->expect(expected), node->overwrites = inplace;
+        node->keep({saved}, expected), node->overwrites = inplace;
         node_is_made(node);
     } else {
         const auto node = make_node<CrossEntropyBackward>(logits);
@@ -418,7 +429,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_stats(const 
         node->keep(logits, target, class_weight, state, LK_LOSS_OPTIONS);
         node_is_made(node);
     }
-    return {loss, lse, z, entropy, argmax, more};
+    return {loss, lse, z, entropy, argmax, statistics ? more : Tensor()};
 }
 
 #define INPUTS "Tensor logits, Tensor target, Tensor? class_weight, "

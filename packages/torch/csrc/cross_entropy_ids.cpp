@@ -16,10 +16,7 @@ struct IdsCall {
     Rows logits;
     Tensor ids, weight, of_tail, unused, divisor, factors;
     IdsCall(const Tensor &x, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight, LK_LOSS_PARAMETERS)
-        : stream((check_input(x, "input"), check_device(x, target_ids, "target_ids"), check_device(x, target_weight, "target_weight"),
-                  check_device(x, tail_weight, "tail_weight"), check_device(x, denominator, "denominator"),
-                  check_device(x, row_weight, "row_weight"), x)),
-          logits(x, "input")
+        : stream((check_input(x, "input"), x)), logits(x, "input")
     {
         a.ids_per_row = fill_ids(a.common, x, target_ids, target_weight, &ids, &weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
@@ -36,8 +33,13 @@ struct IdsCall {
     }
 };
 
-// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), then lse and lse_low; with ranks others too.
+// What backward needs, in one tensor: for mean valid_rows (two floats' bytes), then lse and lse_low; with ranks others too. Its
+// size is a multiple of 8 bytes, as in cross_entropy.
 static int64_t state_head(int64_t reduction) { return reduction == LK_REDUCTION_MEAN ? 2 : 0; }
+static Tensor make_state(const Tensor &x, int64_t reduction, int64_t floats)
+{
+    return make({state_head(reduction) + (floats + 1) / 2 * 2}, x, at::kFloat);
+}
 static void set_state(IdsCall &c, const Tensor &state)
 {
     lk_cross_entropy_args &a = c.a.common;
@@ -58,7 +60,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_forward(const Ten
     const Tensor tail = make_tail(logits, want_tail, &c.a.tail);
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
-    Tensor state = make({state_head(reduction) + 2 * a.rows}, logits, at::kFloat);
+    Tensor state = make_state(logits, reduction, 2 * a.rows);
     set_state(c, state);
     a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
     LK_RUN(lk_cross_entropy_ids_forward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
@@ -73,7 +75,7 @@ static Tensor run_backward(IdsCall &c, const Maybe &dloss, const Maybe &dlogp, c
                            const Tensor &logits, const Tensor &state)
 {
     lk_cross_entropy_args &a = c.a.common;
-    const Tensor saved = state.contiguous();
+    const Tensor saved = aligned(state);
     const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail); // lk's NULL upstream is 0 beside dp, dt
     Tensor d = make(logits.sizes(), logits);
     set_state(c, saved);
@@ -112,7 +114,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(
     const Tensor tail = make_tail(logits, want_tail, &c.a.tail);
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
-    Tensor state = make({state_head(reduction) + 3 * a.rows}, logits, at::kFloat);
+    Tensor state = make_state(logits, reduction, 3 * a.rows);
     const int64_t floats = 4 + (c.a.ids_per_row * (int64_t)logits.element_size() + 15) / 16 * 4;
     const Tensor states = make({a.rows, floats}, logits, at::kFloat);
     a.states = states.mutable_data_ptr();
@@ -164,10 +166,12 @@ struct CrossEntropyIdsBackward : Node {
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
         if (!shards.empty())
-            return once({cross_entropy_ids_parallel_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by),
+            return once(*this, up,
+                        {cross_entropy_ids_parallel_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by),
                                                                      maybe(t), s, LK_LOSS_OPTIONS, shards, rank)},
                         "cross_entropy_ids");
-        return once({cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by), maybe(t), s,
+        return once(*this, up,
+                    {cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by), maybe(t), s,
                                                         LK_LOSS_OPTIONS)}, "cross_entropy_ids");
     }
     void release_variables() override
@@ -211,6 +215,7 @@ tuple<Tensor, Tensor, Tensor> cross_entropy_ids(const Tensor &logits, const Tens
         std::tie(loss, logp, tail, state) =
             cross_entropy_ids_forward_op.call(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS, want_tail);
     }
+    if (!want_tail) tail.reset();
     if (!node) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
@@ -234,6 +239,7 @@ static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_parallel(const Tensor &lo
         std::tie(loss, logp, tail, state) = cross_entropy_ids_parallel_forward_op.call(
             logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS, group, shards, rank, want_tail);
     }
+    if (!want_tail) tail.reset();
     if (!node) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);

@@ -20,7 +20,7 @@ struct Kl {
     lk_kl_args a = {};
     Kl(const Tensor &input, const Tensor &other, KL_PARAMETERS) : x(input, "input"), teacher(other, "teacher")
     {
-        check_input(input, "input"), check_device(input, other, "teacher"), check_device(input, row_weight, "row_weight");
+        check_input(input, "input");
         TORCH_CHECK_VALUE(input.sizes() == other.sizes(), "lk: teacher has shape ", other.sizes(), ", and input ", input.sizes());
         TORCH_CHECK_TYPE(input.scalar_type() == other.scalar_type(), "lk: teacher must be ", c10::toString(input.scalar_type()),
                          " as input is, not ", c10::toString(other.scalar_type()));
@@ -94,7 +94,7 @@ static Tensor kl_parallel_backward(const Tensor &dloss, const Tensor &x, const T
 {
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
-    const Tensor up = dloss.contiguous(), saved = states.contiguous();
+    const Tensor up = dloss.contiguous(), saved = aligned(states);
     Tensor dx = make(x.sizes(), x);
     call.a.upstream = up.const_data_ptr<float>(), call.a.upstream_per_row = 1, call.a.dlogits = dx.mutable_data_ptr();
     const lk_kl_parallel_args a = call.split(shards, rank, saved);
@@ -117,10 +117,10 @@ struct KlBackward : Node {
         const Maybe weight = maybe(row_weight.unpack());
         const Below below;
         if (!shards.empty())
-            return once({kl_parallel_backward_op.call(up[0], input, other, of_all, weight, divergence, beta, logit_scale,
-                                                      teacher_scale, softcap, teacher_softcap, shards, rank)}, "kl");
-        return once({kl_backward_op.call(up[0], input, other, weight, divergence, beta, logit_scale, teacher_scale, softcap,
-                                         teacher_softcap)}, "kl");
+            return once(*this, up, {kl_parallel_backward_op.call(up[0], input, other, of_all, weight, divergence, beta, logit_scale,
+                                                                 teacher_scale, softcap, teacher_softcap, shards, rank)}, "kl");
+        return once(*this, up, {kl_backward_op.call(up[0], input, other, weight, divergence, beta, logit_scale, teacher_scale,
+                                                    softcap, teacher_softcap)}, "kl");
     }
     void release_variables() override
     {

@@ -17,6 +17,7 @@ namespace lk_torch {
     const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias, const Maybe &class_weight,                 \
         LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted, bool batch_invariant
 #define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted, batch_invariant
+#define WANTS_PARAMETERS bool want_dx, bool want_dweight, bool want_dbias
 
 // lk puts what it saves at a multiple of 256 bytes. In the tensor that is its first byte, so that a copy of it, as hooks of
 // saved tensors make them, is as good. Where the tensor lies elsewhere, as some do on the CPU, lk gets memory beside it.
@@ -37,13 +38,10 @@ struct HeadCall {
     Stream stream;
     Rows rows, columns;
     Tensor t, b, w, d, r, dx, dweight, dbias;
-    size_t budget;
+    size_t budget, backward_least = 0;
     std::string group;
     HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target, "target"),
-                  check_device(x, bias, "linear_bias"), check_device(x, class_weight, "weight"),
-                  check_device(x, denominator, "denominator"), check_device(x, row_weight, "row_weight"), x)),
-          rows(x, "input"), columns(weight, "linear_weight"), group(group)
+        : stream((check_input(x, "input"), x)), rows(x, "input"), columns(weight, "linear_weight"), group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
@@ -85,6 +83,18 @@ struct HeadCall {
         if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
         if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     }
+    // Of forward: what backward will need for these gradients, also where the upstream gradients of all outputs come.
+    void expect_backward(const Tensor &x, bool want_dx, bool want_dweight, bool want_dbias, bool stats)
+    {
+        if (!budget || !(want_dx || want_dweight || want_dbias)) return;
+        lk_linear_cross_entropy_args back = a;
+        lk_linear_cross_entropy_plan plan = {};
+        back.dx = want_dx ? &back : nullptr, back.dweight = want_dweight ? &back : nullptr;
+        if (want_dbias) back.dbias = &back, back.dbias_dtype = back.bias_dtype;
+        if (stats) back.dlse = back.dentropy = (const float *)&back;
+        LK_RUN(lk_linear_cross_entropy_backward_plan, x, &back, SIZE_MAX, &plan);
+        backward_least = plan.minimum_bytes;
+    }
 };
 // A budget of 0 is lk's own. What is saved settles the path. So a budget below the smallest workspace, which is for logits, does
 // not rule the call out.
@@ -92,9 +102,10 @@ struct HeadCall {
     do {                                                                                                                       \
         lk_linear_cross_entropy_plan plan = {};                                                                                \
         size_t most = call.budget;                                                                                             \
-        if (most && call.a.saved) {                                                                                            \
+        if (most) {                                                                                                            \
             LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, SIZE_MAX, &plan);                                   \
-            most = std::max(most, plan.minimum_bytes);                                                                         \
+            if (call.a.saved) most = std::max(most, plan.minimum_bytes);                                                       \
+            else check_budget(most, std::max(plan.minimum_bytes, call.backward_least));                                        \
         }                                                                                                                      \
         if (most) LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, most, &plan);                                 \
         else LK_RUN(lk_linear_cross_entropy_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);                 \
@@ -124,20 +135,23 @@ static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
     return saved;
 }
 
-// loss; if keep lse; if saved_bytes what forward saves in as many bytes
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, bool keep, int64_t saved_bytes)
+// loss; lse, if backward wants a gradient; if saved_bytes what forward saves in as many bytes
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, WANTS_PARAMETERS, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse;
     c.a.loss = loss.mutable_data_ptr<float>();
-    if (keep) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
+    c.expect_backward(x, want_dx, want_dweight, want_dbias, false);
+    if (want_dx || want_dweight || want_dbias) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
     return {loss, lse, run_forward(c, x, saved_bytes)};
 }
 
 // loss, lse, entropy, argmax, statistics
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS, bool statistics)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS, WANTS_PARAMETERS,
+                                                                                        bool statistics)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
+    c.expect_backward(x, want_dx, want_dweight, want_dbias, true);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
     Tensor lse = make(target.sizes(), x, at::kFloat), argmax = make(target.sizes(), x, at::kLong);
     Statistics of_tokens;
@@ -199,9 +213,11 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
 // loss, lse, others, and with stats entropy, argmax and statistics, which are the same bits on every rank; if saved_bytes what
 // this rank saves in as many bytes. One all-gather, of 16, 32 or 40 bytes a token.
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool stats, bool statistics, int64_t saved_bytes)
+linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PARAMETERS, bool stats, bool statistics,
+                                      int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+    c.expect_backward(x, want_dx, want_dweight, want_dbias, stats);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), argmax;
     Statistics of_tokens;
     Tensor lse = make(target.sizes(), x, at::kFloat), others = make(target.sizes(), x, at::kFloat);
@@ -270,7 +286,7 @@ struct LinearCrossEntropyBackward : Node {
                           : linear_cross_entropy_parallel_backward_op.call(
                                 maybe(up[0]), dlse, dentropy, l, o, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
                                 group, shards, rank, wants[0], wants[1], wants[2]);
-        return once({dx, dweight, dbias}, "linear_cross_entropy");
+        return once(*this, up, {dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
     {
@@ -316,12 +332,13 @@ static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight,
 // scale does not bring back. And not with batch_invariant, which forward alone promises.
 Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
 {
-    LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, c10::SymInt));
+    LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, bool, bool, c10::SymInt));
     LK_OP(linear_cross_entropy_forward_backward);
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
-        return std::get<0>(linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, 0));
+        return std::get<0>(
+            linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, false, false, false, 0));
     }
     if (reduction != LK_REDUCTION_NONE && (x.scalar_type() != at::kHalf || has(grad_scale)) && !batch_invariant) {
         const Expected expected = expected_upstream(x, grad_scale, Reduced::LINEAR_CROSS_ENTROPY);
@@ -334,21 +351,21 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
                 has(bias) && bias->requires_grad());
         }
         torch::autograd::set_history(loss, node);
-        for (const Tensor &d : {dx, dweight, dbias}) node->gradients.push_back(save(d));
-        node->expect(expected);
+        node->keep({dx, dweight, dbias}, expected);
         node_is_made(node);
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
+    const c10::SymInt bytes = saved_bytes(keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits, max_counted, 0);
     Tensor loss, lse, saved;
     {
         const Below below;
-        std::tie(loss, lse, saved) = linear_cross_entropy_forward_op.call(
-            x, weight, target, bias, class_weight, OPTIONS, true,
-            saved_bytes(keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits, max_counted, 0));
+        std::tie(loss, lse, saved) =
+            linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, x.requires_grad(),
+                                                 weight.requires_grad(), has(bias) && bias->requires_grad(), bytes);
     }
     torch::autograd::set_history(loss, node);
-    node->stats = false, node->lse = save(lse), node->saved = save(saved);
+    node->stats = false, node->lse = save(lse), node->saved = save(bytes != 0 ? saved : Tensor());
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
     return loss;
@@ -364,7 +381,9 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
     {
         const Below below;
         std::tie(loss, lse, entropy, argmax, more) =
-            linear_cross_entropy_stats_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, statistics);
+            linear_cross_entropy_stats_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, wanted && x.requires_grad(),
+                                                       wanted && weight.requires_grad(),
+                                                       wanted && has(bias) && bias->requires_grad(), statistics);
     }
     if (wanted) {
         for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
@@ -372,7 +391,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
         node->keep(x, weight, target, bias, class_weight, OPTIONS);
         node_is_made(node);
     }
-    return {loss, lse, entropy, argmax, more};
+    return {loss, lse, entropy, argmax, statistics ? more : Tensor()};
 }
 
 // The classes split over ranks. Gradients are made in backward, also those of a reduced loss: dx is then summed over the ranks
@@ -380,7 +399,8 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool stats, bool statistics, bool keep)
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
-             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_RANKS_PARAMETERS, bool, bool, c10::SymInt));
+             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_RANKS_PARAMETERS, bool, bool, bool, bool,
+                                                                           bool, c10::SymInt));
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
@@ -391,13 +411,16 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RAN
     {
         const Below below;
         std::tie(loss, lse, others, entropy, argmax, more, saved) = linear_cross_entropy_parallel_forward_op.call(
-            x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, stats, statistics, bytes);
+            x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, wanted && x.requires_grad(),
+            wanted && weight.requires_grad(), wanted && has(bias) && bias->requires_grad(), stats, statistics, bytes);
     }
+    if (!statistics) more.reset();
+    if (!stats) entropy.reset(), argmax.reset();
     if (!wanted) return {loss, lse, entropy, argmax, more};
     torch::autograd::set_history(loss, node);
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
-    node->others = save(others), node->saved = save(saved);
+    node->others = save(others), node->saved = save(bytes != 0 ? saved : Tensor());
     node->group = group, node->shards = shards.vec(), node->rank = rank;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
@@ -453,10 +476,10 @@ LK_OPS(m)
     user_op(m, "linear_cross_entropy_stats",
             "(" INPUTS SETTINGS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_stats);
     kernel(m, "linear_cross_entropy_stats_forward",
-           "(" INPUTS SETTINGS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(" INPUTS SETTINGS WANTS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_stats_forward);
     kernel(m, "linear_cross_entropy_forward",
-           "(" INPUTS SETTINGS ", bool keep, SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
+           "(" INPUTS SETTINGS WANTS ", SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
     kernel(m, "linear_cross_entropy_forward_backward",
            "(" INPUTS SETTINGS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_forward_backward);
     kernel(m, "linear_cross_entropy_backward",
@@ -468,7 +491,7 @@ LK_OPS(m)
             "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
             &linear_cross_entropy_stats_parallel);
     kernel(m, "linear_cross_entropy_parallel_forward",
-           "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool stats, bool statistics, SymInt saved_bytes) -> "
+           "(" INPUTS SETTINGS LK_RANKS_SCHEMA WANTS ", bool stats, bool statistics, SymInt saved_bytes) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_parallel_forward);
     kernel(m, "linear_cross_entropy_parallel_backward",

@@ -3,6 +3,8 @@
 // lk/linear_cross_entropy_ids_parallel.cuh.
 #include "lk_torch.h"
 
+#include <algorithm>
+
 #include <ATen/autocast_mode.h>
 
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
@@ -24,14 +26,10 @@ struct HeadIdsCall {
     Stream stream;
     Rows rows, columns;
     Tensor ids, ids_weight, of_tail, b, unused, divisor, factors, dx, dweight, dbias;
-    size_t budget;
+    size_t budget, backward_least = 0;
     std::string group;
     HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), check_device(x, weight, "linear_weight"), check_device(x, target_ids, "target_ids"),
-                  check_device(x, target_weight, "target_weight"), check_device(x, tail_weight, "tail_weight"),
-                  check_device(x, bias, "linear_bias"), check_device(x, denominator, "denominator"),
-                  check_device(x, row_weight, "row_weight"), x)),
-          rows(x, "input"), columns(weight, "linear_weight"), group(group)
+        : stream((check_input(x, "input"), x)), rows(x, "input"), columns(weight, "linear_weight"), group(group)
     {
         lk_linear_cross_entropy_args &c = a.common;
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
@@ -57,11 +55,33 @@ struct HeadIdsCall {
         c.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
         budget = (size_t)workspace_mib << 20;
     }
+    // Of forward: what backward will need for these gradients, also where the upstream gradients of all outputs come.
+    void expect_backward(const Tensor &x, int64_t reduction, bool want_dx, bool want_dweight, bool want_dbias, bool want_tail,
+                         bool ranks)
+    {
+        if (!budget || !(want_dx || want_dweight || want_dbias)) return;
+        lk_linear_cross_entropy_ids_args back = a;
+        lk_linear_cross_entropy_args &c = back.common;
+        lk_linear_cross_entropy_plan plan = {};
+        const auto some = (const float *)&back;
+        c.dx = want_dx ? &back : nullptr, c.dweight = want_dweight ? &back : nullptr;
+        if (want_dbias) c.dbias = &back, c.dbias_dtype = c.bias_dtype;
+        c.upstream = back.dlogp = some, c.upstream_per_token = !reduction;
+        if (want_tail) back.dtail = some, back.tail = (float *)some;
+        c.lse = (float *)some;
+        if (ranks) LK_RUN(lk_linear_cross_entropy_ids_parallel_backward_plan, x, &back, SIZE_MAX, &plan);
+        else LK_RUN(lk_linear_cross_entropy_ids_backward_plan, x, &back, SIZE_MAX, &plan);
+        backward_least = plan.minimum_bytes;
+    }
 };
 // A budget of 0 is lk's own.
 #define RUN(direction, call, x)                                                                                                \
     do {                                                                                                                       \
         lk_linear_cross_entropy_plan plan = {};                                                                                \
+        if (call.budget) {                                                                                                     \
+            LK_RUN(lk_linear_cross_entropy_ids_##direction##_plan, x, &call.a, SIZE_MAX, &plan);                               \
+            check_budget(call.budget, std::max(plan.minimum_bytes, call.backward_least));                                      \
+        }                                                                                                                      \
         if (call.budget) LK_RUN(lk_linear_cross_entropy_ids_##direction##_plan, x, &call.a, call.budget, &plan);               \
         else LK_RUN(lk_linear_cross_entropy_ids_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);             \
         const Workspace workspace(call.a.common.workspace_bytes = plan.workspace_bytes);                                       \
@@ -72,9 +92,11 @@ struct HeadIdsCall {
     } while (0)
 
 // loss, logp, tail, lse. want_tail: tail is not undefined.
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS, bool want_tail)
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS, bool want_dx, bool want_dweight,
+                                                                               bool want_dbias, bool want_tail)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
+    c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias, want_tail, false);
     const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), lse = make(tokens, x, at::kFloat);
     const Tensor logp = make(target_ids.sizes(), x, at::kFloat);
@@ -118,9 +140,11 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const May
 
 // loss, logp, tail, lse, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS,
-                                                                                               bool want_tail)
+                                                                                               bool want_dx, bool want_dweight,
+                                                                                               bool want_dbias, bool want_tail)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+    c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias, want_tail, true);
     lk_linear_cross_entropy_args &a = c.a.common;
     const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), logp = make(target_ids.sizes(), x, at::kFloat);
@@ -183,7 +207,7 @@ struct LinearCrossEntropyIdsBackward : Node {
                           : linear_cross_entropy_ids_parallel_backward_op.call(
                                 maybe(up[0]), maybe(up[1]), dtail, l, t, o, in, w, i, by, tail_by, b, OPTIONS, group, shards, rank,
                                 wants[0], wants[1], wants[2]);
-        return once({dx, dweight, dbias}, "linear_cross_entropy_ids");
+        return once(*this, up, {dx, dweight, dbias}, "linear_cross_entropy_ids");
     }
     void release_variables() override
     {
@@ -225,8 +249,11 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tai
     {
         const Below below;
         std::tie(loss, logp, tail, lse) =
-            linear_cross_entropy_ids_forward_op.call(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, want_tail);
+            linear_cross_entropy_ids_forward_op.call(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS,
+                                                     wanted && x.requires_grad(), wanted && weight.requires_grad(),
+                                                     wanted && has(bias) && bias->requires_grad(), want_tail);
     }
+    if (!want_tail) tail.reset();
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
@@ -247,8 +274,10 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETER
     {
         const Below below;
         std::tie(loss, logp, tail, lse, others) = linear_cross_entropy_ids_parallel_forward_op.call(
-            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank, want_tail);
+            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank, wanted && x.requires_grad(),
+            wanted && weight.requires_grad(), wanted && has(bias) && bias->requires_grad(), want_tail);
     }
+    if (!want_tail) tail.reset();
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
@@ -281,23 +310,24 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(
 #define INPUTS                                                                                                                 \
     "Tensor x, Tensor weight, Tensor target_ids, Tensor? target_weight, Tensor? tail_weight, Tensor? bias, " LK_LOSS_SCHEMA     \
     ", int workspace_mib, bool fast_logits"
+#define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 LK_OPS(m)
 {
     user_op(m, "linear_cross_entropy_ids", "(" INPUTS ", bool want_tail) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_ids);
-    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
+    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_forward);
     kernel(m, "linear_cross_entropy_ids_backward",
            "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, " INPUTS
-           ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
+           WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_backward);
     user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)",
             &linear_cross_entropy_ids_parallel);
     kernel(m, "linear_cross_entropy_ids_parallel_forward",
-           "(" INPUTS LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(" INPUTS LK_RANKS_SCHEMA WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_forward);
     kernel(m, "linear_cross_entropy_ids_parallel_backward",
            "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, Tensor others, " INPUTS LK_RANKS_SCHEMA
-           ", bool want_dx, bool want_dweight, bool want_dbias) -> (Tensor, Tensor, Tensor)",
+           WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_backward);
     m.impl("linear_cross_entropy_ids_parallel",
            torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_parallel_autocast));

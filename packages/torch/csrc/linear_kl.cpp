@@ -2,6 +2,8 @@
 // linear_kl, on one device or with the classes split over the ranks of a group: lk/linear_kl.cuh and lk/linear_kl_parallel.cuh.
 #include "lk_torch.h"
 
+#include <algorithm>
+
 #include <ATen/autocast_mode.h>
 
 #include "lk/linear_kl_parallel.cuh"
@@ -27,7 +29,6 @@ struct Head {
          const char *weight_name, const char *bias_name)
         : rows(x, x_name), columns(weight, weight_name)
     {
-        check_device(input, x, x_name), check_device(input, weight, weight_name), check_device(input, bias, bias_name);
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: ", weight_name, " has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
         check_type(input, x, x_name), check_type(input, weight, weight_name);
@@ -53,10 +54,10 @@ struct HeadsCall {
     Head student, teacher;
     Tensor w, up, dx, dweight, dbias;
     Maybe denominator; // what a loss of one number is divided by; undefined: 1
-    size_t budget;
+    size_t budget, backward_least = 0;
     std::string group;
     HeadsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), check_device(x, row_weight, "row_weight"), x)),
+        : stream((check_input(x, "input"), x)),
           student(x, x, weight, bias, "input", "linear_weight", "linear_bias"),
           teacher(x, teacher_input, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias"), group(group)
     {
@@ -100,6 +101,19 @@ struct HeadsCall {
         if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
         if (want_dbias) dbias = make({a.vocab}, student.b), a.dbias = dbias.mutable_data_ptr();
     }
+    // Of forward: what backward will need for these gradients.
+    void expect_backward(const Tensor &x, int64_t reduction, bool want_dx, bool want_dweight, bool want_dbias)
+    {
+        if (!budget || !(want_dx || want_dweight || want_dbias)) return;
+        lk_linear_kl_parallel_args back = split;
+        lk_linear_kl_plan plan = {};
+        back.common.dx = want_dx ? &back : nullptr, back.common.dweight = want_dweight ? &back : nullptr;
+        back.common.dbias = want_dbias ? &back : nullptr;
+        back.common.upstream = (const float *)&back, back.common.upstream_per_token = !reduction;
+        if (group.empty()) LK_RUN(lk_linear_kl_backward_plan, x, &back.common, SIZE_MAX, &plan);
+        else LK_RUN(lk_linear_kl_parallel_backward_plan, x, &back, SIZE_MAX, &plan);
+        backward_least = plan.minimum_bytes;
+    }
     Tensor reduced(const Tensor &loss, int64_t reduction) const
     {
         if (reduction == LK_REDUCTION_NONE) return loss;
@@ -110,6 +124,10 @@ struct HeadsCall {
 #define RUN(name, args, call, x)                                                                                               \
     do {                                                                                                                       \
         lk_linear_kl_plan plan = {};                                                                                           \
+        if (call.budget) {                                                                                                     \
+            LK_RUN(name##_plan, x, args, SIZE_MAX, &plan);                                                                     \
+            check_budget(call.budget, std::max(plan.minimum_bytes, call.backward_least));                                      \
+        }                                                                                                                      \
         if (call.budget) LK_RUN(name##_plan, x, args, call.budget, &plan);                                                     \
         else LK_RUN(name##_workspace_bytes, x, args, &plan.workspace_bytes);                                                   \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
@@ -119,9 +137,10 @@ struct HeadsCall {
         LK_RUN(name, x, args, call.stream);                                                                                    \
     } while (0)
 
-static Tensor linear_kl_forward(PARAMETERS)
+static Tensor linear_kl_forward(PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadsCall c(ARGUMENTS);
+    c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias);
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>();
     RUN(lk_linear_kl_forward, &c.a, c, x);
@@ -153,9 +172,11 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PAR
 
 // loss, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or two in
 // jensen_shannon, of 32 bytes a token.
-static tuple<Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight,
+                                                        bool want_dbias)
 {
     HeadsCall c(ARGUMENTS, group, shards, rank);
+    c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias);
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({c.a.tokens, 8}, x, at::kFloat);
     Tensor all;
     c.split.states = states.mutable_data_ptr();
@@ -181,7 +202,7 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_backward(const Tensor &d
                                                                  bool want_dbias)
 {
     HeadsCall c(ARGUMENTS, group, shards, rank);
-    const Tensor saved = states.contiguous();
+    const Tensor saved = aligned(states);
     if (!want_dx && !want_dweight && !want_dbias) return {};
     c.split.states = (void *)saved.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadsCall>;
     c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(x, weight, want_dx, want_dweight, want_dbias);
@@ -215,7 +236,7 @@ struct LinearKlBackward : Node {
                                                        wants[2])
                           : linear_kl_parallel_backward_op.call(up[0], of_all, in, w, other, other_w, b, other_b, factors, OPTIONS,
                                                                 group, shards, rank, wants[0], wants[1], wants[2]);
-        return once({dx, dweight, dbias}, "linear_kl");
+        return once(*this, up, {dx, dweight, dbias}, "linear_kl");
     }
     void release_variables() override
     {
@@ -252,7 +273,7 @@ Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
     check_heads(ARGUMENTS);
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
-        return linear_kl_forward_op.call(ARGUMENTS);
+        return linear_kl_forward_op.call(ARGUMENTS, false, false, false);
     }
     if (reduction != LK_REDUCTION_NONE && (x.scalar_type() != at::kHalf || has(grad_scale))) {
         const Expected expected = expected_upstream(x, grad_scale, Reduced::LINEAR_KL);
@@ -264,8 +285,7 @@ Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
                 ARGUMENTS, maybe(expected.upstream), x.requires_grad(), weight.requires_grad(), has(bias) && bias->requires_grad());
         }
         torch::autograd::set_history(loss, node);
-        for (const Tensor &d : {dx, dweight, dbias}) node->gradients.push_back(save(d));
-        node->expect(expected);
+        node->keep({dx, dweight, dbias}, expected);
         node_is_made(node);
         return loss;
     }
@@ -273,7 +293,7 @@ Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
     Tensor loss;
     {
         const Below below;
-        loss = linear_kl_forward_op.call(ARGUMENTS);
+        loss = linear_kl_forward_op.call(ARGUMENTS, x.requires_grad(), weight.requires_grad(), has(bias) && bias->requires_grad());
     }
     torch::autograd::set_history(loss, node);
     node->keep(ARGUMENTS);
@@ -291,7 +311,9 @@ static Tensor linear_kl_parallel(PARAMETERS, LK_RANKS_PARAMETERS)
     Tensor loss, states;
     {
         const Below below;
-        std::tie(loss, states) = linear_kl_parallel_forward_op.call(ARGUMENTS, group, shards, rank);
+        std::tie(loss, states) = linear_kl_parallel_forward_op.call(
+            ARGUMENTS, group, shards, rank, wanted && x.requires_grad(), wanted && weight.requires_grad(),
+            wanted && has(bias) && bias->requires_grad());
     }
     if (!wanted) return loss;
     torch::autograd::set_history(loss, node);
@@ -329,12 +351,12 @@ static Tensor linear_kl_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS)
 LK_OPS(m)
 {
     user_op(m, "linear_kl", "(" INPUTS ", Tensor? grad_scale) -> Tensor", &linear_kl);
-    kernel(m, "linear_kl_forward", "(" INPUTS ") -> Tensor", &linear_kl_forward);
+    kernel(m, "linear_kl_forward", "(" INPUTS WANTS ") -> Tensor", &linear_kl_forward);
     kernel(m, "linear_kl_forward_backward", "(" INPUTS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
            &linear_kl_forward_backward);
     kernel(m, "linear_kl_backward", "(Tensor dloss, " INPUTS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_kl_backward);
     user_op(m, "linear_kl_parallel", "(" INPUTS LK_RANKS_SCHEMA ") -> Tensor", &linear_kl_parallel);
-    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA ") -> (Tensor, Tensor)", &linear_kl_parallel_forward);
+    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor)", &linear_kl_parallel_forward);
     kernel(m, "linear_kl_parallel_backward", "(Tensor dloss, Tensor states, " INPUTS LK_RANKS_SCHEMA WANTS
            ") -> (Tensor, Tensor, Tensor)", &linear_kl_parallel_backward);
     m.impl("linear_kl", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_autocast));

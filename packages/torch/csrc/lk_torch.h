@@ -2,8 +2,8 @@
 // What the ops share. Each op is one .cpp file: kernels below autograd, the node of its backward, the op that a user calls.
 //
 //   lk::<op>                      what functional.py calls. It records a node if a gradient is wanted, and calls a kernel
-//   lk::<op>_forward, _backward   the kernels: plain functions of tensors, with fake versions in _fake.py. A tensor that was
-//                                 not asked for comes back undefined, which is None in Python
+//   lk::<op>_forward, _backward   the kernels: plain functions of tensors, with fake versions in _fake.py. In these files a tensor
+//                                 that was not asked for is undefined; the dispatcher gets one without elements (kernel, below)
 //
 // The files see lk's C interface alone. g++ compiles them for both backends: LK_TORCH_CPU is the simulator with CPU tensors.
 #pragma once
@@ -138,7 +138,7 @@ inline bool has(const Maybe &t) { return t && t->defined(); }
 inline Maybe maybe(const Tensor &t) { return t.defined() ? Maybe(t) : Maybe(); }
 inline Maybe packed(const Maybe &t) { return has(t) ? Maybe(t->contiguous()) : t; }
 
-// Type and device of an op's first tensor; the others must be beside it.
+// Type and device of an op's first tensor; the others must be beside it, which check_devices sees to.
 inline void check_input(const Tensor &x, const char *name)
 {
     const at::ScalarType t = x.scalar_type();
@@ -147,10 +147,35 @@ inline void check_input(const Tensor &x, const char *name)
     TORCH_CHECK_VALUE(x.device().type() == LK_DEVICE_TYPE || x.is_meta(), "lk: ", name, " is on ", x.device().str(),
                       "; this build of lk_torch computes on " LK_DEVICE_NAME);
 }
-inline void check_device(const Tensor &x, const Maybe &t, const char *name)
+// The name that functional.py has for an argument of an op.
+inline std::string public_name(const std::string &op, const std::string &name)
 {
-    TORCH_CHECK_VALUE(!has(t) || t->device() == x.device(), "lk: ", name, " is on ", t->device().str(), ", but ",
-                      x.device().str(), " is needed");
+    const bool head = op.rfind("linear_", 0) == 0;
+    if (name == "x" || name == "logits") return "input";
+    if (name == "class_weight") return "weight";
+    return head && (name == "weight" || name == "bias") ? "linear_" + name : name;
+}
+// All tensors among an op's arguments are on the first one's device, empty ones too. Returns the first one.
+template <class... A> const Tensor &check_devices(const std::string &op, const A &...arguments)
+{
+    const Tensor *first = nullptr;
+    size_t i = 0;
+    const auto check = [&](const auto &a) {
+        const Tensor *t = nullptr;
+        if constexpr (std::is_same_v<std::decay_t<decltype(a)>, Tensor>) t = &a;
+        if constexpr (std::is_same_v<std::decay_t<decltype(a)>, Maybe>) t = a ? &*a : nullptr;
+        if (t && t->defined()) {
+            if (!first) first = t;
+            TORCH_CHECK_VALUE(t->device() == first->device(), "lk: ",
+                              public_name(op, c10::Dispatcher::singleton()
+                                                  .findSchemaOrThrow((std::string(ops_namespace) + "::" + op).c_str(), "")
+                                                  .schema().arguments()[i].name()),
+                              " is on ", t->device().str(), ", but ", first->device().str(), " is needed");
+        }
+        i++;
+    };
+    (check(arguments), ...);
+    return *first;
 }
 // LK_DTYPE_T or LK_DTYPE_F32: what lk takes for tensors beside x.
 inline int type_beside(const Tensor &t, at::ScalarType x, const char *name)
@@ -190,6 +215,13 @@ struct Workspace {
     c10::DataPtr data;
     void *start = nullptr;
 };
+
+// A budget of 0 is lk's own. least: that of the call, and of its backward where forward knows that it will come.
+inline void check_budget(size_t budget, size_t least)
+{
+    TORCH_CHECK_VALUE(!budget || budget >= least, "lk: workspace_mib is ", budget >> 20, "; this call and its backward need at least ",
+                      (least + ((size_t)1 << 20) - 1) >> 20);
+}
 
 // A context of lk's for each device, made by the first call. One call at a time may use it, so its lock is held until all is
 // launched. It is never destroyed: at exit CUDA may be gone before it.
@@ -375,6 +407,7 @@ struct Statistics {
 
 // Not plain memory of a device: being traced by torch.compile, under a dispatch mode, a functorch transform, meta.
 inline bool traced(const Tensor &x) { return at::isTensorSubclassLike(x); }
+inline bool traced(const Maybe &x) { return has(x) && traced(*x); }
 
 template <class... Tensors> bool wants_gradient(const Tensors &...tensors)
 {
@@ -423,12 +456,25 @@ template <class N, class... Tensors> Held<N> make_node(const Tensors &...inputs)
     return node;
 }
 // A node unpacks all that it has saved before a Below: a checkpoint may compute it again then, and must record what it saves.
-inline SavedVariable save(const Tensor &t) { return SavedVariable(t, false); }
-inline SavedVariable save(const Maybe &t) { return SavedVariable(t.value_or(Tensor()), false); }
+// PyTorch saves no tensor of torch.inference_mode(), as those of a teacher, since it counts no writes to one. A tensor of the same
+// memory is saved instead; nothing notices a write to it.
+inline SavedVariable save(const Tensor &t)
+{
+    if (!t.defined() || !t.is_inference() || traced(t)) return SavedVariable(t, false);
+    return SavedVariable(at::empty({0}, t.options()).set_(t.storage(), t.storage_offset(), t.sizes(), t.strides()), false);
+}
+inline SavedVariable save(const Maybe &t) { return save(t.value_or(Tensor())); }
+// The same, packed and at a multiple of 16 bytes: a hook of saved tensors, or vmap, may give a view that lies elsewhere.
+inline Tensor aligned(const Tensor &saved)
+{
+    const Tensor t = saved.contiguous();
+    return (uintptr_t)t.const_data_ptr() % 16 ? t.clone() : t;
+}
 
-// The gradients that a node returns. With create_graph they would count as constants in the second derivative, which lk does
-// not have. So differentiating them raises.
-variable_list once(variable_list gradients, const char *op);
+// The gradients that a node returns, those that are wanted. With create_graph they would count as constants in the second
+// derivative, which lk does not have. So differentiating them raises: what they are given is an error on the way to all that they
+// depend on, the node's inputs and `upstream`.
+variable_list once(Node &node, const variable_list &upstream, variable_list gradients, const char *op);
 
 // The upstream gradient that forward takes for a reduced loss, whose gradients it computes: grad_scale, else what backward got
 // last time, where that may be used, else 1.
@@ -451,7 +497,11 @@ struct LossBackward : Node {
         for (SavedVariable &g : gradients) g.reset_data();
         made_for.reset_data();
     }
-    void expect(const Expected &e) { made_for = save(e.upstream), history = e.history; }
+    void keep(const variable_list &made, const Expected &e)
+    {
+        for (const Tensor &g : made) gradients.push_back(save(next_edge(gradients.size()).is_valid() ? g : Tensor()));
+        made_for = save(e.upstream), history = e.history;
+    }
 };
 
 // What a file registers when it is loaded: TORCH_LIBRARY_FRAGMENT, whose namespace is written in the file.
@@ -461,17 +511,34 @@ struct LossBackward : Node {
                                                      __FILE__, __LINE__);                                                      \
     static void register_ops(torch::Library &m)
 
-// An op that a user calls, and a kernel: schema and dispatch. Autograd through a kernel itself raises.
+// An op that a user calls, and a kernel: schema and dispatch. Autograd through a kernel itself raises. A kernel's wrapper checks
+// devices, and gives a tensor without elements, in float32, for each that was not asked for: AOTInductor takes no undefined one.
 template <class F> void user_op(torch::Library &m, const std::string &name, const char *schema, F *f)
 {
     m.def((name + schema).c_str());
     m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, f));
     m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, f));
 }
-template <class F> void kernel(torch::Library &m, const std::string &name, const char *schema, F *f)
+inline void fill_in(Tensor &, const Tensor &) {}
+template <class... T> void fill_in(tuple<T...> &out, const Tensor &beside)
+{
+    const auto nothing = [&](Tensor &t) {
+        if (t.defined()) return;
+        c10::Storage none(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, beside.device()));
+        t = at::detail::make_tensor<c10::TensorImpl>(std::move(none), c10::DispatchKeySet(c10::DispatchKey::LK_DEVICE),
+                                                     caffe2::TypeMeta::Make<float>());
+    };
+    std::apply([&](T &...t) { (nothing(t), ...); }, out);
+}
+template <class R, class... A> void kernel(torch::Library &m, const std::string &name, const char *schema, R (*f)(A...))
 {
     m.def((name + schema).c_str());
-    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::LK_DEVICE, f));
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::LK_DEVICE, [f, name](A... arguments) -> R {
+        const Tensor &beside = check_devices(name, arguments...);
+        R out = f(arguments...);
+        fill_in(out, beside);
+        return out;
+    }));
     m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback()));
 }
 

@@ -80,7 +80,7 @@ struct LogsumexpBackward : Node {
         if (!up[0].defined()) return variable_list(1);
         const Tensor input = x.unpack(), result = out.unpack(held(this)), s = state.unpack();
         const Below below;
-        return once({logsumexp_backward_op.call(up[0], input, result, s, dim, scale)}, "logsumexp");
+        return once(*this, up, {logsumexp_backward_op.call(up[0], input, result, s, dim, scale)}, "logsumexp");
     }
     void release_variables() override { x.reset_data(), out.reset_data(), state.reset_data(); }
 };

@@ -39,7 +39,7 @@ static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta
 static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
                                      at::IntArrayRef offset, int64_t activation)
 {
-    check_input(x, "x"), check_device(x, theta, "theta");
+    check_input(x, "x");
     TORCH_CHECK_VALUE(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
     TORCH_CHECK_VALUE(theta.dim() == 2 && (theta.size(0) == x.size(1) || theta.size(0) == 1), "lk: theta must be [heads = ",
                 x.size(1), " or 1, features or 1]; it has shape ", theta.sizes());
@@ -98,7 +98,7 @@ struct MdLrpeCosineBackward : Node {
         const Below below;
         auto [dx, dtheta] = md_lrpe_cosine_backward_op.call(up[0], input, th, shape, prefix, offset, activation,
                                                             task_should_compute_output(0), task_should_compute_output(1));
-        return once({dx, dtheta}, "md_lrpe_cosine");
+        return once(*this, up, {dx, dtheta}, "md_lrpe_cosine");
     }
     void release_variables() override { x.reset_data(), theta.reset_data(); }
 };

@@ -66,14 +66,6 @@ template <> const char *wrong_kind<int64_t>(PyObject *o)
 {
     return PyIndex_Check(o) || PyObject_HasAttrString(o, "node") ? nullptr : "an integer"; // node: of a SymInt
 }
-// The name that functional.py has for an argument.
-static std::string public_name(const std::string &op, const std::string &name)
-{
-    const bool head = op.rfind("linear_", 0) == 0;
-    if (name == "x" || name == "logits") return "input";
-    if (name == "class_weight") return "weight";
-    return head && (name == "weight" || name == "bias") ? "linear_" + name : name;
-}
 
 static PyObject *to_python(Tensor &&t) { return THPVariable_Wrap(std::move(t)); }
 template <class... T> PyObject *to_python(tuple<T...> &&tensors)

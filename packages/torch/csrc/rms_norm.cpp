@@ -45,8 +45,7 @@ static void fill_residual(lk_srms_norm_args &a, const Tensor &x, const Maybe &re
 static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const Maybe &residual, const Maybe &weight,
                                                       const Maybe &bias, double eps, double weight_offset, bool keep)
 {
-    check_input(x, "input"), check_device(x, residual, "residual");
-    check_device(x, weight, "weight"), check_device(x, bias, "bias");
+    check_input(x, "input");
     const Stream stream(x);
     const Rows rows(x, "input");
     lk_srms_norm_args a = {};
@@ -80,8 +79,7 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
                      bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale, bool want_amax, bool want_transposed,
                      bool keep)
 {
-    check_input(x, "input"), check_device(x, residual, "residual");
-    check_device(x, weight, "weight"), check_device(x, scale, "scale");
+    check_input(x, "input");
     const Stream stream(x);
     const Rows rows(x, "input");
     const bool tensor = scaling == LK_SRMS_NORM_FP8_TENSOR;
@@ -194,10 +192,9 @@ struct RmsNormBackward : Node {
             std::tie(d[0], dresidual, d[1], d[2]) =
                 rms_norm_backward_op.call(up[0], maybe(dsum), saved, r, maybe(w), want_bias ? maybe(b) : Maybe(), weight_offset,
                                           is_sum, want_x || want_residual, want_weight);
-            if (want_residual) d[3] = dresidual.defined() ? dresidual : d[0];
-            if (!want_x) d[0] = Tensor();
+            if (want_residual) d[3] = saved.scalar_type() != x_type ? dresidual : d[0];
         }
-        return once(std::move(d), "rms_norm");
+        return once(*this, up, std::move(d), "rms_norm");
     }
     void release_variables() override { s.reset_data(), rstd.reset_data(), weight.reset_data(), bias.reset_data(); }
 };
@@ -222,7 +219,7 @@ static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const 
         const Below below;
         std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, true);
     }
-    node->is_sum = sum.defined(), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
+    node->is_sum = has(residual), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
     torch::autograd::set_history(y, node);
     if (node->is_sum) torch::autograd::set_history(sum, node);
     node->s = node->is_sum ? SavedVariable(sum, true) : save(x);
@@ -263,8 +260,12 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
         return rms_norm_fp8_forward_op.call(x, residual, weight, e, weight_offset, scaling, e5m2, power_of_two, scale_rounding,
                                             scale, want_amax, want_transposed, keep);
     }();
-    if (!keep) return {q, scales, amax, turned, turned_scales, sum};
-    node->is_sum = sum.defined(), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
+    const bool blocks = scaling != LK_SRMS_NORM_FP8_TENSOR;
+    const auto asked = [](bool is, const Tensor &t) { return is ? t : Tensor(); };
+    const tuple out(q, asked(blocks, scales), asked(want_amax, amax), asked(want_transposed, turned),
+                    asked(want_transposed && blocks, turned_scales), asked(has(residual), sum));
+    if (!keep) return out;
+    node->is_sum = has(residual), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
     /* The engine rounds a gradient to the type of what it belongs to. That of q is to have x's type, so the node says x. */
     const uint32_t number = node->add_input_metadata(x);
     torch::autograd::impl::set_gradient_edge(q, {held(node.get()), number});
@@ -272,7 +273,7 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
     node->s = node->is_sum ? SavedVariable(sum, true) : save(x);
     node->rstd = save(rstd), node->weight = save(weight), node->bias = save(Tensor());
     node_is_made(node);
-    return {q, scales, amax, turned, turned_scales, sum};
+    return out;
 }
 
 LK_OPS(m)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the kernels return, in shape and type alone: torch.compile asks for that. An output that is not wanted is None.
+"""What the kernels return, in shape and type alone: torch.compile asks for that, and a call with tensors on meta. An output that is
+not wanted has no elements: AOTInductor takes no None where a schema says Tensor.
 
 A size may be a symbol. torch.Size.numel() makes a number of it, and the program is for that size alone; math.prod does not."""
+import functools
 import math
 
 import torch
@@ -11,8 +13,30 @@ from . import _C
 F32 = torch.float32
 
 
+def public_name(op, name):
+    """The name that functional.py has for an argument, as in csrc/lk_torch.h."""
+    if name in ("weight", "bias") and op.startswith("linear_"):
+        return f"linear_{name}"
+    return {"x": "input", "logits": "input", "class_weight": "weight"}.get(name, name)
+
+
 def fake(function):
-    torch.library.register_fake(f"{_C.NAMESPACE}::{function.__name__}", function)
+    """Registers it. The dispatcher takes it where one tensor alone is on meta, so it compares their devices, as the kernels do."""
+    op = function.__name__
+
+    @functools.wraps(function)
+    def beside(*args):
+        tensors = [(i, t) for i, t in enumerate(args) if isinstance(t, torch.Tensor)]
+        device = tensors[0][1].device
+        for i, t in tensors:
+            if t.device != device:
+                name = getattr(getattr(torch.ops, _C.NAMESPACE), op).default._schema.arguments[i].name
+                raise ValueError(f"lk: {public_name(op, name)} is on {t.device}, but {device} is needed")
+        first = tensors[0][1]
+        out = function(*args)
+        nothing = lambda t: first.new_empty(0, dtype=F32) if t is None else t
+        return tuple(map(nothing, out)) if isinstance(out, tuple) else out
+    torch.library.register_fake(f"{_C.NAMESPACE}::{op}", beside)
 
 
 def rows(target):
@@ -101,9 +125,14 @@ def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, offset, activation, wan
     return x.new_empty(x.shape) if want_dx else None, theta.new_empty(theta.shape) if want_dtheta else None
 
 
+def even(n):
+    return (n + 1) // 2 * 2
+
+
 def state(logits, target, class_weight, reduction, floats):
     counts = reduction == 1 and not target.is_floating_point()
-    return logits.new_empty((2 + (class_weight is not None) if counts else 0) + floats * math.prod(rows(target)), dtype=F32)
+    head = (2 if class_weight is None else 4) if counts else 0
+    return logits.new_empty(head + even(floats * math.prod(rows(target))), dtype=F32)
 
 
 @fake
@@ -153,7 +182,7 @@ def cross_entropy_ids_backward(dloss, dlogp, dtail, logits, *rest):
 @fake
 def cross_entropy_ids_parallel_forward(logits, target_ids, target_weight, tail_weight, reduction, *options):
     rows = math.prod(logits.shape[:-1])
-    return *ids(logits, target_ids, reduction, options[-1]), logits.new_empty((2 if reduction == 1 else 0) + 3 * rows, dtype=F32)
+    return *ids(logits, target_ids, reduction, options[-1]), logits.new_empty((2 if reduction == 1 else 0) + even(3 * rows), dtype=F32)
 
 
 @fake
@@ -168,8 +197,8 @@ def head(x, weight, bias, want_dx, want_dweight, want_dbias):
 
 @fake
 def linear_cross_entropy_forward(x, weight, target, bias, class_weight, reduction, *options):
-    keep, saved_bytes = options[-2:]
-    return (loss(x, target, reduction), x.new_empty(target.shape, dtype=F32) if keep else None,
+    *wants, saved_bytes = options[-4:]
+    return (loss(x, target, reduction), x.new_empty(target.shape, dtype=F32) if any(wants) else None,
             x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
 
 

@@ -116,6 +116,11 @@ def _integer(name, value):
         raise TypeError(f"lk: {name} is {value!r}; it must be an integer") from None
 
 
+def _constant(name, value):
+    """An int, also of a symbol: a program that torch.compile makes has it as a constant."""
+    return operator.index(_integer(name, value))
+
+
 def _tensors(**tensors):
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
@@ -130,15 +135,16 @@ def _sharded(input):
 
 def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     """log(sum(exp(scale * input))) over dim, as torch.logsumexp. dtype=torch.float32 returns it unrounded."""
+    compiling = is_compiling()
     if type(input) is not Tensor and _sharded(input):
         from . import _dtensor
         dims = {_integer("dim", d) % input.dim() for d in (dim if hasattr(dim, "__iter__") else (dim,))}
         return _dtensor.logsumexp(lambda x: logsumexp(x, dim, keepdim, scale=scale, dtype=dtype), input, dims, keepdim)
     shape = None
-    if not hasattr(dim, "__iter__") or isinstance(dim, Tensor):
-        dim = dim if type(dim) is int else _integer("dim", dim)
+    if type(dim) is int or not hasattr(dim, "__iter__") or isinstance(dim, Tensor):
+        dim = dim if type(dim) is int and not compiling else _constant("dim", dim)
     else:
-        n, dim = max(input.dim(), 1), [_integer("dim", d) for d in dim]
+        n, dim = max(input.dim(), 1), [_constant("dim", d) for d in dim]
         dims = sorted(d % n for d in dim if -n <= d < n)
         if not dims or len(set(dims)) < len(dim):
             raise IndexError(f"lk: dim is {dim}; it must name dimensions of an input of shape {list(input.shape)}, none twice")
@@ -148,7 +154,7 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
         dim = dims[0] if len(dims) == 1 else -1
     if type(scale) is not float:
         scale = _number("scale", scale)
-    op = _ops.logsumexp.default if is_compiling() else _C.logsumexp
+    op = _ops.logsumexp.default if compiling else _C.logsumexp
     out = op(input, dim, keepdim and shape is None, scale, dtype)
     return out.view(shape) if keepdim and shape is not None else out
 
@@ -208,7 +214,7 @@ def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_off
         weight_offset = _number("weight_offset", weight_offset)
     if eps is not None and type(eps) is not float:
         eps = _number("eps", eps)
-    if not hasattr(normalized_shape, "__len__"):
+    if type(normalized_shape) is int or not hasattr(normalized_shape, "__len__"):
         normalized_shape = (_integer("normalized_shape", normalized_shape),)
     n = len(normalized_shape)
     if n == 1 and groups == 1:  # the op checks the rest
@@ -248,7 +254,9 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
     rounding = _value(_SCALE_ROUNDINGS, "scale_rounding", scale_rounding)
     if type(input) is not Tensor and _sharded(input):
         raise TypeError("lk: input is a DTensor; with out_dtype it must be a plain tensor")
-    if hasattr(normalized_shape, "__len__") and len(normalized_shape) != 1 or groups != 1 or bias is not None:
+    if type(normalized_shape) is int or not hasattr(normalized_shape, "__len__"):
+        normalized_shape = (normalized_shape,)
+    if len(normalized_shape) != 1 or groups != 1 or bias is not None:
         raise ValueError("lk: with out_dtype a norm is over one dimension, and has neither bias nor groups")
     if number and (scale is not None or amax):
         raise ValueError(f"lk: scale and amax belong to scaling 'tensor', and scaling is {scaling!r}")
@@ -257,7 +265,7 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
                          "'row' and 'block128'")
     if transposed and number == 1:
         raise ValueError("lk: scales of rows are no scales of the transposed copy's rows; scaling must not be 'row'")
-    cols = _integer("normalized_shape", normalized_shape[0] if hasattr(normalized_shape, "__len__") else normalized_shape)
+    cols = _integer("normalized_shape", normalized_shape[0])
     _affine_shape([cols], weight, None)
     op = _ops.rms_norm_fp8.default if is_compiling() else _C.rms_norm_fp8
     eps, weight_offset = None if eps is None else _number("eps", eps), _number("weight_offset", weight_offset)
@@ -318,9 +326,16 @@ def _grad_scale(grad_scale):
     """A number as a tensor of the CPU, which waits for no device."""
     if grad_scale is None or isinstance(grad_scale, torch.Tensor):
         return grad_scale
-    if not (math.isfinite(grad_scale) and grad_scale):
+    if type(grad_scale) is not float:
+        grad_scale = _number("grad_scale", grad_scale)
+    if not (-math.inf < grad_scale < math.inf and grad_scale):  # math.isfinite takes no symbol
         raise ValueError(f"lk: grad_scale is {grad_scale}; it must be finite and not 0")
-    return torch.tensor(float(grad_scale))
+    return torch.tensor(grad_scale)
+
+
+def _no_grad_scale(grad_scale):
+    if grad_scale is not None:
+        raise ValueError("lk: with group there is no grad_scale; gradients are computed in backward")
 
 
 def _scales(logit_scale, softcap, temperature):
@@ -397,8 +412,8 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
         if target.dim() > 2 and target.is_floating_point():  # probabilities of classes
             target = target.movedim(1, -1)
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
-    if type(ignore_index) is not int:
-        ignore_index = _integer("ignore_index", ignore_index)
+    if type(ignore_index) is not int or is_compiling():
+        ignore_index = _constant("ignore_index", ignore_index)
     if factor is not None and input.dtype in _TYPES and input.dim():  # rounded to float32 alone
         input = input.float() * _per_row(factor, input.shape[:-1])
         target = target.float() if target.dtype in _TYPES else target
@@ -515,8 +530,8 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     if type(input) is not Tensor and _sharded(input):
         raise TypeError("lk: input is a DTensor, which cross_entropy_ids does not take; pass its local tensor")
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
-    if type(ignore_index) is not int:
-        ignore_index = _integer("ignore_index", ignore_index)
+    if type(ignore_index) is not int or is_compiling():
+        ignore_index = _constant("ignore_index", ignore_index)
     if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
         raise ValueError("lk: with group logit_scale and temperature must be numbers")
     if factor is not None and input.dtype in _TYPES and input.dim():
@@ -544,7 +559,7 @@ def _mib(workspace_mib):
         return 0
     if workspace_mib < 1:
         raise ValueError(f"lk: workspace_mib is {workspace_mib}; it must be at least 1")
-    return workspace_mib
+    return _constant("workspace_mib", workspace_mib) if is_compiling() else workspace_mib
 
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
@@ -553,10 +568,10 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
     if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, linear_weight=linear_weight, target=target)
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
-    if type(ignore_index) is not int:
-        ignore_index = _integer("ignore_index", ignore_index)
-    if type(max_counted) is not int:
-        max_counted = _integer("max_counted", max_counted)
+    if type(ignore_index) is not int or is_compiling():
+        ignore_index = _constant("ignore_index", ignore_index)
+    if type(max_counted) is not int or is_compiling():
+        max_counted = _constant("max_counted", max_counted)
     if factor is not None and input.dtype in _TYPES and input.dim():
         factor = _per_row(factor, input.shape[:-1])
         input = (input.float() * factor).to(input.dtype)
@@ -634,8 +649,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
-    a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; with group it has
-    no effect, since backward makes the gradients.
+    a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group,
+    where backward makes the gradients.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
     row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
     bfloat16 on sm_90a; gradients are then made in backward.
@@ -656,6 +671,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     and alike on all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all
     ranks' gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
     reduction, and keeps exponentials or nothing. All ranks make the call."""
+    if group is not None:
+        _no_grad_scale(grad_scale)
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib,
                         fast_logits, max_counted, batch_invariant, group, shards, temperature, keep,
@@ -693,17 +710,17 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     tail=True or tail_weight [...]: a CrossEntropyIdsTailOutput, as in cross_entropy_ids. Such a call stores logits, in chunks, also
     where one without a tail stores none in bfloat16.
 
-    workspace_mib and fast_logits: as in linear_cross_entropy. backward computes the logits again. A linear_weight of 16 bits
-    gets its gradient from sums in float. There is no keep: backward has no saved logits to read. The other arguments are those
-    of cross_entropy.
+    workspace_mib and fast_logits: as in linear_cross_entropy. Where a gradient is wanted, forward refuses a workspace_mib in which
+    backward would not run. backward computes the logits again. A linear_weight of 16 bits gets its gradient from sums in float.
+    There is no keep: backward has no saved logits to read. The other arguments are those of cross_entropy.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
     a token and the logits of its ids; backward sums the gradient of input. Logits are stored."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
-    if type(ignore_index) is not int:
-        ignore_index = _integer("ignore_index", ignore_index)
+    if type(ignore_index) is not int or is_compiling():
+        ignore_index = _constant("ignore_index", ignore_index)
     if factor is not None and input.dtype in _TYPES and input.dim():
         factor = _per_row(factor, input.shape[:-1])
         input = (input.float() * factor).to(input.dtype)
@@ -770,8 +787,7 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, row_weight, reduced, *options,
                  _mib(workspace_mib), fast_logits)
     if group is not None:
-        if grad_scale is not None:
-            raise ValueError("lk: with group there is no grad_scale; gradients are computed in backward")
+        _no_grad_scale(grad_scale)
         return _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank())
     op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
     return op(*arguments, _grad_scale(grad_scale))
@@ -787,3 +803,10 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
     shape, offset = [_integer("shape", n) for n in shape], [_integer("offset", n) for n in offset]
     prefix, activation = _integer("prefix", prefix), _value(_ACTIVATIONS, "activation", activation)
     return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, activation)
+
+
+# torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
+for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "cross_entropy", "cross_entropy_with_grad",
+              "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
+              "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine"):
+    torch.fx.wrap(_name)

@@ -119,6 +119,22 @@ class _Head(_Loss):
         sizes = f"in_features={self.weight.shape[1]}, num_classes={self.weight.shape[0]}, bias={self.bias is not None}"
         return ", ".join([sizes, *(f"{name}={value!r}" for name, value in self.options.items())])
 
+    def __getstate__(self):
+        """A group is copied, and pickled, by its name: in another process it is the group of that name, or its name alone."""
+        state = dict(self.__dict__)
+        group = self.options.get("group")
+        name = getattr(group, "group_name", group)
+        return state if group is None else {**state, "options": {**self.options, "group": name}}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if isinstance(self.options.get("group"), str):
+            try:
+                group = torch.distributed.distributed_c10d._resolve_process_group(self.options["group"])
+                self.options = {**self.options, "group": group}
+            except RuntimeError:
+                pass  # the first call says it
+
 
 class LinearCrossEntropyLoss(_Head):
     """A language model's head: a torch.nn.Linear and its cross entropy. Tie weights by `loss.weight = embedding.weight`.
@@ -146,22 +162,6 @@ class LinearCrossEntropyLoss(_Head):
         if factor is not None:
             y = y * LF._per_row(factor, y.shape[:-1])
         return (cap * torch.tanh(y / cap) if cap else y).to(z.dtype)
-
-    def __getstate__(self):
-        """A group is copied, and pickled, by its name: in another process it is the group of that name, or its name alone."""
-        state = dict(self.__dict__)
-        group = self.options.get("group")
-        name = getattr(group, "group_name", group)
-        return state if group is None else {**state, "options": {**self.options, "group": name}}
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        if isinstance(self.options.get("group"), str):
-            try:
-                group = torch.distributed.distributed_c10d._resolve_process_group(self.options["group"])
-                self.options = {**self.options, "group": group}
-            except RuntimeError:
-                pass  # the first call says it
 
 
 class LinearKLLoss(_Head):

@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: MIT
+"""Every public function and module of lk_torch through what PyTorch does with a call: tensors on meta, of another device or of a
+subclass, second derivatives, torch.func, torch.fx, torch.compile with a number that changes, export, AOTInductor, copies, forks and
+inference mode. Each gives the values of the plain call, or raises one sentence of lk's.
+
+    python packages/torch/test_transforms.py              # all rows; V=1 in the environment prints each check
+    python packages/torch/test_transforms.py kl RMSNorm   # these rows
+
+ROWS and MODULES are the table: a public function or module that has no row fails. What a group does is in test_parallel.py."""
+import copy
+import glob
+import inspect
+import io
+import logging
+import math
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
+    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+
+import torch
+import torch._dynamo
+
+import lk_torch
+from lk_torch import functional as LF
+
+CUDA = lk_torch.BACKEND == "cuda"
+D = "cuda" if CUDA else "cpu"
+VERBOSE = os.environ.get("V") == "1"
+OTHERS = ("meta", "cpu") if CUDA else ("meta",)  # devices of a tensor that does not lie beside the others
+totals = [0, 0]  # passed, failed
+
+
+def verdict(name, right, why=""):
+    totals[not right] += 1
+    if not right or VERBOSE:
+        print(f"  {'ok  ' if right else 'FAIL'}  {name}  {why}", flush=True)
+
+
+def attempt(name, f):
+    try:
+        f()
+    except Exception as error:
+        verdict(name, False, f"{type(error).__name__}: {error}")
+        if VERBOSE:
+            traceback.print_exc()
+
+
+def refused(name, f, *words):
+    """f raises one sentence of lk's that has the words."""
+    try:
+        f()
+    except Exception as error:
+        text = str(error).splitlines()[0]
+        return verdict(name, "lk: " in text and all(word in text for word in words), f"{type(error).__name__}: {text}")
+    verdict(name, False, "no exception")
+
+
+def flat(out):
+    return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+
+
+def close(name, ours, theirs, tolerance=1e-5):
+    ours, theirs = flat(ours), flat(theirs)
+    shapes = [(tuple(t.shape), t.dtype) for t in ours], [(tuple(t.shape), t.dtype) for t in theirs]
+    right = shapes[0] == shapes[1] and all(
+        torch.allclose(a.detach().float(), b.detach().float(), rtol=tolerance, atol=tolerance, equal_nan=True)
+        for a, b in zip(ours, theirs))
+    verdict(name, right, f"{shapes}, {[(a, b) for a, b in zip(ours, theirs)]}" if not right else "")
+
+
+# ---- The table --------------------------------------------------------------------------------------------------------------
+
+N, HIDDEN, CLASSES = 3, 8, 11  # odd ones: a part of a batch lies where no whole tensor does
+
+
+class Row:
+    """A call f(**tensors, **options). learns: the tensors that get gradients. numbers: of an option, the values that it changes to.
+    compiled: the call is part of the program of AOTInductor."""
+
+    def __init__(self, f, tensors, options=None, learns=(), numbers=None):
+        self.f, self.options, self.numbers = f, options or {}, numbers or {}
+        self.draw = tensors
+        self.learns = learns
+
+    def tensors(self, seed=0, grad=True):
+        generator = torch.Generator().manual_seed(seed)
+        normal = lambda *shape: torch.randn(shape, generator=generator).to(D)
+        some = lambda *shape: torch.rand(shape, generator=generator).to(D) + 0.5
+        ids = lambda *shape: torch.randint(CLASSES, shape, generator=generator).to(D)
+        drawn = self.draw(normal, some, ids)
+        return {k: t.requires_grad_() if grad and k in self.learns else t for k, t in drawn.items()}
+
+    def __call__(self, tensors, **options):
+        return self.f(**tensors, **{**self.options, **options})
+
+
+def learned(out):
+    """One number of all results that have a gradient."""
+    return sum((t.float() * (i + 1)).sum() for i, t in enumerate(flat(out)) if t.requires_grad)
+
+
+LOSS = dict(z_loss=(0.25, 0.5), label_smoothing=(0.25, 0.5), softcap=(8.0, 9.0), logit_scale=(0.5, 0.75), temperature=(2.0, 3.0),
+            ignore_index=(1, 2, 3), denominator=(2.0, 3.0))
+IDS = {k: v for k, v in LOSS.items() if k != "label_smoothing"}
+KL = dict(temperature=(2.0, 3.0), beta=(0.25, 0.75), logit_scale=(0.5, 0.75), softcap=(8.0, 9.0))
+NORM = dict(normalized_shape=[HIDDEN], eps=1e-5)
+FLOAT8 = dict(normalized_shape=HIDDEN, out_dtype=torch.float8_e4m3fn)
+
+loss = lambda n, s, i: dict(input=n(N, CLASSES), target=i(N), weight=s(CLASSES), row_weight=s(N))
+of_ids = lambda n, s, i: dict(target_ids=i(N, 2), target_weight=s(N, 2), tail_weight=s(N), row_weight=s(N))
+head = lambda n, s, i: dict(input=n(N, HIDDEN), linear_weight=n(CLASSES, HIDDEN), linear_bias=n(CLASSES))
+HEAD = ("input", "linear_weight", "linear_bias")
+ROWS = {
+    "logsumexp": Row(LF.logsumexp, lambda n, s, i: dict(input=n(N, CLASSES)), dict(dim=-1), ("input",),
+                     dict(dim=(1, 0, -1), scale=(0.5, 0.25))),
+    "kl": Row(LF.kl, lambda n, s, i: dict(input=n(N, CLASSES), teacher=n(N, CLASSES), row_weight=s(N)), {}, ("input",), KL),
+    "rms_norm": Row(LF.rms_norm, lambda n, s, i: dict(input=n(N, HIDDEN), weight=n(HIDDEN), bias=n(HIDDEN)), NORM,
+                    ("input", "weight", "bias"), dict(eps=(1e-5, 1e-6), weight_offset=(1.0, 2.0))),
+    "add_rms_norm": Row(LF.add_rms_norm, lambda n, s, i: dict(input=n(N, HIDDEN), residual=n(N, HIDDEN), weight=n(HIDDEN)), NORM,
+                        ("input", "residual", "weight"), dict(eps=(1e-5, 1e-6), weight_offset=(1.0, 2.0))),
+    "srms_norm": Row(LF.srms_norm, lambda n, s, i: dict(input=n(N, HIDDEN)), {}, ("input",), dict(eps=(1e-5, 1e-6))),
+    "rms_norm, 8 bits": Row(LF.rms_norm, lambda n, s, i: dict(input=n(N, HIDDEN), weight=n(HIDDEN)), FLOAT8, (),
+                            dict(eps=(1e-5, 1e-6))),
+    "add_rms_norm, 8 bits": Row(LF.add_rms_norm, lambda n, s, i: dict(input=n(N, HIDDEN), residual=n(N, HIDDEN)),
+                                dict(FLOAT8, scaling="tensor", amax=True, transposed=True), (), dict(eps=(1e-5, 1e-6))),
+    "cross_entropy": Row(LF.cross_entropy, loss, {}, ("input",), dict(LOSS, grad_scale=(1.0, 0.5, 2))),
+    "cross_entropy, probabilities": Row(
+        LF.cross_entropy, lambda n, s, i: dict(input=n(N, CLASSES), target=n(N, CLASSES).softmax(1), weight=s(CLASSES)), {}, ("input",)),
+    "cross_entropy, in place": Row(
+        lambda input, target, weight, row_weight: LF.cross_entropy(input * 1.0, target, weight, row_weight=row_weight, inplace=True),
+        loss, {}, ("input",)),
+    "cross_entropy, none": Row(LF.cross_entropy, loss, dict(reduction="none"), ("input",)),
+    "cross_entropy_with_grad": Row(LF.cross_entropy_with_grad, loss, {}, (), dict(grad_scale=(1.0, 0.5))),
+    "cross_entropy_stats": Row(LF.cross_entropy_stats, loss, dict(label_smoothing=0.25), ("input",), LOSS),
+    "cross_entropy_ids": Row(LF.cross_entropy_ids, lambda n, s, i: dict(input=n(N, CLASSES), **of_ids(n, s, i)), {}, ("input",), IDS),
+    "linear_cross_entropy": Row(
+        LF.linear_cross_entropy, lambda n, s, i: dict(head(n, s, i), target=i(N), weight=s(CLASSES), row_weight=s(N)), {}, HEAD,
+        dict(LOSS, grad_scale=(1.0, 0.5, 2), workspace_mib=(4, 5, 6), max_counted=(5, 6, 7))),
+    "linear_cross_entropy, none": Row(LF.linear_cross_entropy, lambda n, s, i: dict(head(n, s, i), target=i(N)),
+                                      dict(reduction="none", keep=True), HEAD),
+    "linear_cross_entropy_stats": Row(LF.linear_cross_entropy_stats, lambda n, s, i: dict(head(n, s, i), target=i(N), row_weight=s(N)),
+                                      {}, HEAD, dict(LOSS, workspace_mib=(4, 5, 6))),
+    "linear_cross_entropy_ids": Row(LF.linear_cross_entropy_ids, lambda n, s, i: dict(head(n, s, i), **of_ids(n, s, i)), {}, HEAD,
+                                    dict(IDS, workspace_mib=(4, 5, 6))),
+    "linear_kl": Row(LF.linear_kl, lambda n, s, i: dict(head(n, s, i), teacher_input=n(N, 5), teacher_weight=n(CLASSES, 5),
+                                                        teacher_bias=n(CLASSES), row_weight=s(N)), {}, HEAD,
+                     dict(KL, grad_scale=(1.0, 0.5, 2), workspace_mib=(4, 5, 6))),
+    "linear_kl, none": Row(LF.linear_kl, lambda n, s, i: dict(head(n, s, i), teacher_input=n(N, 5), teacher_weight=n(CLASSES, 5)),
+                           dict(reduction="none", divergence="jensen_shannon"), HEAD),
+    "md_lrpe_cosine": Row(LF.md_lrpe_cosine, lambda n, s, i: dict(x=n(1, 2, 5, 8), theta=n(2, 8)), dict(shape=(4,), prefix=1),
+                          ("x", "theta"), dict(offset=((1,), (2,), (3,)))),
+}
+ELSEWHERE = {"shards_of"}  # a collective, in test_parallel.py
+
+of_input = lambda row: lambda: row.tensors()
+MODULES = {  # a module, the arguments of its call
+    "RMSNorm": (lambda **o: lk_torch.RMSNorm(HIDDEN, bias=True, **o), "rms_norm", ("input",)),
+    "AddRMSNorm": (lambda **o: lk_torch.AddRMSNorm(HIDDEN, weight_offset=1.0, **o), "add_rms_norm", ("input", "residual")),
+    "SRMSNorm": (lambda **o: lk_torch.SRMSNorm(), "srms_norm", ("input",)),
+    "CrossEntropyLoss": (lambda **o: lk_torch.CrossEntropyLoss(torch.arange(1.0, CLASSES + 1, device=D), z_loss=0.25), "cross_entropy",
+                         ("input", "target")),
+    "LinearCrossEntropyLoss": (lambda **o: lk_torch.LinearCrossEntropyLoss(HIDDEN, CLASSES, True, softcap=8.0, **o),
+                               "linear_cross_entropy", ("input", "target")),
+    "LinearKLLoss": (lambda **o: lk_torch.LinearKLLoss(HIDDEN, CLASSES, True, divergence="reverse", **o), "linear_kl",
+                     ("input", "teacher_input", "teacher_weight")),
+    "MdLrpeCosine": (lambda **o: lk_torch.MdLrpeCosine(2, 8, **o), "md_lrpe_cosine", ("x",)),
+}
+
+
+def complete():
+    public = {name for name, f in vars(LF).items() if inspect.isfunction(f) and f.__module__ == LF.__name__ and name[0] != "_"}
+    rows = {name.split(",")[0] for name in ROWS}
+    verdict("every public function has a row", public == rows | ELSEWHERE, f"{sorted(public ^ (rows | ELSEWHERE))}")
+    public = {name for name, c in vars(lk_torch.nn).items() if inspect.isclass(c) and c.__module__ == lk_torch.nn.__name__ and name[0] != "_"}
+    verdict("every module has a row", public == set(MODULES), f"{sorted(public ^ set(MODULES))}")
+
+
+# ---- Tensors that are no plain ones beside the first ------------------------------------------------------------------------
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that holds another one, and calls each op with that."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device,
+                                                   requires_grad=inner.requires_grad)
+
+    def __init__(self, inner):
+        self.inner = inner.detach()
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        args, kwargs = torch.utils._pytree.tree_map_only(Wrapper, lambda t: t.inner, (args, kwargs or {}))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, Wrapper, op(*args, **kwargs))
+
+
+class Plain(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+def elsewhere(name, row):
+    plain = row(row.tensors())
+    on_meta = lambda: {k: t.detach().to("meta").requires_grad_(t.requires_grad) for k, t in row.tensors().items()}
+    out = row(on_meta())
+    shapes = lambda out: [(tuple(t.shape), t.dtype) for t in flat(out)]
+    verdict(f"{name}: all on meta", shapes(out) == shapes(plain) and all(t.is_meta for t in flat(out)), f"{shapes(out)}, {shapes(plain)}")
+    if row.learns:
+        learns = on_meta()
+        for k, g in zip(row.learns, torch.autograd.grad(learned(row(learns)), [learns[k] for k in row.learns])):
+            verdict(f"{name}: the gradient of {k} on meta", g.is_meta and g.shape == learns[k].shape, f"{g.device}, {tuple(g.shape)}")
+    for k, t in row.tensors().items():
+        for device in OTHERS:
+            if device == "meta" and len(row.tensors()) == 1:
+                continue
+            for grad in (False, True):
+                moved = lambda t: t.detach().to(device).requires_grad_(t.requires_grad)
+                refused(f"{name}: {k} alone on {device}", lambda: row({**row.tensors(grad=grad), k: moved(t)}))
+                refused(f"{name}: {k} alone on {device}, empty", lambda: row({**row.tensors(grad=grad), k: moved(t[:0])}))
+            rest = lambda: {j: t if j == k else moved(t) for j, t in row.tensors().items()}
+            if len(row.tensors()) > 1:
+                refused(f"{name}: all but {k} on {device}", lambda: row(rest()))
+
+
+def subclasses(name, row):
+    plain = row.tensors()
+    expected = [row(plain), torch.autograd.grad(learned(row(plain)), [plain[k] for k in row.learns]) if row.learns else ()]
+    for k in (*plain, "all"):
+        for kind in (Wrapper, Plain):
+            one = lambda t: Wrapper(t) if kind is Wrapper else t.detach().as_subclass(Plain).requires_grad_(t.requires_grad)
+            inner = lambda t: t.inner if isinstance(t, Wrapper) else t.as_subclass(torch.Tensor)
+
+            def check():
+                given = {j: one(t) if k in (j, "all") else t for j, t in row.tensors().items()}
+                out = row(given)
+                close(f"{name}: {k} of {kind.__name__}", tuple(map(inner, flat(out))), expected[0])
+                if row.learns:
+                    gradients = torch.autograd.grad(learned(out), [given[k] for k in row.learns])
+                    close(f"{name}: gradients with {k} of {kind.__name__}", tuple(map(inner, gradients)), expected[1])
+            attempt(f"{name}: {k} of {kind.__name__}", check)
+
+
+# ---- Derivatives ------------------------------------------------------------------------------------------------------------
+
+
+def second(name, row):
+    """A gradient is right with create_graph, and to differentiate it raises."""
+    if not row.learns:
+        return
+    t = row.tensors()
+    leaves = [t[k] for k in row.learns]
+    plain = torch.autograd.grad(learned(row(t)), leaves)
+    made = lambda: torch.autograd.grad(learned(row(t)), leaves, create_graph=True)
+    close(f"{name}: create_graph", made(), plain)
+    close(f"{name}: create_graph, then a use that is no derivative", [g.detach() * 2 for g in made()], [g * 2 for g in plain])
+    words = "no second derivative"
+    for i, k in enumerate(row.learns):
+        refused(f"{name}: backward of the gradient of {k}", lambda: made()[i].square().sum().backward(), words)
+        for j, leaf in enumerate(leaves):
+            refused(f"{name}: the gradient of {k}, differentiated for {row.learns[j]}",
+                    lambda: torch.autograd.grad(made()[i].square().sum(), leaf), words)
+        refused(f"{name}: a gradient penalty on {k}",
+                lambda: torch.autograd.grad(learned(row(t)) + made()[i].square().sum(), leaves[0]), words)
+        f = lambda leaf: learned(row({**t, k: leaf}))
+        v = torch.ones_like(leaves[i])
+        for what, g in (("hessian", lambda: torch.autograd.functional.hessian(f, leaves[i])),
+                        ("vhp", lambda: torch.autograd.functional.vhp(f, leaves[i], v)),
+                        ("hvp", lambda: torch.autograd.functional.hvp(f, leaves[i], v)),
+                        ("jvp", lambda: torch.autograd.functional.jvp(f, leaves[i], v))):
+            refused(f"{name}: functional.{what} of {k}", g, words)
+        refused(f"{name}: torch.func.jvp of {k}", lambda: torch.func.jvp(f, (t[k].detach(),), (v,)), "forward-mode")
+    factor = torch.ones((), device=D, requires_grad=True)
+    g = torch.autograd.grad(learned(row(t)), leaves[0], factor, create_graph=True)[0]
+    refused(f"{name}: differentiated for what came from above", lambda: torch.autograd.grad(g.sum(), factor), words)
+    inner = [leaf * 1.5 for leaf in leaves]  # no leaf itself
+    g = torch.autograd.grad(learned(row({**t, **dict(zip(row.learns, inner))})), inner[0], create_graph=True)[0]
+    refused(f"{name}: differentiated for what is further below", lambda: torch.autograd.grad(g.sum(), leaves[0]), words)
+
+
+def transforms(name, row):
+    """vmap of grad, of class weights and rows of odd numbers, and jacrev. A call in place writes its input, so it is not in them."""
+    if not row.learns or name.endswith("in place"):
+        return
+    t, fixed = row.tensors(), row.tensors(grad=False)
+    for k in row.learns:
+        f = lambda v: sum((o.float() * (i + 1)).sum() for i, o in enumerate(flat(row({**fixed, k: v}))) if o.is_floating_point())
+        batch = torch.stack([row.tensors(seed, grad=False)[k] for seed in range(3)])
+        loop = torch.stack([torch.autograd.grad(f(v), v)[0] for v in batch.clone().requires_grad_().unbind()])
+        attempt(f"{name}: vmap of grad of {k}", lambda: close(f"{name}: vmap of grad of {k}", torch.func.vmap(torch.func.grad(f))(batch), loop))
+        if k != row.learns[0]:
+            continue
+        last = torch.stack([v for v in batch], -1)
+        attempt(f"{name}: vmap of the last dimension",
+                lambda: close(f"{name}: vmap of the last dimension", torch.func.vmap(torch.func.grad(f), -1)(last), loop))
+        first = lambda v: flat(row({**fixed, k: v}))[0]
+        out = first(t[k])
+        rows = torch.stack([torch.autograd.grad(o, t[k], retain_graph=True)[0] for o in out.reshape(-1)]).view(*out.shape, *t[k].shape)
+        for what, jac in (("jacrev", torch.func.jacrev), ("jacrev by parts", lambda f: torch.func.jacrev(f, chunk_size=2))):
+            attempt(f"{name}: {what}", lambda: close(f"{name}: {what}", jac(first)(t[k].detach()), rows))
+        attempt(f"{name}: is_grads_batched", lambda: close(
+            f"{name}: is_grads_batched", torch.autograd.grad(out, t[k], torch.eye(out.numel(), device=D).view(-1, *out.shape),
+                                                             is_grads_batched=True)[0].view_as(rows), rows))
+        # the state that is saved comes back at another place
+        odd = lambda s: s if s.numel() == 0 or s.dtype != torch.float32 else torch.cat([s.new_zeros(1), s.detach().flatten()])[1:].view_as(s)
+        with torch.autograd.graph.saved_tensors_hooks(odd, lambda s: s):
+            moved = learned(row(t))
+        attempt(f"{name}: saved tensors that lie elsewhere", lambda: close(
+            f"{name}: saved tensors that lie elsewhere", torch.autograd.grad(moved, t[k])[0], torch.autograd.grad(learned(row(t)), t[k])[0]))
+
+
+# ---- Programs ---------------------------------------------------------------------------------------------------------------
+
+
+def numbers(name, row):
+    """A number that changes, under torch.compile(fullgraph=True): from its second value on it is a symbol."""
+    for option, values in row.numbers.items():
+        def check():
+            torch._dynamo.reset()
+            t = row.tensors()
+            f = lambda t, value: row(t, **{option: value})
+            fast = torch.compile(f, fullgraph=True, backend="aot_eager" if option == "grad_scale" else "eager")
+            for value in values:
+                close(f"{name}: compiled, {option}={value}", fast(t, value), f(t, value))
+        attempt(f"{name}: compiled, {option}", check)
+    if "normalized_shape" in row.options:
+        def any_columns():
+            torch._dynamo.reset()
+            f = lambda t, n: row({k: v[..., :n] for k, v in t.items()}, normalized_shape=n)
+            fast = torch.compile(f, fullgraph=True, backend="eager")
+            for n in (8, 4, 6):
+                close(f"{name}: compiled, normalized_shape={n}", fast(row.tensors(), n), f(row.tensors(), n))
+        attempt(f"{name}: compiled, normalized_shape", any_columns)
+
+
+class Called(torch.nn.Module):
+    """The calls of rows, as a module."""
+
+    def __init__(self, *rows):
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, *tensors):
+        return sum((flat(row(t)) for row, t in zip(self.rows, tensors)), ())
+
+
+def exported(name, row):
+    t = row.tensors(grad=False)
+    program = torch.export.export(Called(row), (t,), strict=False)
+    close(f"{name}: torch.export", program.module()(t), row(t))
+
+
+def ahead_of_time(rows):
+    """One program of AOTInductor that has all calls."""
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        return print("  skipped: AOTInductor needs a compiler")
+    import torch._inductor
+    rows = {name: row for name, row in rows.items() if "8 bits" not in name}  # PyTorch hands on no dtype of 8 bits there
+    given = tuple(row.tensors(grad=False) for row in rows.values())
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = torch._inductor.aoti_compile_and_package(torch.export.export(Called(*rows.values()), given, strict=False),
+                                                        package_path=folder + "/lk.pt2")
+        out = torch._inductor.aoti_load_package(path)(*given)
+        i = 0
+        for (name, row), t in zip(rows.items(), given):
+            expected = flat(row(t))
+            close(f"{name}: AOTInductor", tuple(out[i:i + len(expected)]), expected)
+            i += len(expected)
+
+
+# ---- Processes and modes ----------------------------------------------------------------------------------------------------
+
+
+def inference(name, row):
+    t = row.tensors(grad=False)
+    with torch.inference_mode():
+        out = row(t)
+        made = row.tensors(grad=False)
+        close(f"{name}: tensors of inference_mode", row(made), out)
+    close(f"{name}: inference_mode", out, row(t))
+    if not row.learns:
+        return
+    t = row.tensors()
+    leaves = [t[k] for k in row.learns]
+    mixed = {k: t[k] if k in row.learns else v for k, v in made.items()}  # all that is constant is of inference_mode
+    close(f"{name}: gradients beside tensors of inference_mode", torch.autograd.grad(learned(row(mixed)), leaves),
+          torch.autograd.grad(learned(row(t)), leaves))
+
+
+def forked():
+    """A child that was forked behind a call computes the same."""
+    if CUDA:
+        return  # PyTorch refuses that
+    row = ROWS["linear_cross_entropy"]
+    value = float(row(row.tensors()))
+    child = os.fork()
+    if not child:
+        os._exit(float(row(row.tensors())) != value)
+    verdict("a forked child", os.waitpid(child, 0)[1] == 0)
+
+
+def module(name):
+    make, of, arguments = MODULES[name]
+    torch.manual_seed(0)
+    row = ROWS[of]
+    given = [row.tensors(grad=False)[k] for k in arguments]
+    more = (4, 1) if name == "MdLrpeCosine" else ()
+    shape = ((4,), 1) if more else ()
+    m = make(device=D)
+    expected = m(*given, *shape)
+    for how, f in (("deepcopy", copy.deepcopy), ("pickle", lambda m: pickle.loads(pickle.dumps(m)))):
+        attempt(f"{name}: {how}", lambda: close(f"{name}: {how}", f(m)(*given, *shape), expected))
+
+    def saved():
+        file = io.BytesIO()
+        torch.save(m, file)
+        file.seek(0)
+        close(f"{name}: torch.save", torch.load(file, weights_only=False)(*given, *shape), expected)
+    attempt(f"{name}: torch.save", saved)
+
+    def traced():
+        graph = torch.fx.symbolic_trace(m)
+        calls = [n.target.__name__ for n in graph.graph.nodes if n.op == "call_function"]
+        verdict(f"{name}: torch.fx has one node of lk's", of in calls, f"{calls}")
+        close(f"{name}: torch.fx.symbolic_trace", graph(*given, *shape), expected)
+        close(f"{name}: its copy", pickle.loads(pickle.dumps(graph))(*given, *shape), expected)
+    attempt(f"{name}: torch.fx.symbolic_trace", traced)
+    attempt(f"{name}: torch.export", lambda: close(
+        f"{name}: torch.export", torch.export.export(m, (*given, *shape), strict=False).module()(*given, *shape), expected))
+    if list(m.parameters()):
+        refused(f"{name}: built on meta, called with real tensors", lambda: make(device="meta")(*given, *shape), "meta")
+        empty = make(device="meta").to_empty(device=D)
+        empty.load_state_dict(m.state_dict())
+        attempt(f"{name}: built on meta, then filled", lambda: close(f"{name}: built on meta, then filled", empty(*given, *shape), expected))
+
+
+def main():
+    chosen = sys.argv[1:]
+    unknown = [name for name in chosen if name not in {**ROWS, **MODULES}]
+    if unknown:
+        sys.exit(f"{unknown[0]} is no row; there are: {', '.join([*ROWS, *MODULES])}")
+    if not CUDA:
+        torch.set_num_threads(1)
+    start = time.time()
+    print(f"lk_torch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, calls under PyTorch's transforms", flush=True)
+    complete()
+    rows = {name: row for name, row in ROWS.items() if not chosen or name in chosen}
+    for check in (elsewhere, subclasses, second, transforms, numbers, exported, inference):
+        before, began = list(totals), time.time()
+        for name, row in rows.items():
+            attempt(f"{name}: {check.__name__}", lambda: check(name, row))
+        print(f"{check.__name__:16}{sum(totals) - sum(before):6d} checks{time.time() - began:8.1f} seconds", flush=True)
+    began = time.time()
+    for name in MODULES:
+        if not chosen or name in chosen:
+            attempt(name, lambda: module(name))
+    attempt("a forked child", forked)
+    print(f"modules{time.time() - began:29.1f} seconds", flush=True)
+    began = time.time()
+    if "NOAOT" not in os.environ: attempt("AOTInductor", lambda: ahead_of_time(rows))
+    print(f"AOTInductor{time.time() - began:25.1f} seconds", flush=True)
+    print(f"{time.time() - start:.0f} seconds\n{totals[0]} passed, {totals[1]} failed")
+    sys.exit(totals[1] > 0)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
+    main()
