@@ -1744,9 +1744,9 @@ def tools():
     child = subprocess.run([sys.executable, "-c", other], stderr=subprocess.PIPE, text=True,
                            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
     verdict("another version of PyTorch", "this is 1.0.0; build it again" in child.stderr, child.stderr[-300:])
-    head = lk_torch.LinearKLLoss(16, 20, group=dist.group.WORLD, device=D)
+    head, d = lk_torch.LinearKLLoss(16, 20, group=dist.group.WORLD, device=D), x.detach()
     for name, twin in (("deepcopy", copy.deepcopy(head)), ("pickle", pickle.loads(pickle.dumps(head)))):
-        same = torch.equal(twin(x.detach(), x.detach() + 1, w.detach()), head(x.detach(), x.detach() + 1, w.detach())) and twin.options["group"] is dist.group.WORLD
+        same = torch.equal(twin(d, d + 1, w.detach()), head(d, d + 1, w.detach())) and twin.options["group"] is dist.group.WORLD
         verdict(f"a head of distillation with a group, {name}", same)
     head = lk_torch.LinearCrossEntropyLoss(16, 20, group=dist.group.WORLD, device=D)
     for name, twin in (("deepcopy", copy.deepcopy(head)), ("pickle", pickle.loads(pickle.dumps(head)))):
