@@ -21,7 +21,8 @@
  *   backward   f = h = upstream, times row_weight[r]; for mean f is divided by D, h by valid_rows
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
- *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]
+ *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]; S as 1 - p[r,y]
+ *                                                                           where that is above 1/2
  *              with dentropy, to each dz[j]: dentropy[r] p[r,j] (lse[r] - entropy[r] - z[r,j])
  *              dlogits[r,j] = logit_scale dz[j], with a softcap times 1 - (z[r,j] / softcap)^2
  *
@@ -55,7 +56,9 @@
  *            Bad target (outside [0, vocab), not ignored; so is -100 where use_ignore_index is 0): the call returns LK_OK, and
  *            bad_targets counts the row. Its loss and dlogits are NaN, and so is a reduced loss; lse, z-loss, entropy and
  *            argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum, which without class weights is
- *            the number of rows with a good target.
+ *            the number of rows with a good target. Where it is masked this spoils nothing: its loss is 0 where row_weight is,
+ *            and its dlogits are 0 where f, dlse and dentropy are, so where upstream times row_weight is 0. (In forward_backward NaN
+ *            and +inf among its logits still make them NaN.)
  *            zero_padding: the columns behind vocab of each row of dlogits become 0 too.
  *            For an expanded upstream of PyTorch, whose stride is 0, pass one value and upstream_per_row 0. A NULL upstream is
  *            1, not 0; a NULL dlse or dentropy is 0.
@@ -336,7 +339,10 @@ LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, 
     if (a.lse_low) a.lse_low[row] = r.lse_low;
     if (all && a.entropy) a.entropy[row] = r.entropy;
     if (all && a.argmax) a.argmax[row] = r.argmax;
-    if (call.loss_weight && label.counted) r.class_loss *= call.loss_weight[row], r.z_loss *= call.loss_weight[row];
+    if (call.loss_weight && label.counted) {
+        const float by = call.loss_weight[row];
+        r.class_loss = label.bad && by == 0.0f ? 0.0f : by * r.class_loss, r.z_loss *= by;
+    }
     if (!call.row_losses.loss) {
         if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
         if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
@@ -420,18 +426,20 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     float single[1] = {-INFINITY};
     if (edge) single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, rank)]);
 
-    float x[LK_VEC<T>], reference = share.count > 0 ? -INFINITY : single[0];
+    float x[LK_VEC<T>], reference = share.count > 0 && sizeof(T) != 4 ? -INFINITY : single[0];
     lk_unpack(x, raw[0]);
     LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++)
         if (share.count > 0) reference = fmaxf(reference, x[j]);
     reference = lk_max_warp(reference, team);
-    const float base = rate * reference;
+    float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
     const T *next = share.first + U * step;
     int left = share.count;
     while (left > U) {
         for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
             LK_UNROLL for (int u = 0; u < U; u++, next += step) {
+                const float by = lk_lse_follow(raw[u], rate, &reference, &base);
+                if (by != 1.0f) sum *= by, lost *= by, part *= by;
                 part += lk_lse_terms(raw[u], rate, base);
                 if (U + u < left) raw[u] = lk_load_vec(next);
             }
@@ -441,15 +449,25 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
         lost = (grown - sum) - part;
         sum = grown, part = 0.0f;
     }
-    LK_UNROLL for (int u = 0; u < U; u++)
-        if (u < left) part += lk_lse_terms(raw[u], rate, base);
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        if (u >= left) continue;
+        const float by = lk_lse_follow(raw[u], rate, &reference, &base);
+        if (by != 1.0f) sum *= by, lost *= by, part *= by;
+        part += lk_lse_terms(raw[u], rate, base);
+    }
     sum += part - lost;
-    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) /* more single elements than threads */
-        sum += lk_ex2(fmaf(rate, lk_to_float(share.row[lk_edge_col<T>(share.split, i)]), -base));
+    for (int i = rank + (1 << size_log2); i < share.split.edge; i += 1 << size_log2) { /* more single elements than threads */
+        const float one[1] = {lk_to_float(share.row[lk_edge_col<T>(share.split, i)])};
+        sum *= lk_lse_follow<T>(one, rate, &reference, &base);
+        sum += lk_ex2(fmaf(rate, one[0], -base));
+    }
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row;
-    if (__all_sync(0xffffffffu, fast)) /* base is rounded; the sum is corrected for it */
-        return {reference, lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base))};
+    if (__all_sync(0xffffffffu, fast)) { /* base is rounded; the sum is corrected for it */
+        const float correction = lk_ex2(-fmaf(rate, reference, -base));
+        if (sizeof(T) == 4) return lk_lse_warp({reference, sum * correction}, team, scale);
+        return {reference, lk_sum_warp(sum, team) * correction};
+    }
     lk_lse s = lk_lse_read_slowly<true>(share.first, share.count, step, scale);
     for (int i = rank; i < share.split.edge; i += 1 << size_log2) {
         single[0] = lk_to_float(share.row[lk_edge_col<T>(share.split, i)]);
@@ -870,7 +888,7 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) reference = fmaxf(reference, v[j]);
     }
     reference = lk_max_warp(reference, team);
-    const float base = rate * reference;
+    float base = rate * reference;
     float sum = single == -INFINITY ? 0.0f : lk_ex2(fmaf(rate, single, -base));
     if (t.read && has_rest) sum += lk_ce_reduce_rest<T>(call, t.row, t.y, rate, base);
     if (target >= 0) { /* this lane waits for both groups */
@@ -878,14 +896,21 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         lk_put((T *)slot + target, -INFINITY);
     }
     const lk_vec<T> *next = slot;
-    LK_UNROLL_BY(4) for (int u = 0; u < half; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    LK_UNROLL_BY(4) for (int u = 0; u < half; u++, next += threads) {
+        sum *= lk_lse_follow(*next, rate, &reference, &base);
+        sum += lk_lse_terms(*next, rate, base);
+    }
     lk_cp_async_wait_group<0>();
-    LK_UNROLL_BY(4) for (int u = half; u < in_slots; u++, next += threads) sum += lk_lse_terms(*next, rate, base);
+    LK_UNROLL_BY(4) for (int u = half; u < in_slots; u++, next += threads) {
+        sum *= lk_lse_follow(*next, rate, &reference, &base);
+        sum += lk_lse_terms(*next, rate, base);
+    }
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
     if (__all_sync(0xffffffffu, fast || !t.read)) {
         lk_ce_row s = lk_ce_row_empty();
         s.max = reference; /* base differs from rate reference by a rounding error, which is known exactly */
-        s.sum = lk_sum_warp(sum, team) * lk_ex2(-fmaf(rate, reference, -base));
+        s.sum = (sizeof(T) == 4 ? sum : lk_sum_warp(sum, team)) * lk_ex2(-fmaf(rate, reference, -base));
+        if (sizeof(T) == 4) s = lk_ce_row_warp<false, true>(s, call.a.logit_scale, team);
         return s;
     }
     return lk_ce_reduce_all<true>(call, t.row, slot, t.y, t.read, call.a.logit_scale);
@@ -1019,7 +1044,7 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, 
     const lk_ce_loads in = lk_ce_load<backward>(call, row, y != -1); /* -1: ignored */
     const float weight = call.a.class_weight && y >= 0 ? call.a.class_weight[y] : 1.0f;
     lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
-    if (!plain && call.a.dentropy && y >= 0) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
+    if (!plain && call.a.dentropy && y != -1) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
     return up;
 }
 
@@ -1186,7 +1211,8 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
-        g.p_factor = NAN;
+        if (t->y == -2) g = lk_ce_bad_factors(up);
+        else g.p_factor = NAN;
         t->y = -1;
     } else if (t->y >= 0) {
         g = lk_ce_factors(a, call.classes, up, up.lse, weights, t->owner ? t->term : NULL);
@@ -1244,7 +1270,8 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     if (forward) return g;
     const float inverse = __fdividef(1.0f, all.sum);
     if (t->y == -2 || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
-        g.p_factor = NAN;
+        if (t->y == -2) g = lk_ce_bad_factors(up);
+        else g.p_factor = NAN;
         t->y = -1;
     } else if (t->y >= 0) {
         float lse = 0.0f;
@@ -1653,7 +1680,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     lk_ce_target_term term;
     const lk_ce_gradient g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
     if (proper) target_gradient = lk_ce_target_dz(term.G, term.F, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
-    const float p_factor = proper ? g.p_factor * p_scale * inverse : y != -1 ? NAN : 0.0f;
+    const bool zero = y == -1 || (y == -2 && lk_ce_masked(up.f, up.dlse, 0.0f));
+    const float p_factor = proper ? g.p_factor * p_scale * inverse : zero ? 0.0f : NAN;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
     lk_ce_short_store(dlogits + rank * N, step, count, e, p_factor);

@@ -39,7 +39,8 @@
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
  *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the
- *            row are NaN, and bad_targets counts the row once.
+ *            row are NaN, and bad_targets counts the row once. Its loss is 0 where row_weight is, and its dlogits are 0 where f,
+ *            dlse, dentropy, dtail and the row's dlogp are.
  *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row
  *            need not add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the
  *            weights as denominator. weight_sum is the number of rows that are neither ignored nor bad.
@@ -244,11 +245,22 @@ LK_DEVICE void lk_ce_ids_put_tail(const lk_ce_ids_call &call, int64_t row, const
     space.others_dentropy[row] = a.dentropy[row] * P;
 }
 
-/* The same of a row with a bad id whose gradients are 0. */
-LK_DEVICE void lk_ce_ids_put_no_tail(const lk_ce_ids_call &call, int64_t row)
+/* What the rows' kernel gets as the upstream of a row with a bad id, by its warp: 0 where nothing is asked of the row. */
+LK_DEVICE float lk_ce_ids_bad_factor(const lk_ce_ids_call &call, int64_t row)
+{
+    if (call.bad_is_zero) return 0.0f;
+    const lk_ce_upstream up = lk_ce_ids_load_upstream(call, row);
+    bool asked = !lk_ce_masked(up.f, up.dlse, up.entropy_factor) || (call.x.dtail && call.x.dtail[row] != 0.0f);
+    for (int k = (int)threadIdx.x % 32; call.x.dlogp && k < (int)call.x.ids_per_row; k += 32)
+        asked |= call.x.dlogp[row * call.x.dlogp_stride + k] != 0.0f;
+    return __any_sync(0xffffffffu, asked) ? NAN : 0.0f;
+}
+
+/* In place of lk_ce_ids_put_tail where the row has a bad id. factor: lk_ce_ids_bad_factor. */
+LK_DEVICE void lk_ce_ids_put_no_tail(const lk_ce_ids_call &call, int64_t row, float factor)
 {
     const lk_ce_ids_space &space = call.space;
-    space.upstream[row] = space.dlse[row] = space.others_upstream[row] = space.others_lse_low[row] = 0.0f;
+    space.upstream[row] = space.dlse[row] = space.others_lse_low[row] = 0.0f, space.others_upstream[row] = factor;
     space.others_lse[row] = call.lse[row];
     if (call.all.a.dentropy) space.others_entropy[row] = space.others_dentropy[row] = 0.0f;
 }
@@ -284,11 +296,12 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (good) up = lk_ce_ids_load_upstream(call, row);
     lk_ce_ids_sum_factors(call, row, s, good, y, up.f, &own, &rest);
     rest += up.dlse;
+    if (s.bad) up.h = own = lk_ce_ids_bad_factor(call, row);
     if (!there || lane != 0) return;
     if (call.direction == LK_CE_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     if (call.tail) {
         if (good) lk_ce_ids_put_tail(call, row, up, own, rest);
-        else if (s.bad && call.bad_is_zero) lk_ce_ids_put_no_tail(call, row);
+        else if (s.bad) lk_ce_ids_put_no_tail(call, row, own);
         return;
     }
     const bool keeps_z = lk_ce_ids_keeps_z(call);

@@ -316,11 +316,13 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     float own, rest; /* u of the target; of the other ids of all ranks, and the gradient of lse */
     lk_ce_ids_sum_factors(call.ids, row, s, good, y, up.f, &own, &rest);
     rest += up.dlse;
+    if (s.bad && !bad_is_zero) own = lk_ce_ids_bad_factor(call.ids, row);
     if (!there || lane != 0) return;
     if (a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     space.target[row] = good ? y : s.bad && !bad_is_zero ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;
     if constexpr (tail) {
         if (good) lk_ce_ids_put_tail(call.ids, row, up, own, rest);
+        else if (s.bad) lk_ce_ids_put_no_tail(call.ids, row, own);
     } else {
         space.upstream[row] = own, space.dlse[row] = rest;
     }

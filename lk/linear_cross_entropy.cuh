@@ -49,7 +49,9 @@
  *            its x finite, since 0 times NaN is NaN. Only where max_counted is below tokens, it may be anything.
  *            Bad target (counted, outside [0, vocab)): loss and the token's dx are NaN, and so is a reduced loss. It adds
  *            nothing to dweight and dbias. lse, z-loss, entropy and argmax are those of its logits. valid_rows, the divisor of
- *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight.
+ *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight. Where it is
+ *            masked this spoils nothing: its loss is 0 where row_weight is, and its dx is 0 where upstream times row_weight,
+ *            dlse and dentropy are. A mean over nothing masks all.
  *            bias = -inf masks a column: p is 0 there. Without label_smoothing, only tokens with that target use the column:
  *            their loss is +inf, their gradient finite. With label_smoothing every loss is +inf, and the column has the
  *            formula's gradient with p = 0. With softcap nothing is masked: the logit becomes -softcap, its derivative 0.
@@ -183,6 +185,7 @@ typedef struct {
     float *loss;               /* F FB out     f32 [tokens], or [1] when reduced; NULL to skip */
     float *z_loss_out;         /* F FB out     f32, the part of loss that z_loss adds, shaped like loss; NULL to skip */
     float *lse;                /* F FB out, B in: f32 [tokens], B: from forward with the same options; F FB: NULL to skip */
+    float *lse_low;            /* F FB out, B in: f32 [tokens], as in cross_entropy.cuh; F FB: NULL to skip; B: NULL means 0 */
     float *entropy;            /* F FB out, B in: f32 [tokens]; F FB: NULL to skip; F: with statistics [4, tokens], required;
                                                   B: from forward, required with dentropy */
     int64_t *argmax;           /* F FB out     int64 [tokens], the smallest column of the largest logit; NULL to skip */
@@ -265,8 +268,8 @@ typedef struct {
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
- * argmax, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment of
- * x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough
+ * argmax, lse_low, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment
+ * of x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough
  * for any. */
 #define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
     LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
@@ -297,7 +300,7 @@ typedef lk_linear_cross_entropy_args lk_lce_args;
 
 typedef struct {
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
-    const float *saved_lse, *saved_entropy; /* backward's */
+    const float *saved_lse, *saved_lse_low, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
@@ -332,7 +335,7 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
     s.gives_loss = call->gives_loss, s.gradient = call->gradient, s.compact = call->compact, s.saves = call->saves;
     s.split = call->split, s.stores = call->stores, s.fused = call->fused, s.placement_unknown = call->placement_unknown;
     s.bias = a.bias, s.class_weight = a.class_weight, s.dlse = a.dlse, s.dentropy = a.dentropy, s.denominator = a.denominator;
-    s.row_weight = a.row_weight, s.statistics = a.statistics;
+    s.row_weight = a.row_weight, s.statistics = a.statistics, s.lse_low = a.lse_low || call->saved_lse_low;
     s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.entropy = a.entropy || a.statistics;
     s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
@@ -374,16 +377,25 @@ LK_DEVICE float lk_lce_row_weight(const lk_lce_args &a, int64_t token)
     return a.row_weight ? a.row_weight[token] : 1.0f;
 }
 
+/* Whether nothing is asked of a token that counts. */
+LK_DEVICE bool lk_lce_masked(const lk_lce_args &a, const lk_lce_counts &counts, int64_t token)
+{
+    const float upstream = a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f;
+    const float f = a.reduction == LK_REDUCTION_MEAN && counts.divisor == 0.0f ? 0.0f : upstream * lk_lce_row_weight(a, token);
+    return lk_ce_masked(f, a.dlse ? a.dlse[token] : 0.0f, a.dentropy ? a.dentropy[token] : 0.0f);
+}
+
 #define LK_LCE_BLOCKS 3 /* at least, per SM; without this bound ptxas gives these kernels fewer registers than they need */
 
 typedef struct {
     int counted, bad, before;     /* before: counted, and of an earlier block */
+    int spoils;                   /* bad, with a row_weight that is not 0 */
     float weight, upstream, dlse; /* the sum of class weights; the largest absolute values, of dlse and dentropy together */
 } lk_lce_tally;
 
 LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
 {
-    return {s.counted + t.counted, s.bad + t.bad, s.before + t.before,
+    return {s.counted + t.counted, s.bad + t.bad, s.before + t.before, s.spoils + t.spoils,
             s.weight + t.weight, fmaxf(s.upstream, t.upstream), fmaxf(s.dlse, t.dlse)};
 }
 
@@ -394,7 +406,8 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
     LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
         const unsigned all = 0xffffffffu;
         s = lk_lce_merge(s, {__shfl_xor_sync(all, s.counted, offset), __shfl_xor_sync(all, s.bad, offset),
-                             __shfl_xor_sync(all, s.before, offset), __shfl_xor_sync(all, s.weight, offset),
+                             __shfl_xor_sync(all, s.before, offset), __shfl_xor_sync(all, s.spoils, offset),
+                             __shfl_xor_sync(all, s.weight, offset),
                              __shfl_xor_sync(all, s.upstream, offset), __shfl_xor_sync(all, s.dlse, offset)});
     }
     if (threadIdx.x % 32 == 0) tallies[threadIdx.x / 32] = s;
@@ -427,6 +440,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     LK_UNROLL_BY(8) for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
         const lk_ce_label label = lk_lce_look_up(p.call, token);
         s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
+        if (label.bad) s.spoils += lk_lce_row_weight(a, token) != 0.0f;
     }
     for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
         const lk_ce_label label = lk_lce_look_up(p.call, token);
@@ -475,6 +489,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (ws.row_weight) ws.row_weight[row] = a.row_weight[token];
         if (ws.token) ws.token[row] = (int)token;
         if (ws.lse && p.call.saved_lse) ws.lse[row] = label.counted ? p.call.saved_lse[token] : 0.0f;
+        if (ws.lse_low && p.call.saved_lse_low) ws.lse_low[row] = label.counted ? p.call.saved_lse_low[token] : 0.0f;
         if (ws.entropy && p.call.saved_entropy) ws.entropy[row] = label.counted ? p.call.saved_entropy[token] : 0.0f;
         if (!ws.factor) continue;
         float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) * lk_lce_row_weight(a, token) : 0.0f;
@@ -487,6 +502,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     for (int64_t row = s.counted + from; p.call.compact && row < p.call.rows; row += step) { /* rows without a token */
         ws.target[row] = ws.token[row] = -1;
         if (ws.lse) ws.lse[row] = 0.0f;
+        if (ws.lse_low) ws.lse_low[row] = 0.0f;
         if (ws.factor) ws.factor[row] = 0.0f;
         if (ws.dlse) ws.dlse[row] = 0.0f;
         if (ws.dentropy) ws.dentropy[row] = 0.0f;
@@ -506,7 +522,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     all = lk_lce_tally_block(all);
     if (thread != 0) return;
     const float weights = a.class_weight ? all.weight : (float)p.call.classes;
-    *ws.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.call.rows, s.bad};
+    *ws.counts = {s.counted, over, weights, alpha, 0.0f, 1.0f, s.counted > p.call.rows, s.bad, s.spoils};
     if (a.valid_rows) *a.valid_rows = s.counted;
     if (a.weight_sum) *a.weight_sum = a.class_weight ? s.weight : (float)(s.counted - s.bad);
     if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
@@ -742,11 +758,18 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
     const lk_lce_workspace &ws = p.ws;
     unsigned counted = 0; /* lk_ce_add_up's count, which is not used here */
     float sums[2] = {0.0f, 0.0f};
+    if (counts.bad && !counts.spoils && ws.loss) { /* all bad tokens have the weight 0 */
+        for (int64_t row = threadIdx.x; row < p.call.rows; row += LK_LCE_THREADS) {
+            const int64_t token = ws.token ? ws.token[row] : row;
+            if (token >= 0 && lk_lce_look_up(p.call, token).bad) ws.loss[row] = 0.0f;
+        }
+        __syncthreads(); /* orders these losses before their reads */
+    }
     if (ws.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(ws.loss, p.call.rows, &counted);
     if (ws.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(ws.z, p.call.rows, &counted);
     lk_sum_cluster<2, true>(sums, 0);
     if (threadIdx.x != 0) return;
-    if (counts.bad) sums[0] = NAN;
+    if (counts.spoils) sums[0] = NAN;
     if (a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)counts.counted, over = counts.divisor;
         const float divisor = ws.class_weight ? valid : over, nothing = a.zero_when_empty ? 0.0f : NAN;
@@ -765,6 +788,13 @@ LK_DEVICE lk_ce_statistics lk_lce_statistics_of(const lk_lce_work &p, int64_t ro
 {
     const float *const at = p.ws.entropy + row;
     return {at[p.call.rows], at[2 * p.call.rows], at[3 * p.call.rows]};
+}
+
+/* The loss of a token, from that of its row, which is of another target where the token's is bad. */
+LK_DEVICE float lk_lce_loss_of(const lk_lce_work &p, int64_t row, int64_t token, bool bad)
+{
+    if (!bad) return p.ws.loss[row];
+    return lk_lce_row_weight(p.call.a, token) == 0.0f ? 0.0f : NAN;
 }
 
 /* Writes what the matmuls do not: the reduced loss; each token's results; dx of bad tokens and, where rows are compacted, of
@@ -795,7 +825,7 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_B
         return;
     }
     const bool every = p.call.gives_loss && !reduced, compact = p.call.compact, too_many = counts.too_many;
-    const bool rows = p.call.gives_loss && (a.lse || a.entropy || a.argmax);
+    const bool rows = p.call.gives_loss && (a.lse || a.lse_low || a.entropy || a.argmax);
     const bool left = every || rows || counts.bad || too_many || compact; /* some token has something */
     for (int64_t first = thread - lane; left && first < a.tokens; first += step) {
         const int64_t token = first + lane;
@@ -805,9 +835,10 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_B
             if (!compact || too_many || !label.counted) {
                 const bool skip = too_many || compact;
                 const float instead = too_many ? NAN : 0.0f;
-                if (every && a.loss) a.loss[token] = label.bad ? NAN : skip ? instead : ws.loss[token];
+                if (every && a.loss) a.loss[token] = skip ? instead : lk_lce_loss_of(p, token, token, label.bad);
                 if (every && a.z_loss_out) a.z_loss_out[token] = skip || !ws.z ? instead : ws.z[token];
                 if (p.call.gives_loss && a.lse) a.lse[token] = skip ? instead : ws.lse[token];
+                if (p.call.gives_loss && a.lse_low) a.lse_low[token] = skip ? 0.0f : ws.lse_low[token];
                 if (p.call.gives_loss && a.entropy) a.entropy[token] = skip ? instead : ws.entropy[token];
                 if constexpr (lk_ce_has_squares<State>)
                     lk_ce_put_statistics(a.entropy, a.tokens, token, skip ? lk_ce_statistics{instead, instead, instead}
@@ -816,7 +847,8 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_B
             }
         }
         const bool fill = token < a.tokens && (label.bad || too_many || (compact && !label.counted));
-        const float with = label.bad || too_many ? NAN : 0.0f;
+        const bool bad = a.dx && label.bad && !lk_lce_masked(a, counts, token);
+        const float with = bad || too_many ? NAN : 0.0f;
         unsigned todo = a.dx ? __ballot_sync(0xffffffffu, fill) : 0;
         for (; todo; todo &= todo - 1) {
             const int owner = __ffs((int)todo) - 1;
@@ -828,9 +860,10 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_B
     for (int64_t row = thread; compact && !too_many && row < p.call.rows; row += step) {
         const int64_t token = ws.token[row];
         if (token < 0) continue;
-        if (every && a.loss) a.loss[token] = lk_lce_look_up(p.call, token).bad ? NAN : ws.loss[row];
+        if (every && a.loss) a.loss[token] = lk_lce_loss_of(p, row, token, lk_lce_look_up(p.call, token).bad);
         if (every && a.z_loss_out) a.z_loss_out[token] = ws.z ? ws.z[row] : 0.0f;
         if (p.call.gives_loss && a.lse) a.lse[token] = ws.lse[row];
+        if (p.call.gives_loss && a.lse_low) a.lse_low[token] = ws.lse_low[row];
         if (p.call.gives_loss && a.entropy) a.entropy[token] = ws.entropy[row];
         if constexpr (lk_ce_has_squares<State>)
             lk_ce_put_statistics(a.entropy, a.tokens, token, lk_lce_statistics_of(p, row));
@@ -904,6 +937,7 @@ template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job
     f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = call.gradient ? call.type : lk_dtype<L>;
     if (ws.loss) f.loss = ws.loss + chunk.first_row;
     if (ws.z) f.z_loss_out = ws.z + chunk.first_row;
+    if (ws.lse_low) f.lse_low = ws.lse_low + chunk.first_row;
     if (ws.entropy) f.entropy = ws.entropy + chunk.first_row;
     if (ws.argmax) f.argmax = ws.argmax + chunk.first_row;
     if (call.gradient) {
@@ -970,6 +1004,7 @@ LK_DEVICE void lk_lce_put_result(const lk_lce_workspace &ws, int64_t row, lk_ce_
     if (ws.loss) ws.loss[row] = r.class_loss + r.z_loss;
     if (ws.z) ws.z[row] = r.z_loss;
     ws.lse[row] = r.lse;
+    if (ws.lse_low) ws.lse_low[row] = r.lse_low;
     if (ws.entropy) ws.entropy[row] = r.entropy;
     if (ws.argmax) ws.argmax[row] = r.argmax;
 }
@@ -1196,8 +1231,8 @@ template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, int di
         a->upstream_per_token = a->accumulate = a->dweight_dtype = a->dbias_dtype = 0;
     }
     if (direction == LK_LCE_BACKWARD) {
-        call->saved_lse = a->lse, call->saved_entropy = a->dentropy ? a->entropy : NULL;
-        a->loss = a->z_loss_out = a->lse = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
+        call->saved_lse = a->lse, call->saved_lse_low = a->lse_low, call->saved_entropy = a->dentropy ? a->entropy : NULL;
+        a->loss = a->z_loss_out = a->lse = a->lse_low = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
         a->zero_when_empty = 0;
     }
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
@@ -1293,7 +1328,7 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
 {
     lk_lce_args *const a = &call->a;
     if (lk_lce_leaves_states(call)) {
-        a->loss = a->z_loss_out = a->lse = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
+        a->loss = a->z_loss_out = a->lse = a->lse_low = a->weight_sum = NULL, a->valid_rows = NULL, a->bad_targets = NULL;
     }
     const lk_status status = lk_lce_resolve_path<T>(op, query, call);
     if (status || !planner) return status;
@@ -1347,6 +1382,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
         {"loss", a->loss, 4, LK_OUT, losses},
         {"z_loss_out", a->z_loss_out, 4, LK_OUT, losses},
         {"lse", args->lse, 4, backward ? LK_REQUIRED : LK_OUT, a->tokens},
+        {"lse_low", args->lse_low, 4, backward ? LK_IN : LK_OUT, a->tokens},
         {"entropy", backward ? call->saved_entropy : a->entropy, 4,
          backward ? (a->dentropy ? LK_REQUIRED : LK_IN) : a->statistics ? LK_OUT | LK_REQUIRED : LK_OUT,
          a->statistics ? lk_count(4, a->tokens) : a->tokens},
@@ -1399,6 +1435,7 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
     lk_cross_entropy_args f = {};
     f.target = a->target, f.class_weight = a->class_weight, f.row_weight = a->row_weight, f.denominator = a->denominator;
     f.loss = a->loss, f.z_loss_out = a->z_loss_out, f.lse = a->lse, f.entropy = a->entropy, f.argmax = a->argmax;
+    f.lse_low = a->lse_low;
     f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
     f.all_states = a->all_states, f.others = a->others, f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
     f.parallel = a->parallel, f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
@@ -1516,9 +1553,10 @@ LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, int64_t ids_b
     if (!both) f.dentropy = NULL; /* forward has none */
     if (both) f.batch_invariant = 0; /* forward_backward has none */
     if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
+    if (both && !f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
     if (both && !f.others) lk_take(&f.others, arena, true, tokens);
     if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
-    b.lse = f.lse, b.others = f.others, b.entropy = f.entropy;
+    b.lse = f.lse, b.lse_low = f.lse_low, b.others = f.others, b.entropy = f.entropy;
     r->bytes = tokens * (lk_ce_state_bytes(&f) + ids_bytes);
     lk_take(&r->states, arena, true, r->bytes);
     lk_take(&r->all_states, arena, true, r->bytes * f.parallel.ranks);

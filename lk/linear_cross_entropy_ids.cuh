@@ -26,8 +26,8 @@
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
  *            statistics. Columns that are split over ranks have functions of their own, in linear_cross_entropy_ids_parallel.cuh.
  *            Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
- *            all logp, its tail and dx are NaN, and it adds nothing to dweight and dbias. The tail is that of cross_entropy_ids.cuh
- *            too; a call with a tail has path CHUNKS.
+ *            all logp, its tail and dx are NaN, and it adds nothing to dweight and dbias. Where it is masked, loss and dx are 0
+ *            as there. The tail is that of cross_entropy_ids.cuh too; a call with a tail has path CHUNKS.
  *            path is CHUNKS, FUSED or 0. 0 means FUSED where linear_cross_entropy.cuh takes it for one target, if there is one id,
  *            or no more than vocab / 768: above that its dots of x and rows of weight cost more than it saves. Else 0 means
  *            CHUNKS: logits are stored for some tokens at a time, in f32, or with fast_logits in T.
@@ -112,7 +112,6 @@ typedef struct {
     float *dlogp;      /* [tokens, ids_per_row], over alpha */
     float *dtail;      /* [tokens], over alpha */
     float *tail;       /* [tokens], the caller's where it has one; NULL: the call has no tail */
-    float *lse_low;    /* [tokens], forward_backward with a tail or of ranks */
     float *zero;       /* [1], the upstream where there are dlogp and dtail alone */
     float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token, its tail's too */
     float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q, lk_lce_ids_power */
@@ -156,10 +155,12 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
         const float logit = p.logit ? p.logit[row * p.all.x.ids_per_row + lane + 32 * i] : 0.0f;
         const int64_t its = lk_ce_top(logit, s.id[i]);
         top = its > top ? its : top;
-        if (p.all.dlogp) sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + lane + 32 * i]);
+        if (p.all.dlogp && !s.bad) sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + lane + 32 * i]);
         weights += fabsf(s.weight[i]);
     }
-    if (lane == 0 && s.any) {
+    for (int k = lane; s.bad && p.all.dlogp && k < (int)p.all.x.ids_per_row; k += 32) /* whether something is asked of it */
+        sum += fabsf(p.all.x.dlogp[row * p.all.x.dlogp_stride + k]);
+    if (lane == 0 && (s.any || s.bad)) {
         if (p.all.dtail) sum += fabsf(p.all.x.dtail[row]);
         if (p.all.x.tail_weight) weights += fabsf(p.all.x.tail_weight[row]);
     }
@@ -282,7 +283,7 @@ LK_DEVICE void lk_lce_ids_add_up(const lk_lce_ids_fused &p, lk_ce_ids_term *term
 
 /* The terms of a row's gradient, as lk_lce_terms_of. rest becomes what comes to p besides the target's u. */
 LK_DEVICE lk_lce_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, bool good, float own, float *rest, float lse,
-                                        float entropy)
+                                        float lse_low, float entropy)
 {
     const lk_lce_work &chunk = p.f.chunk;
     const lk_lce_args &a = chunk.call.a;
@@ -291,7 +292,8 @@ LK_DEVICE lk_lce_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, b
     if (good && a.z_loss > 0.0f) *rest = fmaf(2.0f * a.z_loss * lse, chunk.ws.factor[at], *rest);
     t.F = a.logit_scale * own, t.G = a.logit_scale * *rest;
     t.g.p_factor = lk_is_finite(lse) ? t.F + t.G : NAN;
-    if (chunk.ws.dentropy) t.g.entropy_factor = -a.logit_scale * chunk.ws.dentropy[at], t.g.shift = entropy - lse;
+    if (chunk.ws.dentropy)
+        lk_ce_entropy_factors(&t.g, -a.logit_scale * chunk.ws.dentropy[at], lse, lse_low, entropy, lk_lce_scale(a));
     return t;
 }
 
@@ -378,7 +380,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const
     const bool good = ids.any && !ids.bad;
     lk_lce_ids_add_up(p, terms + warp * LK_CE_IDS_MOST, at, y, ids, good, &v);
     float rest = v.rest, factor = 0.0f, target_dz = 0.0f, dz[LK_CE_IDS_EACH];
-    const lk_lce_terms t = lk_lce_ids_terms(p, at, good, v.own, &rest, r.lse, r.entropy);
+    const lk_lce_terms t = lk_lce_ids_terms(p, at, good, v.own, &rest, r.lse, r.lse_low, r.entropy);
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
         dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, lk_exp(-minus_logp[i]), v.z[i], v.slope[i], v.u[i]) : 0.0f;
     lk_lce_ids_keep(p, at, ids, v, rest, dz);
@@ -404,14 +406,15 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_backward_kernel(c
     if (row >= work.call.rows) return;
     const lk_ce_ids ids = lk_ce_ids_load(p.call, row, true);
     const bool good = ids.any && !ids.bad;
-    const float lse = work.ws.lse[row], entropy = work.ws.dentropy ? work.ws.entropy[row] : 0.0f;
+    const float lse = work.ws.lse[row], lse_low = lk_lce_lse_low(work, row);
+    const float entropy = work.ws.dentropy ? work.ws.entropy[row] : 0.0f;
     lk_lce_ids_values v;
     lk_lce_ids_get_logits(p, row, ids, &v);
     lk_lce_ids_add_up(p, terms + warp * LK_CE_IDS_MOST, row, work.ws.target[row], ids, good, &v);
     float rest = v.rest, dz[LK_CE_IDS_EACH];
-    const lk_lce_terms t = lk_lce_ids_terms(p, row, good, v.own, &rest, lse, entropy);
+    const lk_lce_terms t = lk_lce_ids_terms(p, row, good, v.own, &rest, lse, lse_low, entropy);
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        const float probability = lk_exp(fmaf(lk_lce_scale(a), v.z[i], -lse));
+        const float probability = lk_exp(fmaf(lk_lce_scale(a), v.z[i], -lse) - lse_low);
         dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, probability, v.z[i], v.slope[i], v.u[i]) : 0.0f;
     }
     lk_lce_ids_keep(p, row, ids, v, rest, dz);
@@ -510,11 +513,10 @@ LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
 }
 
 /* Gives the call of a slice's rows what ids have in place of a target. */
-LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, const lk_lce_work &chunk, lk_cross_entropy_args *a)
+LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, lk_cross_entropy_args *a)
 {
     a->target_dtype = ids->ids.target_dtype, a->ignore_index = ids->ids.ignore_index;
     a->use_ignore_index = ids->ids.use_ignore_index;
-    if (ids->lse_low) a->lse_low = ids->lse_low + chunk.first_row;
 }
 
 /* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; L: the type of the logits. */
@@ -529,7 +531,7 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     if (!lk_ce_ids_has_tail(&call.x, direction)) call.tail = NULL; /* backward, where the tail is an output alone */
     call.all = f;
     lk_cross_entropy_args &a = call.all.a;
-    lk_lce_ids_put_options(ids, chunk, &a);
+    lk_lce_ids_put_options(ids, &a);
     if (direction == LK_CE_FORWARD) a.dlogits = NULL, a.upstream = a.dlse = a.dentropy = NULL;
     if (direction == LK_CE_BACKWARD) a.argmax = NULL, a.entropy = a.dentropy ? a.entropy : NULL;
     lk_cross_entropy_ids_args space = call.x;
@@ -605,7 +607,6 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
     lk_take(&ids->bound, &arena, given, tokens);
     lk_take(&ids->dtail, &arena, x.dtail, tokens);
     lk_take(&ids->tail, &arena, tail && !x.tail, tokens);
-    lk_take(&ids->lse_low, &arena, halves, tokens);
     if (x.tail) ids->tail = x.tail;
     space.tail = ids->tail;
     lk_take(&ids->zero, &arena, given && !x.common.upstream, 1);

@@ -48,7 +48,7 @@
  * Needs      linear_cross_entropy_ids.cuh, cross_entropy_ids_parallel.cuh and what these need.
  * Options    Those of linear_cross_entropy_ids.cuh. path is CHUNKS or 0, which means CHUNKS. Every rank counts all tokens with a
  *            bad id; without all_gather, finish and backward count them, and forward does not.
- *            forward_backward keeps lse in two floats between its halves, so its gradients are more exact than those of backward.
+ *            forward_backward keeps lse in two floats between its halves; backward without lse_low is less exact.
  * Errors     As in linear_cross_entropy_ids.cuh; those of finish as in cross_entropy_ids_parallel.cuh. Besides, LK_ERR_SHAPE:
  *            parallel.vocab_total is 0; LK_ERR_PATH: path is neither CHUNKS nor 0. A wrong size in `parallel` comes before a NULL
  *            all_gather.
@@ -92,7 +92,7 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
     lk_cross_entropy_args &a = rows.x.common;
     a = f.a, a.parallel = call.parallel, a.states = call.states, a.workspace = ids->rows;
     if (call.others) a.others = call.others + chunk.first_row;
-    lk_lce_ids_put_options(ids, chunk, &a);
+    lk_lce_ids_put_options(ids, &a);
     rows.space.ids = lk_ce_ids_space_of(&rows.x, forward ? LK_CE_FORWARD : LK_CE_BACKWARD);
     if (forward) return lk_ce_ids_run_states<L>(rows, chunk.first_row, call.tokens);
     const lk_status status = lk_lce_ids_scale(job, chunk);
@@ -150,8 +150,8 @@ LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_ar
     lk_lce_split_call(&instead, both, split.state_bytes, &arena, &s);
     lk_lce_ids_args x = r->ids.x;
     x.tail = r->ids.tail, x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
+    x.common.lse_low = s.forward.lse_low;
     r->finish = lk_lce_ids_finish_args(&x);
-    r->finish.common.lse_low = r->ids.lse_low;
     status = lk_cross_entropy_ids_finish_workspace<L>(op, &r->finish, &bytes);
     r->finish.common.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), r->finish.common.workspace_bytes = bytes;
     r->finish.common.all_states = s.all_states;

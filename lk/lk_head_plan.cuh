@@ -52,7 +52,7 @@ typedef struct {
     bool fused;                 /* the plan may be, or must be, LK_LCE_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
-    bool row_weight, statistics; /* likewise */
+    bool row_weight, statistics, lse_low; /* likewise */
     bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
 } lk_lce_shape;
 
@@ -86,7 +86,8 @@ typedef struct {
     float divisor;          /* of a mean: denominator, else the sum of class weights, else valid_rows */
     float weights;          /* the sum of all class weights */
     float alpha, zero, one; /* lk_cublas_product's scalars for 16-bit dZ: see lk_lce_prepare_kernel */
-    int32_t too_many, bad;  /* not 0: more than max_counted count; some target is bad */
+    int32_t too_many, bad;  /* not 0: more than max_counted count; some target is bad, */
+    int32_t spoils;         /* and its row_weight is not 0 */
 } lk_lce_counts;
 
 /* A row's state over a stretch of columns, without the target; fields as in lk_ce_row. lk_lce_more: for entropy and argmax; its
@@ -137,6 +138,7 @@ typedef struct {
     float *factor;         /* [rows], the gradient of the row's loss, row_weight included, over counts->alpha */
     float *dlse, *dentropy; /* [rows] */
     float *loss, *z, *lse, *entropy; /* [rows]; entropy with statistics [4, rows] */
+    float *lse_low;        /* [rows], what lse was rounded by; NULL: not known */
     int64_t *argmax;       /* [rows] */
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
     void *states;          /* panels: packed states [chunk], of the columns so far, except for the target's */
@@ -306,6 +308,7 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, 
     lk_take(&ws.loss, arena, s->gives_loss && s->loss, rows);
     lk_take(&ws.z, arena, s->gives_loss && s->z_loss_out && s->z_loss, rows);
     lk_take(&ws.lse, arena, true, rows);
+    lk_take(&ws.lse_low, arena, s->lse_low || (s->gives_loss && s->gradient), rows);
     lk_take(&ws.entropy, arena, s->entropy || s->dentropy, s->statistics ? 4 * rows : rows);
     lk_take(&ws.argmax, arena, s->argmax, rows);
     ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));

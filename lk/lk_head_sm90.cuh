@@ -53,14 +53,14 @@ struct lk_lce_fused {
     int steps;            /* of hidden */
 };
 
-/* What lk_ce_dz and lk_ce_target_dz need of a row. Here e is p, so p_factor has no other factor; it is NaN where lse is not
- * finite. rate and base are not used. */
+/* What lk_ce_dz and lk_ce_target_dz need of a row. Here e is p, so p_factor has no other factor, and rate and base are not used,
+ * until lk_lce_by_lse changes that. p_factor is NaN where lse is not finite. */
 typedef struct {
     lk_ce_gradient g;
     float F, G, w_term;
 } lk_lce_terms;
 
-LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float entropy)
+LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float lse_low, float entropy)
 {
     const lk_lce_args &a = p.call.a;
     const lk_lce_workspace &ws = p.ws;
@@ -72,14 +72,29 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     t.g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
     t.F = term.F, t.G = term.G, t.w_term = term.w_term;
     if (!lk_is_finite(lse)) t.g.p_factor = NAN;
-    if (ws.dentropy) t.g.entropy_factor = -a.logit_scale * ws.dentropy[row], t.g.shift = entropy - lse; /* center is 0 */
+    if (ws.dentropy)
+        lk_ce_entropy_factors(&t.g, -a.logit_scale * ws.dentropy[row], lse, lse_low, entropy, lk_lce_scale(a));
     return t;
+}
+
+/* What the lse of a row was rounded by, as far as that is known. */
+LK_DEVICE float lk_lce_lse_low(const lk_lce_work &p, int64_t row)
+{
+    return p.ws.lse_low ? p.ws.lse_low[row] : 0.0f;
 }
 
 /* Likewise, of a row whose lse and entropy are known. */
 LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
 {
-    return lk_lce_terms_of(p, row, y, p.ws.lse[row], p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
+    return lk_lce_terms_of(p, row, y, p.ws.lse[row], lk_lce_lse_low(p, row), p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
+}
+
+/* Now e is 2^(rate v - base), p without the factor that this returns: what rounding took off base and lse is in that. */
+LK_DEVICE float lk_lce_by_lse(const lk_lce_work &p, int64_t row, lk_lce_terms *t)
+{
+    const float p_scale = lk_ce_p_scale(p.ws.lse[row], lk_lce_lse_low(p, row), lk_lce_scale(p.call.a), &t->g.rate, &t->g.base);
+    t->g.p_factor *= p_scale, t->g.entropy_factor *= p_scale;
+    return p_scale;
 }
 
 /* The target's dZ, by its p and its v. */
@@ -261,18 +276,17 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
 }
 
-/* Writes a row's dZ of a tile. Returns the thread's sum of p. lse2: lse log2(e). weights: of the thread's first column, or
+/* Writes a row's dZ of a tile. Returns the thread's sum of e. t: after lk_lce_by_lse. weights: of the thread's first column, or
  * NULL. */
 template <bool plain>
-LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, float lse2,
-                                   int cols_left, lk_bf16 *out, const float *weights, const lk_lce_args &a)
+LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, int cols_left,
+                                   lk_bf16 *out, const float *weights, const lk_lce_args &a)
 {
-    const float rate = lk_lce_scale(a) * LK_LOG2E;
     float sums[4] = {};
     if (plain && edge) lk_lce_mask(v, window, -INFINITY);
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
-        float z[8], p[8], slope[8], w_factor[8];
+        float z[8], e[8], slope[8], w_factor[8];
         lk_lce_cap<plain>(v, block * 8, slope, window, edge, a);
         LK_UNROLL for (int j = 0; j < 8; j++) w_factor[j] = plain ? 0.0f : t.g.w_factor;
         if (!plain && weights) {
@@ -281,10 +295,10 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
         }
         LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
-            p[j] = plain || lk_lce_within(window, i) ? lk_ex2(fmaf(rate, v[i], -lse2)) : 0.0f;
-            sums[i % 4] += p[j], z[j] = v[i];
+            e[j] = plain || lk_lce_within(window, i) ? lk_ex2(fmaf(t.g.rate, v[i], -t.g.base)) : 0.0f;
+            sums[i % 4] += e[j], z[j] = v[i];
         }
-        lk_ce_dz<plain>(z, p, w_factor, slope, t.g, a);
+        lk_ce_dz<plain>(z, e, w_factor, slope, t.g, a);
         LK_UNROLL for (int j = 0; j < 8; j++)
             if (!plain && !lk_lce_within(window, block * 8 + j)) z[j] = 0.0f;
         LK_UNROLL for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
@@ -342,7 +356,6 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.stretch * p.stretch_tiles;
             int y[2];
             float guess[2] = {0.0f, 0.0f};
-            float lse[2] = {0.0f, 0.0f};
             lk_lce_terms terms[2] = {};
             State s[2] = {lk_ce_row_empty<State>(), lk_ce_row_empty<State>()};
             LK_UNROLL for (int r = 0; r < 2; r++) {
@@ -350,10 +363,11 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                 if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
                 y[r] = here ? ws.target[chunk.first_row + row + 8 * r] : -1;
                 if (mode != LK_LCE_DZ) continue;
-                s[r].max = 0.0f; /* sums of p need no other reference */
-                lse[r] = y[r] < 0 ? 0.0f : ws.lse[chunk.first_row + row + 8 * r];
-                if (y[r] >= 0) terms[r] = lk_lce_terms_at(chunk, chunk.first_row + row + 8 * r, y[r]);
-                lse[r] = lk_is_finite(lse[r]) ? lse[r] * LK_LOG2E : 0.0f;
+                s[r].max = 0.0f; /* sums of e need no other reference */
+                terms[r].g.rate = 1.0f; /* an ignored row's v are -inf, and its e 0 */
+                if (y[r] < 0) continue;
+                terms[r] = lk_lce_terms_at(chunk, chunk.first_row + row + 8 * r, y[r]);
+                lk_lce_by_lse(chunk, chunk.first_row + row + 8 * r, &terms[r]);
             }
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
                 const int col = (int)chunk.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
@@ -377,7 +391,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
                     lk_bf16 *const out = lk_lce_place(p, at, tile, &cols_left);
                     if (mode == LK_LCE_DZ) {
                         const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
-                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], lse[r], cols_left, out, smooth, a);
+                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], cols_left, out, smooth, a);
                     } else {
                         float *const reference = ws.references + at * p.kept + tile;
                         const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], cols_left, out,
@@ -524,7 +538,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_ke
     const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
     const float base = lk_lce_largest_reference(p, row, y);
     if (y >= 0) {
-        const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.entropy) : lk_lce_terms{};
+        const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.lse_low, r.entropy) : lk_lce_terms{};
         v = lk_lce_row_factor(a, s, t, base, slope, r.lse, &target_dz);
     }
     lk_lce_rescale(p, row, y, rate, base, 1.0f);
@@ -543,7 +557,8 @@ LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y
     if (!lk_is_finite(lse)) return NAN;
     float slope = 1.0f, value = p.ws.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
-    return lk_lce_target_dz(a, t, lk_exp(fmaf(lk_lce_scale(a), value, -lse)), value, others, slope);
+    const float p_y = lk_exp(fmaf(lk_lce_scale(a), value, -lse) - lk_lce_lse_low(p, row));
+    return lk_lce_target_dz(a, t, p_y, value, others, slope);
 }
 
 /* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
@@ -555,13 +570,14 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __gri
     if (row >= p.call.rows) return;
     const int y = ws.target[row];
     const lk_lce_terms t = lk_lce_terms_at(p, row, y);
-    const float p_scale = ws.base[row] > -INFINITY ? lk_exp(fmaf(lk_lce_scale(p.call.a), ws.base[row], -ws.lse[row])) : 0.0f;
+    const float below = fmaf(lk_lce_scale(p.call.a), ws.base[row], -ws.lse[row]) - lk_lce_lse_low(p, row);
+    const float p_scale = ws.base[row] > -INFINITY ? lk_exp(below) : 0.0f;
     lk_lce_put_target_dz(ws, row, y, lk_lce_target_dz_by_lse(p, row, y, t, ws.others[row]));
     ws.scale[row] = y < 0 ? 0.0f : t.g.p_factor * p_scale;
 }
 
-/* backward: a warp owns a row and adds a panel's sums of p to ws.others; with ranks the caller has given it. last: then it finds
- * the target's dZ. */
+/* backward: a warp owns a row and adds a panel's sums of e to ws.others; with ranks the caller has given it. last: then it makes
+ * that a sum of p and finds the target's dZ. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
 {
     const lk_lce_work &chunk = p.chunk;
@@ -576,8 +592,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
     if (lane != 0) return; /* the other lanes would read ws.others while this one writes it */
     if (chunk.call.split) others = ws.others[at]; /* of all ranks */
     else if (!chunk.first) others += ws.others[at];
-    ws.others[at] = others;
     const int y = ws.target[at];
+    lk_lce_terms unused = {};
+    if (chunk.last && !chunk.call.split && y >= 0) others *= lk_lce_by_lse(chunk, at, &unused);
+    ws.others[at] = others;
     if (chunk.last) lk_lce_put_target_dz(ws, at, y, lk_lce_target_dz_by_lse(chunk, at, y, lk_lce_terms_at(chunk, at, y), others));
 }
 

@@ -10,7 +10,8 @@
  *              With the option statistics the state is lk_ce_row_squares, and lk_ce_row_statistics computes three results more.
  *              Where a template takes a State, it is one of these two
  *   softcap    lk_ce_cap: z and its slope
- *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient; with these
+ *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient, where the
+ *              target is bad lk_ce_bad_factors; with these
  *              lk_ce_dz computes dlogits of the other columns, lk_ce_target_dz that of the target
  *
  * Where a function takes args, these are an op's struct; it reads the options by the names that both cross entropies have.
@@ -289,7 +290,8 @@ template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
 
 /* ---- The softcap --------------------------------------------------------------------------------------------------------- */
 
-/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. */
+/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. With fewer
+ * registers than lk_ce_cap, which is more exact than logits of 16 bits show. */
 LK_DEVICE float lk_ce_tanh(float u, float *slope)
 {
     const float e = lk_exp(-2.0f * fabsf(u)), inverse = __fdividef(1.0f, 1.0f + e), square = u * u;
@@ -298,10 +300,36 @@ LK_DEVICE float lk_ce_tanh(float u, float *slope)
     return fabsf(u) < 0.4f ? fmaf(u * square, p, u) : copysignf((1.0f - e) * inverse, u);
 }
 
-/* z of logit x under a softcap, and its slope. */
+/* What is the same for all logits x under a softcap: exp(-2 |u|) with u = logit_scale x / softcap is 2^-(rate |x|). rate has a
+ * second float, since its rounding would change all z of a row alike. */
+typedef struct {
+    float logit_scale, softcap, rate, rate_low;
+} lk_ce_softcap;
+
+LK_DEVICE lk_ce_softcap lk_ce_softcap_of(float logit_scale, float softcap)
+{
+    const float steep = __fdiv_rn(logit_scale, softcap), two = 2.0f * LK_LOG2E, rate = two * steep;
+    const float steep_low = __fdividef(fmaf(-steep, softcap, logit_scale), softcap);
+    return {logit_scale, softcap, rate,
+            fmaf(two, steep, -rate) + fmaf(two, steep_low, steep * (2.0f * 1.925963e-8f))}; /* LK_LOG2E's own rounding */
+}
+
+/* z = softcap tanh(u) of logit x, and its slope 1 - tanh(u)^2. tanh(|u|) is 1 - 2 e / (1 + e) with e = exp(-2 |u|); below 0.6
+ * that loses digits, and z is logit_scale x (1 + u^2 p), where p is a least-maximum fit, off by 3e-9. */
+LK_DEVICE float lk_ce_cap(const lk_ce_softcap &c, float x, float *slope)
+{
+    const float size = fabsf(x), power = -c.rate * size, power_low = fmaf(-c.rate, size, -power) - c.rate_low * size;
+    const float rounded = lk_ex2(power), e = power < -160.0f ? 0.0f : fmaf(rounded, LK_LN2 * power_low, rounded);
+    const float d = 1.0f + e, near = lk_rcp(d), inverse = fmaf(near, fmaf(-d, near, 1.0f), near), q = e * inverse;
+    *slope = 4.0f * q * inverse;
+    const float u = 0.5f * LK_LN2 * power, square = u * u, z = c.logit_scale * x;
+    float p = fmaf(-0.0058950851f, square, 0.0207959143f);
+    p = fmaf(fmaf(fmaf(p, square, -0.0537838149f), square, 0.13331924f), square, -0.33333298f);
+    return u > -0.6f ? fmaf(z * square, p, z) : copysignf(fmaf(-2.0f * c.softcap, q, c.softcap), x);
+}
 LK_DEVICE float lk_ce_cap(float x, float logit_scale, float softcap, float *slope)
 {
-    return softcap * lk_ce_tanh(x * __fdiv_rn(logit_scale, softcap), slope);
+    return lk_ce_cap(lk_ce_softcap_of(logit_scale, softcap), x, slope);
 }
 
 /* tanh(u) is 1 - 2 r with r = 1 / (1 + e) and e = e^2u. e and r of two logits, from one division: r is off by at most 5 2^-24.
@@ -334,8 +362,13 @@ template <bool exact, int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slo
             return;
         }
     }
-    const float steep = __fdiv_rn(logit_scale, softcap);
-    LK_UNROLL for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
+    if constexpr (exact) {
+        const lk_ce_softcap c = lk_ce_softcap_of(logit_scale, softcap);
+        LK_UNROLL for (int j = 0; j < n; j++) x[j] = lk_ce_cap(c, x[j], &slope[j]);
+    } else {
+        const float steep = __fdiv_rn(logit_scale, softcap);
+        LK_UNROLL for (int j = 0; j < n; j++) x[j] = softcap * lk_ce_tanh(x[j] * steep, &slope[j]);
+    }
 }
 
 /* Adds n logits to max and sum, which is against softcap, the largest z that there can be: z - softcap is -2 softcap r. softcap:
@@ -561,6 +594,21 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_ups
     return g;
 }
 
+/* Whether nothing is asked of a row: neither its losses nor its lse have a gradient. */
+LK_DEVICE bool lk_ce_masked(float f, float dlse, float dentropy)
+{
+    return f == 0.0f && dlse == 0.0f && dentropy == 0.0f;
+}
+
+/* The factors of a row whose target is bad: NaN, or 0 where nothing is asked of it. rate is not 0, so that e is 0 and not NaN
+ * where a column is -inf. */
+LK_DEVICE lk_ce_gradient lk_ce_bad_factors(lk_ce_upstream up)
+{
+    lk_ce_gradient g = {};
+    g.rate = 0x1p-126f, g.p_factor = lk_ce_masked(up.f, up.dlse, up.entropy_factor) ? 0.0f : NAN;
+    return g;
+}
+
 /* rate, for logits up to `value`. Where rate value is 2^30 or more: a power of two, whose product with value is exact. p of
  * neighbouring floats differs by a factor of 2^64 or more there, and by 2^256 with this rate, so all but the largest are 0. */
 LK_DEVICE float lk_ce_rate(float rate, float value)
@@ -650,10 +698,11 @@ LK_DEVICE void lk_ce_dz(float (&v)[n], const float (&e)[n], const float (&w)[n],
     }
 }
 
-/* The gradient of the target: G p[y] minus what the others get. others: the sum of their p, so that nothing cancels. */
+/* The gradient of the target: G p[y] minus what the others get. others: the sum of their p, so that nothing cancels where p[y] is
+ * almost 1. Below 1/2 the error of p[y] is less than that of the sum. */
 LK_DEVICE float lk_ce_target_dz(float G, float F, float w_term, float p, float others, float entropy_term, float slope)
 {
-    return (fmaf(G, p, w_term) - F * others + entropy_term) * slope;
+    return (fmaf(G, p, w_term) - F * (p < 0.5f ? 1.0f - p : others) + entropy_term) * slope;
 }
 
 /* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of

@@ -456,6 +456,27 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
     return x[0];
 }
 
+/* Before the terms of x are added. One that is far above the reference would have an error that f32 shows, so there a lane's
+ * reference follows its largest term, up to a factor of 4: what the lane has summed up is then to be multiplied by the result. */
+template <class T, int n> LK_DEVICE float lk_lse_follow(const float (&x)[n], float rate, float *reference, float *base)
+{
+    float top = 2.0f;
+    if (sizeof(T) != 4) return 1.0f;
+    LK_UNROLL for (int j = 0; j < n; j++) top = fmaxf(top, fmaf(rate, x[j], -*base));
+    if (!(top > 2.0f)) return 1.0f; /* few vectors have a larger one */
+    const float before = *base;
+    LK_UNROLL for (int j = 0; j < n; j++)
+        if (fmaf(rate, x[j], -before) == top) *reference = x[j];
+    *base = rate * *reference;
+    return lk_ex2(before - *base);
+}
+template <class T> LK_DEVICE float lk_lse_follow(lk_vec<T> raw, float rate, float *reference, float *base)
+{
+    float x[LK_VEC<T>];
+    lk_unpack(x, raw);
+    return lk_lse_follow<T>(x, rate, reference, base);
+}
+
 /* The state of `count` vectors that are `step` elements apart, by a running maximum. unscaled: the state's values are x, and
  * lk_lse's functions are given the scale; otherwise they are scale x. */
 template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T *next, int count, int64_t step, float scale)
@@ -484,20 +505,21 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
     float single[1] = {-sign * INFINITY};
     if (edge) single[0] = lk_to_float(row.data[lk_edge_col<T>(row.split, row.rank)]);
 
-    float most = row.count > 0 ? -INFINITY : sign * single[0];
+    float most = row.count > 0 && sizeof(T) != 4 ? -INFINITY : sign * single[0];
     if (row.count > 0) {
         float x[LK_VEC<T>];
         lk_unpack(x, raw[0]);
         LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) most = fmaxf(most, sign * x[j]);
     }
-    const float reference = sign * lk_max_warp(most, row.lanes);
-    const float base = rate * reference;
+    float reference = sign * lk_max_warp(most, row.lanes), base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
     const T *next = row.first + U * step;
     int left = row.count;
     while (left > U) {
         LK_NO_UNROLL for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
             LK_UNROLL for (int u = 0; u < U; u++, next += step) {
+                const float by = lk_lse_follow(raw[u], rate, &reference, &base);
+                if (by != 1.0f) sum *= by, lost *= by, part *= by;
                 part += lk_lse_terms(raw[u], rate, base);
                 if (U + u < left) raw[u] = lk_load_vec(next);
             }
@@ -505,15 +527,24 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
         lk_kahan_add(&sum, &lost, part); /* every 16 rounds: it keeps what the additions of a long row round off */
         part = 0.0f;
     }
-    LK_UNROLL for (int u = 0; u < U; u++)
-        if (u < left) part += lk_lse_terms(raw[u], rate, base);
+    LK_UNROLL for (int u = 0; u < U; u++) {
+        if (u >= left) continue;
+        const float by = lk_lse_follow(raw[u], rate, &reference, &base);
+        if (by != 1.0f) sum *= by, lost *= by, part *= by;
+        part += lk_lse_terms(raw[u], rate, base);
+    }
     sum += part - lost;
     LK_NO_UNROLL
-    for (int i = row.rank + (1 << row.size_log2); i < row.split.edge; i += 1 << row.size_log2) /* more than threads */
-        sum += lk_ex2(fmaf(rate, lk_to_float(row.data[lk_edge_col<T>(row.split, i)]), -base));
+    for (int i = row.rank + (1 << row.size_log2); i < row.split.edge; i += 1 << row.size_log2) { /* more than threads */
+        const float one[1] = {lk_to_float(row.data[lk_edge_col<T>(row.split, i)])};
+        sum *= lk_lse_follow<T>(one, rate, &reference, &base);
+        sum += lk_ex2(fmaf(rate, one[0], -base));
+    }
 
     const bool fast = (fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT) || !row.there;
-    if (__all_sync(0xffffffffu, fast)) return lk_lse_against(reference, base, lk_sum_warp(sum, row.lanes), scale);
+    const bool all = __all_sync(0xffffffffu, fast);
+    if (all && sizeof(T) == 4) return lk_lse_warp(lk_lse_against(reference, base, sum, scale), row.lanes);
+    if (all) return lk_lse_against(reference, base, lk_sum_warp(sum, row.lanes), scale);
     lk_lse s = lk_lse_read_slowly<false>(row.first, row.count, step, scale);
     LK_NO_UNROLL for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
         const float value = lk_to_float(row.data[lk_edge_col<T>(row.split, i)]);

@@ -10,7 +10,7 @@
  * Limits, in u = 2^-24, besides half an ulp of the output's type. d_j = z_j - max, P = sum_j p_j |d_j|:
  *   log sum       16 (2 + log sum + P): a term's relative error is (|d_j| + 2) 2^-23 (lk_exp), and the sum is of many
  *   lse           that, and 2 |max|: scale max is rounded, and so is the sum
- *   lse + lse_low log sum's, 2, 2^-22 |lse|, and 124 where the sum's reference is 60 below the maximum
+ *   lse + lse_low log sum's, 2, 2^-22 |lse|, and 124 where the sum's reference may be 60 below the maximum: not in forward of f32
  *   loss          log sum's and 16 of each difference z_y - max and w_j (z_j - max), never of the logits themselves
  *   entropy       log sum's, and 16 sum_j p_j (|d_j| + d_j^2)
  *   statistics    log sum p^2: twice log sum's, and 16 (2 + log sum e^2 + 2 sum_j q_j |d_j|) with e = exp(d), q = e^2 / sum e^2;
@@ -23,8 +23,10 @@
  *                 forward_backward's against the exact lse with log sum's limit: it goes through no rounded lse.
  *                 dentropy's term is p (log p + entropy): p's error, and 16 of |log p| + entropy besides that of both
  * So forward_backward is as forward, then backward, within the limits of both: each is held against the same formula.
- * Under a softcap z has an error of 16 |z|: tanh's argument has 2, its exponential 6, their quotient 6, the product with
- * softcap 1. Of 16-bit logits under a softcap of up to 64 it has 16 softcap besides, and a slope below 2^-59 may have that error.
+ * The target's p below 1/2 is taken from 1, so its dlogits have p's error and 8 of 1 - p, however many columns there are: that
+ * difference's rounding, the product's, and those of its factor.
+ * Under a softcap z has an error of 7 |z| and its slope one of 12: see `functions`. Of 16-bit logits these are 16 |z| and 16 + 8 of the
+ * argument (tanh's argument has 2, its exponential 6, their quotient 6, the product with softcap 1), and under a softcap of up to 64 also 16 softcap and 2^-59.
  * Results below 2^-126 may be flushed to 0.
  */
 #include "lk/cross_entropy.cuh"
@@ -517,7 +519,8 @@ static outcome examine(const problem *p, int64_t row)
     const double log_sum = log(sum), mean = first / sum, log_slack = 16 * u * (2 + log_sum + mean);
     const bool good = !o.bad && o.proper;
     if (!p->prob) o.weight = o.bad ? 0 : weight_of(p, o.y);
-    o.z_error = p->on[SOFTCAP] ? 16 * u * largest + (short_cap(p) ? 16 * u * (double)p->softcap : 0) : 0, o.log_slack = log_slack;
+    if (p->on[SOFTCAP]) o.z_error = (p->type == TEST_F32 ? 7 : 16) * u * largest + (short_cap(p) ? 16 * u * (double)p->softcap : 0);
+    o.log_slack = log_slack;
     o.log_sum = log_sum, o.lse = nan ? NAN : isinf(max) ? max : max + log_sum;
     o.lse_slack = log_slack + 2 * u * fabs(max) + o.z_error;
     o.z_loss = p->on[Z] ? z_loss_of(p) * o.lse * o.lse : 0;
@@ -856,10 +859,10 @@ static void equal(const problem *p, int t, int64_t row, int64_t want)
 }
 
 /* lse + lse_low of a row misses what the header says of log's and of lse_low's own rounding, beside the sum's error, and that
- * of a sum against a reference that is not the maximum but up to 60 below it. */
+ * of a sum against a reference that is not the maximum but up to 60 below it, which forward has in 16 bits alone. */
 static void near_both(const problem *p, int64_t row, const outcome &o)
 {
-    const double far = 62 * 0x1p-23;
+    const double far = (p->type == TEST_F32 && p->direction == FORWARD ? 0 : 62) * 0x1p-23; /* else: columns without a slot */
     if (!p->has[LSE] || !p->has[LSE_LOW]) return;
     const float lse = ((float *)test_buffer_back(&buffers[LSE]))[row];
     const float low = ((float *)test_buffer_back(&buffers[LSE_LOW]))[row];
@@ -875,11 +878,12 @@ static double row_weight_of(const problem *p, int64_t row)
     return p->has[ROW_WEIGHTS] && outcomes[row].counted ? (double)value(ROW_WEIGHTS, row, 0) : 1;
 }
 
-/* A row's terms of the loss, times its weight. */
+/* A row's terms of the loss, times its weight: one of 0 masks a bad target. */
 static outcome weighted(const problem *p, int64_t row)
 {
     outcome o = outcomes[row];
     const double w = row_weight_of(p, row), u = p->has[ROW_WEIGHTS] ? 0x1p-24 : 0;
+    if (o.bad && p->has[ROW_WEIGHTS] && w == 0) o.class_loss = o.class_slack = 0;
     o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * u * fabs(o.class_loss);
     o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * u * fabs(o.z_loss);
     return o;
@@ -930,8 +934,16 @@ static void verify_gradient(const problem *p, bool exact)
     for (int64_t row = 0; row < p->rows; row++) {
         const outcome o = outcomes[row];
         for (int64_t c = p->vocab; c < laid[DLOGITS].end; c++) near(p, DLOGITS, row, c, 0, 0);
+        double f, h, rest = 0, rest_slack = 0;
+        upstream_of(p, row, &f, &h);
         if (!o.counted || o.bad || !o.proper) {
-            for (int64_t c = 0; c < p->vocab; c++) near(p, DLOGITS, row, c, o.counted ? NAN : 0, 0);
+            const bool masked = o.bad && f == 0 && !(p->has[DLSE] && value(DLSE, row, 0) != 0) &&
+                                !(p->has[DENTROPY] && value(DENTROPY, row, 0) != 0);
+            for (int64_t c = 0; c < p->vocab; c++) {
+                const float got = test_get(laid[DLOGITS].type, test_buffer_back(&buffers[home_of(p, DLOGITS)]), row * laid[DLOGITS].stride + c);
+                const bool either = masked && !o.proper && p->direction == BOTH && got != got; /* by what its logits are */
+                near(p, DLOGITS, row, c, (o.counted && !masked) || either ? NAN : 0, 0);
+            }
             continue;
         }
         const bool fused = p->direction == BOTH, both_parts = !fused && p->has[LSE_LOW];
@@ -939,8 +951,6 @@ static void verify_gradient(const problem *p, bool exact)
         const double lse_lost = o.z_error + (exact || fused ? o.lse_slack : both_parts ? 2 * u * fabs(o.lse) : 0),
                      low_lost = o.z_error + u * fabs(low_of(o.lse)) + (exact ? o.z_error + o.log_slack + 2 * u : 0),
                      lost = fused ? 2 * o.z_error + o.log_slack : both_parts ? low_lost : lse_lost;
-        double f, h, rest = 0, rest_slack = 0;
-        upstream_of(p, row, &f, &h);
         const double class_part = f * (p->prob ? o.total : (1 - e) * o.weight + share * weight_total),
                      dlse = p->has[DLSE] ? (double)value(DLSE, row, 0) : 0, z_part = 2 * z_loss_of(p) * lse * h,
                      own = z_part + dlse, own_size = fabs(z_part) + fabs(dlse), size = fabs(class_part) + own_size;
@@ -960,9 +970,13 @@ static void verify_gradient(const problem *p, bool exact)
                 rest += pass ? 0 : probability, rest_slack += pass ? 0 : lost_here + (fabs(o.max) > 0x1p24 ? flushed : 0);
                 const double smoothed = share * (pass ? weight_total - o.weight : weight_of(p, c)),
                              fall = f * (p->prob ? prob_of(p, row, c) : smoothed);
+                const double whole = lost_here + flushed + 8 * u, parts = rest_slack + 16 * u * rest; /* 1 - p, or the others' sum */
+                double rest_lost = probability < 0.5 ? whole : parts;
+                if (fabs(probability - 0.5) < 1e-3) rest_lost = whole + parts + fabs(1 - probability - rest);
+                else if (pass && probability < 0.5) rest = 1 - probability; /* with a rounded lse these are not the same */
                 double want = pass ? own * probability - class_part * rest + fall : (class_part + own) * probability - fall;
                 double slack = pass ? own_size * (lost_here + 16 * u * probability) + own_slack * probability +
-                                          fabs(class_part) * (rest_slack + 16 * u * rest)
+                                          fabs(class_part) * rest_lost
                                     : size * (lost_here + 16 * u * probability) + own_slack * probability;
                 slack += 16 * u * fabs(fall) + (size + fabs(fall)) * flushed;
                 const double spread = probability > 0 ? fabs(above) + o.entropy : 0;
@@ -971,7 +985,7 @@ static void verify_gradient(const problem *p, bool exact)
                 if (p->on[SOFTCAP]) { /* 1 - tanh^2; its relative error grows with its argument's */
                     const double argument = a * x / softcap, root = 1 / cosh(argument), slope = root * root;
                     want *= slope;
-                    slack = slack * slope + (slope > 0 ? fabs(want) * (16 + 8 * fabs(argument)) * u : 0) +
+                    slack = slack * slope + (slope > 0 ? fabs(want) * (p->type == TEST_F32 ? 12 : 16 + 8 * fabs(argument)) * u : 0) +
                             (size + fabs(fall) + fabs(bend) * spread) * (short_cap(p) ? 0x1p-59 : 0x1p-126);
                 }
                 const double terms = fabs(bend) * probability * spread + fabs(fall) +
@@ -1962,8 +1976,8 @@ static void states(int special)
 
 /* ---- The functions that every element or row goes through, by themselves --------------------------------------------- */
 
-enum { TANH, CAP, FACTOR, UNIT, UNIT_OF_SUM, FUNCTIONS };
-static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_cap", "lk_ce_factor", "lk_ce_p_scale",
+enum { TANH, CAP, CAP_OF_PAIR, FACTOR, UNIT, UNIT_OF_SUM, FUNCTIONS };
+static const char *const function_name[FUNCTIONS] = {"lk_ce_tanh", "lk_ce_cap", "lk_ce_cap of a pair", "lk_ce_factor", "lk_ce_p_scale",
                                                     "lk_ce_p_scale_of_sum"};
 enum { POINTS = 1 << 16 };
 typedef struct {
@@ -1978,7 +1992,8 @@ LK_KERNEL void function_kernel(function_plan p)
     const float *x = p.in[i];
     float y[3] = {0.0f, 0.0f, 0.0f};
     if (p.function == TANH) y[0] = lk_ce_tanh(x[0], &y[1]);
-    if (p.function == CAP) { /* of a pair, whose other logit may be anything but NaN */
+    if (p.function == CAP) y[0] = lk_ce_cap(x[0], x[2], 30.0f, &y[1]);
+    if (p.function == CAP_OF_PAIR) { /* whose other logit may be anything but NaN */
         float z[2] = {x[0], x[1]}, slope[2];
         lk_ce_cap<false>(z, slope, x[2], 30.0f);
         y[0] = z[0], y[1] = slope[0];
@@ -1996,13 +2011,13 @@ LK_KERNEL void function_kernel(function_plan p)
 static void draw_arguments(int function, int i, uint64_t *r, float *x)
 {
     static const float special[] = {0,           -0.0f,  INFINITY, -INFINITY, NAN, 0x1p-149f,
-                                    -0x1p-126f, 3.4e38f, -3.4e38f, 0.4f,      88,  104};
+                                    -0x1p-126f, 3.4e38f, -3.4e38f, 0.4f,      88,  104, 0.6f};
     const double a = test_uniform(r), b = test_uniform(r), c = test_uniform(r);
-    if (function == TANH || function == CAP) {
-        x[0] = (float)(i % 2 ? copysign(exp2(-26 + 33 * fabs(a)), b) : copysign(0.2 + 0.25 * fabs(a), b));
+    if (function <= CAP_OF_PAIR) {
+        x[0] = (float)(i % 2 ? copysign(exp2(-26 + 33 * fabs(a)), b) : copysign(0.2 + 0.45 * fabs(a), b));
         if (i < LENGTH_OF(special)) x[0] = special[i];
-        if (function == CAP) x[0] *= 30, x[1] = (float)copysign(exp2(-20 + 147 * fabs(c)), b), x[2] = i % 3 ? 1 : 0.3f;
-        if (function == CAP && i % 64 == 1) x[1] = i % 128 == 1 ? INFINITY : -INFINITY;
+        if (function != TANH) x[0] *= 30, x[1] = (float)copysign(exp2(-20 + 147 * fabs(c)), b), x[2] = i % 3 ? 1 : 0.3f;
+        if (function != TANH && i % 64 == 1) x[1] = i % 128 == 1 ? INFINITY : -INFINITY;
     } else if (function == FACTOR) { /* powers of -124 to 80 */
         x[0] = (float)exp2(8 * b), x[1] = (float)((a < 0 ? 85 : 55) * a / (double)x[0]);
     } else if (function == UNIT) {
@@ -2017,7 +2032,10 @@ static void draw_arguments(int function, int i, uint64_t *r, float *x)
  *   tanh         below 0.4 the polynomial's misfit 0.1, its roundings 0.3 and the last 1: 1.4. Above, e = exp(-2 |u|) has
  *                (4 |u| + 4), of which slope / (2 tanh) remain; the quotient 7
  *   slope        e's, twice the quotient's 5 and three operations: 17 + 4 |u|; 0 below 2^-126
- *   cap          softcap 16: 1 - 2 r, where r has two roundings, rcp's 2, a product's 1, and e's 3 by a quarter. Its slope: e's
+ *   cap          below 0.6 the polynomial's misfit 0.1, its roundings 0.4, those of logit_scale x and of the last addition: 2.5.
+ *                Above, q = e / (1 + e) has e's 4 by 1 / (1 + e), 3 of 1 + e, its inverse and the product; the last addition 1.
+ *                At most 6.2. Its slope: e's 4, twice 2 of 1 + e and the inverse, two products; 0 below 2^-126
+ *   of a pair    softcap 16: 1 - 2 r, where r has two roundings, rcp's 2, a product's 1, and e's 3 by a quarter. Its slope: e's
  *                argument has 6, so e 3 + 12 |u|, twice r's 5, three operations; 2^-60 where e^2u ends
  *   factor       ex2's, and one operation
  *   unit         2^(base - rate v) e^(scale v - lse - lse_low) for any v, here base / rate: ex2's and two operations
@@ -2046,6 +2064,11 @@ static void functions(int function)
             limit[0] = (size < 0.4 ? 1.4 * fabs(t) : above) * u + 0x1p-126;
             limit[1] = (size < 400 ? (17 + 4 * size) * want[1] * u : 0) + 0x1p-124;
         } else if (function == CAP) {
+            const double v = a * c / 30, t = tanh(v), root = 1 / cosh(v), size = fabs(v), e = exp(-2 * size), q = e / (1 + e);
+            want[0] = 30 * t, want[1] = root * root;
+            limit[0] = (size < 0.6 ? 2.5 * fabs(30 * t) : 60 * q * (4 / (1 + e) + 3) + fabs(30 * t)) * u + 0x1p-126;
+            limit[1] = (size < 400 ? 11 * want[1] * u : 0) + 0x1p-124;
+        } else if (function == CAP_OF_PAIR) {
             const double v = a * c / 30, t = tanh(v), root = 1 / cosh(v), size = fabs(v);
             want[0] = 30 * t, want[1] = root * root;
             limit[0] = 30 * 16 * u, limit[1] = (size < 400 ? (16 + 12 * size) * want[1] * u : 0) + 0x1p-59;

@@ -375,6 +375,13 @@ static void fill_logits(const problem *p)
     }
 }
 
+static bool is_bad(const problem *p, int64_t row)
+{
+    bool bad = false;
+    for (int k = 0; k < p->ids; k++) bad |= status_of(p, row, k) == IS_BAD;
+    return bad;
+}
+
 static void fill_floats(const problem *p, int t)
 {
     uint64_t r = p->seed + (uint64_t)t * 0x100000001;
@@ -388,6 +395,7 @@ static void fill_floats(const problem *p, int t)
             if (t == TAIL_WEIGHT) v = row % 3 == 2 ? 0 : 1.5 * v;
             if (laid[t].rows == p->rows && t != DENOMINATOR && (p->rows > 1 || t != UPSTREAM) && is_ignored(p, row)) v = NAN;
             if (t == DLOGP && status_of(p, row, (int)c) != GOOD) v = NAN;
+            if (t == DLOGP && row >= 3 && is_bad(p, row)) v = 0; /* with no upstream or weight nothing is asked of it */
             test_put(TEST_F32, test_buffer_host(&buffers[t]), row * laid[t].stride + c, (float)v);
         }
 }
@@ -776,6 +784,7 @@ static void verify_loss(const problem *p)
             else near(p, LOGP, row, k, number ? logit - o.max - o.log_sum : NAN, number ? logp_slack(o, logit) : 0);
         }
         const double w = row_weight_of(p, row), lost = p->has[ROW_WEIGHT] ? u : 0;
+        if (o.bad && p->has[ROW_WEIGHT] && w == 0) o.class_loss = o.class_slack = 0;
         o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * lost * fabs(o.class_loss);
         o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * lost * fabs(o.z_loss);
         if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
@@ -793,6 +802,25 @@ static void verify_loss(const problem *p)
     near(p, WEIGHT_SUM, 0, 0, (double)(valid_rows - bad_targets), 0);
 }
 
+/* The gradient of a row's class term, D included. */
+static double upstream_of(const problem *p, int64_t row)
+{
+    double f = p->has[DLOGP] || p->has[DTAIL] ? 0 : 1;
+    if (p->has[UPSTREAM]) f = (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0);
+    f *= row_weight_of(p, row);
+    return !p->on[MEAN] ? f : over_of(p) == 0 ? 0 : f / over_of(p);
+}
+
+/* A bad row whose dlogits are 0 and not NaN. */
+static bool masked(const problem *p, int64_t row)
+{
+    static const int others[] = {DLSE, DENTROPY, DTAIL, DLOGP};
+    bool none = outcomes[row].bad && upstream_of(p, row) == 0;
+    for (int i = 0; i < LENGTH_OF(others); i++)
+        for (int64_t c = 0; p->has[others[i]] && c < laid[others[i]].cols; c++) none = none && value(others[i], row, c) == 0;
+    return none;
+}
+
 static void verify_gradient(const problem *p)
 {
     const double u = 0x1p-24, a = scale_of(p), softcap = (double)p->softcap;
@@ -803,15 +831,16 @@ static void verify_gradient(const problem *p)
         const outcome o = outcomes[row];
         for (int64_t c = p->vocab; c < laid[DLOGITS].end; c++) near(p, DLOGITS, row, c, 0, 0);
         if (!o.counted || o.bad || !o.proper) {
-            for (int64_t c = 0; c < p->vocab; c++) near(p, DLOGITS, row, c, o.counted ? NAN : 0, 0);
+            const bool zero = masked(p, row), either = zero && !o.proper && fused; /* there its logits may make it NaN */
+            for (int64_t c = 0; c < p->vocab; c++) {
+                const float got = test_get(laid[DLOGITS].type, test_buffer_back(&buffers[home_of(p, DLOGITS)]), row * laid[DLOGITS].stride + c);
+                near(p, DLOGITS, row, c, (o.counted && !zero) || (either && got != got) ? NAN : 0, 0);
+            }
             continue;
         }
         const double lse = fused || both_parts ? o.lse : (double)(float)o.lse;
         const double lost = fused ? 2 * o.z_error + o.log_slack : both_parts ? o.z_error + u * fabs(low_of(o.lse)) : o.z_error;
-        double f = p->has[DLOGP] || p->has[DTAIL] ? 0 : 1;
-        if (p->has[UPSTREAM]) f = (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0);
-        f *= row_weight_of(p, row);
-        if (p->on[MEAN]) f = over_of(p) == 0 ? 0 : f / over_of(p);
+        const double f = upstream_of(p, row);
         for (int64_t c = 0; c < p->vocab; c++) column_u[c] = column_size[c] = 0;
         const double dlse = p->has[DLSE] ? (double)value(DLSE, row, 0) : 0, z_part = p->on[Z] ? 2 * z_loss_of(p) * lse * f : 0;
         double total = z_part + dlse, size = fabs(z_part) + fabs(dlse) + (fused && p->on[Z] ? fabs(f) : 0);
@@ -843,7 +872,7 @@ static void verify_gradient(const problem *p)
             if (i == o.y) continue;
             const double x = (double)value(LOGITS, row, c), z = z_of(p, x);
             const double above = fused ? z - o.max - o.log_sum : z - lse, probability = exp(above);
-            const bool others = p->ranks ? probability > 0.5 : tails || !(fused && p->on[Z]);
+            const bool others = p->ranks ? probability > 0.5 : tails || (probability >= 0.5 && !(fused && p->on[Z]));
             const bool sharp = i == p->vocab && others, other = tails && !row_id[c];
             double slack, want = total * probability - column_u[c];
             const double here = probability > 0 ? probability * (2 * u * (4 + fabs(above)) + lost) : 0;
@@ -855,7 +884,7 @@ static void verify_gradient(const problem *p)
                 slack = (size - own_size) * (here + 16 * u * probability) + z_lost * probability +
                         own_size * (rest_slack + 16 * u * rest) + size * 0x1p-126;
             }
-            if (p->ranks && fabs(probability - 0.5) < 0.01)
+            if ((p->ranks || !tails) && fabs(probability - 0.5) < 0.01)
                 slack += column_size[c] * (2 * here + (i == p->vocab ? fabs(1 - probability - rest) + rest_slack : 0));
             if (other) { /* dz is this times p / P */
                 const double share = isinf(z) ? 0 : exp(above - tail);

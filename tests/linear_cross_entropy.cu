@@ -85,12 +85,12 @@ static bool has_path(int type, int path)
 
 enum {
     X, WEIGHT, BIAS, TARGET, CLASS_WEIGHT, UPSTREAM, DLSE, LSE, LOSS, Z_LOSS, VALID, WEIGHT_SUM, BAD_COUNT, DX, DWEIGHT, DBIAS,
-    ENTROPY, ARGMAX, DENTROPY, DENOMINATOR, ROW_WEIGHTS, WORKSPACE, TENSORS = WORKSPACE
+    ENTROPY, ARGMAX, DENTROPY, DENOMINATOR, ROW_WEIGHTS, LSE_LOW, WORKSPACE, TENSORS = WORKSPACE
 };
 static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target",     "class_weight", "upstream",
                                           "dlse", "lse",        "loss",  "z_loss_out", "valid_rows",   "weight_sum",
                                           "bad_targets", "dx",  "dweight", "dbias",    "entropy", "argmax", "dentropy",
-                                          "denominator", "row_weight", "workspace"};
+                                          "denominator", "row_weight", "lse_low", "workspace"};
 
 /* What a call has or has not; every pair is run. BAD: some targets are bad. MASK: some of bias is -inf. OVER: one more token
  * counts than max_counted says. */
@@ -208,7 +208,7 @@ static const char *describe(const problem *p)
 static bool is_output(const problem *p, int t)
 {
     if (!p->has[t]) return false;
-    if (t > DBIAS) return t <= ARGMAX && gives_loss(p->direction);
+    if (t > DBIAS) return (t <= ARGMAX || t == LSE_LOW) && gives_loss(p->direction);
     return t >= BAD_COUNT || (t >= LSE && gives_loss(p->direction));
 }
 
@@ -255,6 +255,7 @@ static void draw_values(problem *p, uint64_t *r)
     p->ignore_index = test_chance(r, 2) ? -100 : test_below(r, p->vocab);
     for (int t = LSE; t <= BAD_COUNT; t++) p->has[t] = !test_chance(r, 3);
     if (!p->has[LSE] && !p->has[LOSS]) p->has[VALID] = true;
+    p->has[LSE_LOW] = p->has[LSE] && test_hash(p->seed) % 3 > 0;
     static const int64_t chunks[] = {0, 1, 5, 16};
     p->chunk = chunks[test_below(r, 4)];
     p->panel = test_chance(r, 3) ? 0 : 16 * (1 + test_below(r, 4));
@@ -487,11 +488,12 @@ static double row_weight_of(const problem *p, int64_t token)
     return p->has[ROW_WEIGHTS] && outcomes[token].counted ? (double)value(ROW_WEIGHTS, token, 0) : 1;
 }
 
-/* A token's terms of the loss, times its weight. */
+/* A token's terms of the loss, times its weight: one of 0 masks a bad target. */
 static outcome weighted(const problem *p, int64_t token)
 {
     outcome o = outcomes[token];
     const double w = row_weight_of(p, token), u = p->has[ROW_WEIGHTS] ? 0x1p-24 : 0;
+    if (o.bad && p->has[ROW_WEIGHTS] && w == 0) o.class_loss = o.class_slack = 0;
     o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * u * fabs(o.class_loss);
     if (p->on[Z]) o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * u * fabs(o.z_loss); /* without it 0, whatever w is */
     return o;
@@ -504,6 +506,14 @@ static void upstream_of(const problem *p, int64_t token, double *f, double *h)
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
     else *f /= over_of(p), *h /= z_over_of(p);
+}
+
+/* A bad token whose dx is 0 and not NaN. */
+static bool masked(const problem *p, int64_t token)
+{
+    double f, h;
+    upstream_of(p, token, &f, &h);
+    return f == 0 && !(p->has[DLSE] && value(DLSE, token, 0) != 0) && !(p->has[DENTROPY] && value(DENTROPY, token, 0) != 0);
 }
 
 /* dlogits of all tokens and their errors. */
@@ -563,6 +573,10 @@ static void fill_saved(const problem *p)
 {
     for (int64_t token = 0; token < p->tokens; token++)
         ((float *)test_buffer_host(&buffers[LSE]))[token] = outcomes[token].counted ? (float)outcomes[token].lse : NAN;
+    for (int64_t token = 0; p->has[LSE_LOW] && token < p->tokens; token++) {
+        const double lse = outcomes[token].lse, low = isfinite(lse) ? lse - (double)(float)lse : 0;
+        ((float *)test_buffer_host(&buffers[LSE_LOW]))[token] = outcomes[token].counted ? (float)low : NAN;
+    }
     for (int64_t token = 0; p->has[ENTROPY] && token < p->tokens; token++)
         ((float *)test_buffer_host(&buffers[ENTROPY]))[token] = outcomes[token].counted ? (float)outcomes[token].entropy : NAN;
 }
@@ -612,6 +626,7 @@ static void set_args(const problem *p, void *const *at)
     a->slice_tokens = p->slice, a->upstream_per_token = p->on[UPSTREAM_ROWS], a->accumulate = p->on[ACCUMULATE];
     a->dweight_dtype = p->on[DWEIGHT_F32] ? LK_DTYPE_F32 : own, a->dbias_dtype = p->on[DBIAS_F32] ? LK_DTYPE_F32 : own;
     a->loss = (float *)at[LOSS], a->z_loss_out = (float *)at[Z_LOSS], a->lse = (float *)at[LSE];
+    a->lse_low = (float *)at[LSE_LOW];
     a->valid_rows = (int64_t *)at[VALID], a->weight_sum = (float *)at[WEIGHT_SUM], a->zero_when_empty = p->on[ZERO_WHEN_EMPTY];
     a->saved = saved_now;
     spoil_unused(p->direction);
@@ -920,6 +935,12 @@ static void verify_loss(const problem *p)
     for (int64_t token = 0; token < p->tokens; token++) {
         const outcome o = weighted(p, token);
         near(p, LSE, token, 0, o.lse, o.lse_slack);
+        if (p->has[LSE_LOW]) { /* the rest of lse, or 0 */
+            const float lse = result(LSE, token, 0), low = result(LSE_LOW, token, 0);
+            const double error = fabs((double)lse + (double)low - o.lse), rest = isfinite(lse) ? 0x1p-23 * fabs((double)lse) : 0;
+            if (!test_that(fabs((double)low) <= rest) || (rest > 0 && o.counted && !test_within(error, o.lse_slack)))
+                test_detail("lse_low[%lld] is %.9g beside %.9g; %s", (long long)token, (double)low, (double)lse, describe(p));
+        }
         near(p, ENTROPY, token, 0, o.entropy, o.entropy_slack);
         for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
             near(p, ENTROPY, (i + 1) * p->tokens + token, 0, o.statistics[i], o.statistics_slack[i]);
@@ -971,7 +992,7 @@ static void verify_gradient(const problem *p)
                     part += dz[token * p->vocab + c] * (double)value(WEIGHT, c, d);
                 slack += test_half_ulp(p->type, fabs(part) + slack);
             }
-            near(p, DX, token, d, outcomes[token].bad ? NAN : sum, slack);
+            near(p, DX, token, d, outcomes[token].bad && !masked(p, token) ? NAN : sum, slack);
         }
     for (int64_t c = 0; c < p->vocab; c++) {
         double bias = 0, bias_slack = 0;
@@ -1526,6 +1547,61 @@ static void sequences(int type)
         collect(&p), verify(&p);
         p.direction = BOTH, p.has[LOSS] = true;
         run(p);
+    }
+}
+
+/* x, weight and bias of logits near `offset` that float has exactly, so that all errors come behind the matmul. */
+static void put_exact(const problem *p, double offset)
+{
+    for (int64_t token = 0; token < p->tokens; token++)
+        for (int64_t d = 0; d < p->hidden; d++)
+            test_put(p->type, test_buffer_host(&buffers[X]), token * laid[X].stride + d, (float)((token + d) % 5 - 2) / 2);
+    for (int64_t c = 0; c < p->vocab; c++) {
+        for (int64_t d = 0; d < p->hidden; d++)
+            test_put(p->type, test_buffer_host(&buffers[WEIGHT]), c * laid[WEIGHT].stride + d, (float)((c * 7 + d * d * 3) % 33 - 16) / 16);
+        test_put(laid[BIAS].type, test_buffer_host(&buffers[BIAS]), c, (float)offset);
+    }
+    upload(&buffers[X]), upload(&buffers[WEIGHT]), upload(&buffers[BIAS]);
+}
+
+/* Logits far from 0: dbias is as good as around 0, from lse and lse_low, and in one call. */
+static void far_from_0(int type, int path)
+{
+    static test_buffer saved[2];
+    const double offsets[] = {0, 256, 3000, 0x1p18}, relative = type == TEST_F32 ? 1e-6 : path == FUSED ? 0x1.8p-8 : 0x1.2p-9;
+    for (int i = 0; i < 2 * LENGTH_OF(offsets); i++) {
+        const int64_t vocab = 300;
+        problem p = plain(type, i % 2 ? BOTH : FORWARD, path, 3, 8, vocab);
+        p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = p.on[DBIAS_F32] = p.has[LSE_LOW] = true, p.panel = i % 4 > 1 ? 256 : 0;
+        settle_tensors(&p);
+        if (!setup(&p, 0)) return;
+        put_exact(&p, offsets[i / 2]);
+        if (!launched(&p, launch(&p))) return;
+        collect(&p);
+        for (int k = 0; k < 2 && p.direction == FORWARD; k++) {
+            const test_buffer *from = &buffers[k ? LSE_LOW : LSE];
+            test_buffer_size(&saved[k], from->bytes, 0, 0);
+            memcpy(test_buffer_host(&saved[k]), test_buffer_back(from), from->bytes), upload(&saved[k]);
+        }
+        if (p.direction == FORWARD) {
+            p.direction = BACKWARD, p.on[WANT_DBIAS] = p.on[DBIAS_F32] = true, settle_tensors(&p);
+            if (!setup(&p, 0)) return;
+            put_exact(&p, offsets[i / 2]);
+            args.lse = (float *)test_buffer_device(&saved[0]), args.lse_low = (float *)test_buffer_device(&saved[1]);
+            if (!launched(&p, launch(&p))) return;
+            collect(&p);
+        }
+        examine_all(&p);
+        for (int64_t c = 0; c < vocab; c++) {
+            double want = 0, size = 0;
+            for (int64_t token = 0; token < p.tokens; token++) {
+                const double q = exp(z[token * vocab + c] - outcomes[token].lse);
+                want += q - (c == outcomes[token].y), size += c == outcomes[token].y ? 1 : q;
+            }
+            const double got = (double)result(DBIAS, c, 0);
+            if (!test_within(fabs(got - want), relative * size))
+                test_detail("dbias[%lld] is %.9g, want %.9g, around %g; %s", (long long)c, got, want, offsets[i / 2], describe(&p));
+        }
     }
 }
 
@@ -2148,6 +2224,10 @@ static void all_sequences(void)
     for (int type = 0; type < TEST_TYPES; type++) {
         const char *const name = test_type_name[type];
         if (test_begin("forward, backward and forward_backward %s", name)) sequences(type), test_finish();
+        for (int path = LK_LINEAR_CROSS_ENTROPY_CHUNKS; path < PATHS; path++) {
+            if (type == TEST_F16 || !has_path(type, path) || !test_begin("%s %s: far from 0", path_name[path], name)) continue;
+            far_from_0(type, path), test_finish();
+        }
         if (test_begin("accuracy %s", name)) accuracy(type, false), test_finish();
         if (test_begin("accuracy %s, fast logits", name)) accuracy(type, true), test_finish();
         if (type != TEST_F32 && test_begin("rounding alike %s", name)) rounding_alike(type), test_finish();
@@ -2327,7 +2407,7 @@ static void loss_errors(const problem *p, args_t &a)
 
 #define NO_LOSS(a)                                                                                                             \
     a.loss = a.z_loss_out = a.weight_sum = NULL, a.valid_rows = a.argmax = NULL, a.bad_targets = NULL,                         \
-    a.lse = gives_loss(p->direction) ? NULL : a.lse, a.entropy = gives_loss(p->direction) ? NULL : a.entropy
+    a.lse = gives_loss(p->direction) ? NULL : a.lse, a.lse_low = NULL, a.entropy = gives_loss(p->direction) ? NULL : a.entropy
 #define NO_GRADIENT(a) a.dx = a.dweight = a.dbias = NULL
 
 /* Fields that a call does not have are not looked at: a call gives the same bits without garbage in them. set_args has put it

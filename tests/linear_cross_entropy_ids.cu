@@ -248,6 +248,7 @@ static void fill(const problem *p)
     for (int64_t r = 0; r < p->tokens && p->has[ROW_WEIGHT]; r++) { /* that of an ignored token is not used */
         bool bad;
         if (!counts(p, r, &bad)) ((float *)test_buffer_host(&buffer[ROW_WEIGHT]))[r] = NAN;
+        else if (bad && r % 2) ((float *)test_buffer_host(&buffer[ROW_WEIGHT]))[r] = 0;
     }
     for (int64_t r = 0; r < p->tokens && p->direction == BACKWARD; r++) { /* what forward left */
         bool bad;
@@ -570,6 +571,17 @@ static double differentiate(const problem *p, int64_t row, double over)
     return most * scale;
 }
 
+/* A bad token whose dx is 0 and not NaN. */
+static bool masked(const problem *p, int64_t row)
+{
+    static const int others[] = {DLSE, DENTROPY, DTAIL};
+    const double one = !p->has[UPSTREAM] ? (p->has[DLOGP] || p->has[DTAIL] ? 0 : 1) : input(p, UPSTREAM, 0, p->per_token ? row : 0);
+    bool none = one * (p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1) == 0;
+    for (int i = 0; i < LENGTH_OF(others); i++) none = none && !(p->has[others[i]] && input(p, others[i], 0, row) != 0);
+    for (int k = 0; k < p->ids && p->has[DLOGP]; k++) none = none && input(p, DLOGP, row, k) == 0;
+    return none;
+}
+
 static void verify_gradients(const problem *p, double most)
 {
     const int64_t n = p->tokens, v = p->vocab;
@@ -595,7 +607,7 @@ static void verify_gradients(const problem *p, double most)
                 if (p->ranks) off += test_half_ulp(p->type, fabs(part) + off);
                 want += part, slack += off;
             }
-            verify_number(p, DX, row, d, bad ? NAN : want, slack);
+            verify_number(p, DX, row, d, bad && !masked(p, row) ? NAN : want, slack);
         }
     }
     for (int64_t j = 0; j < v; j++)
@@ -631,7 +643,10 @@ static void verify(const problem *p)
             if (status_of(p, row, k) == GOOD) has_id[row * v + id_of(p, row, k)] = true;
     int64_t valid = 0;
     bool any_bad = false, bad;
-    for (int64_t row = 0; row < n; row++) valid += counts(p, row, &bad), any_bad = any_bad || bad;
+    for (int64_t row = 0; row < n; row++) {
+        valid += counts(p, row, &bad);
+        any_bad = any_bad || (bad && !(p->has[ROW_WEIGHT] && input(p, ROW_WEIGHT, 0, row) == 0));
+    }
     const bool mean = p->reduction == LK_REDUCTION_MEAN, reduced = p->reduction != LK_REDUCTION_NONE;
     const double over = !mean ? 1 : p->has[DENOMINATOR] ? 2.75 : (double)valid;
     double sum = 0, z_sum = 0, sum_slack = 0, most = 0;
@@ -662,9 +677,11 @@ static void verify(const problem *p)
             const bool right = !counted ? got == -1 : got >= 0 && got < v && logits[got] >= logits[row_argmax] - row_error;
             if (!test_that(right)) test_detail("argmax[%lld] is %lld; %s", (long long)row, (long long)got, describe(p));
         }
-        if (!reduced) verify_number(p, LOSS, 0, row, bad ? NAN : rw * loss, fabs(rw) * slack);
+        if (bad) loss = rw == 0 ? 0 : NAN, slack = 0;
+        if (!reduced) verify_number(p, LOSS, 0, row, rw * loss, fabs(rw) * slack);
         if (!reduced) verify_number(p, Z_LOSS, 0, row, rw * z, fabs(rw) * z_slack + 0x1p-22 * fabs(rw * z));
-        if (counted) sum += rw * loss, z_sum += rw * z, sum_slack += fabs(rw) * (slack + 0x1p-20 * fabs(loss));
+        if (counted && !bad) sum += rw * loss, sum_slack += fabs(rw) * (slack + 0x1p-20 * fabs(loss));
+        if (counted) z_sum += rw * z, sum_slack += bad ? fabs(rw) * (z_slack + 0x1p-20 * z) : 0;
         if (p->direction == FORWARD) continue;
         if (counted && !bad) most = fmax(most, differentiate(p, row, over));
         else memset(dz + row * v, 0, (size_t)v * sizeof(double)), memset(dz_slack + row * v, 0, (size_t)v * sizeof(double));

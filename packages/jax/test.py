@@ -813,18 +813,18 @@ def linear_cross_entropy_ids():
     for made, wanted in (("dx", 0), ("dweight", 1), ("dweight dx", (0, 1))):
         for only, i, upstream in (("loss", 0, "upstream"), ("logp", 1, "dlogp")):
             calls = calls_in(jax.grad(lambda v, m: at(lk.linear_cross_entropy_ids, i)(v, m, ids).sum(), wanted), x, weights)
-            check(f"{made} of {only} alone", calls == [(forward, "x weight target_ids", "loss lse logp workspace"), (
-                back, f"x weight target_ids lse {upstream}", f"{made} workspace")], calls)
+            check(f"{made} of {only} alone", calls == [(forward, "x weight target_ids", "loss lse logp lse_low workspace"), (
+                back, f"x weight target_ids lse lse_low {upstream}", f"{made} workspace")], calls)
     tailed = functools.partial(lk.linear_cross_entropy_ids, tail_weight=w[:, 0])
-    for only, f, read in (("loss", at(tailed, 0), "lse tail upstream"), ("tail", at(tailed, 2), "lse tail dtail")):
+    for only, f, read in (("loss", at(tailed, 0), "lse lse_low tail upstream"), ("tail", at(tailed, 2), "lse lse_low tail dtail")):
         calls = calls_in(jax.grad(lambda v: f(v, weights, ids).sum()), x)
         check(f"a tail, gradient of {only} alone", calls == [
-            (forward, "x weight target_ids tail_weight", "loss lse logp tail workspace"),
+            (forward, "x weight target_ids tail_weight", "loss lse logp tail lse_low workspace"),
             (back, f"x weight target_ids tail_weight {read}", "dx workspace")], calls)
     calls = calls_in(jax.grad(lambda v: lk.linear_cross_entropy_ids(v, weights, ids, tail=True).loss), x)
     check("a tail without weights or gradient is not read", calls == [
-        (forward, "x weight target_ids", "loss lse logp tail workspace"),
-        (back, "x weight target_ids lse upstream", "dx workspace")], calls)
+        (forward, "x weight target_ids", "loss lse logp tail lse_low workspace"),
+        (back, "x weight target_ids lse lse_low upstream", "dx workspace")], calls)
     made = programs(lambda i: jax.grad(lambda v, s: sum(a.sum() for a in lk.linear_cross_entropy_ids(
         v, weights, ids, i * w, z_loss=s, logit_scale=s, denominator=i, row_weight=np.full(2, i))), (0, 1))(x, jnp.float32(i)),
         range(1, 6))
@@ -2125,18 +2125,18 @@ def ranks_linear_ids():
             check(f"head's ids {dtype} fast_logits", bool((jnp.abs(a - b) <= 32 * ROUNDING[dtype]).all()), a - b)
     # What runs: only what is wanted, one all-gather and one sum of dx.
     back, head = "linear_cross_entropy_ids_parallel_backward_f32", split(lambda v, m: over(v, m, ids).loss, P(), 0)
-    read = "x weight target_ids lse others upstream"
+    read = "x weight target_ids lse lse_low others upstream"
     for wanted, made in ((0, "dx"), (1, "dweight"), ((0, 1), "dweight dx")):
         calls = calls_in(jax.grad(head, wanted), x, weights)
         check(f"head's ids, the gradient of {made}", calls == [
             ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states workspace"),
-            ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp others workspace"),
+            ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp lse_low others workspace"),
             (back, read, f"{made} workspace")], calls)
     calls = calls_in(jax.grad(split(lambda v, m: over(v, m, ids, tail=True).tail.sum(), P(), 0)), x, weights)
     check("head's ids, the gradient of tail", calls == [
         ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states tail workspace"),
-        ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp tail others workspace"),
-        (back, "x weight target_ids lse others tail dtail", "dx workspace")], calls)
+        ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp tail lse_low others workspace"),
+        (back, "x weight target_ids lse lse_low others tail dtail", "dx workspace")], calls)
     for checked in (True, False):
         text = jax.jit(jax.grad(split(lambda v, m: over(v, m, ids).loss, P(), 0, checked=checked))).lower(
             x, weights).compile().as_text()

@@ -770,7 +770,7 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     loss), "entropy", "argmax", "valid_rows" (the number of targets that count), "weight_sum"; and of each target's logits
     "log_sum_sq_probs" (log sum_j p_j^2), "mean_logits" (after logit_scale, softcap and temperature), "top_logprob" (of argmax).
     Of them lse and entropy have gradients.
-    A target outside [0, vocab) that is not ignored makes the loss NaN.
+    A target outside [0, vocab) that is not ignored makes the loss NaN, unless its row_weight is 0.
     axis_name: a mesh axis, or a tuple of them, over whose devices the columns are split, in a jax.shard_map under jit. logits are
     the columns of this device, as many as each of the others has, in the order of the axis; vocab above counts those of all. All
     devices pass the same targets and options, class_weight for all columns, and get the same results, bit for bit. The gradient
@@ -1159,7 +1159,7 @@ def _linear_cross_entropy(options, aux, ranks):
         if reduced and early and not smooth and not statistics and not options["batch_invariant"] and not ranks:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), **likes})
             return _result(aux, found), {"made": _made(found, wanted, _HEAD), "grad_scale": grad_scale}
-        beside = {"others": _of(targets.shape, _f32)} if ranks else {}
+        beside = dict.fromkeys(("lse_low", "others") if ranks else ("lse_low",), _of(targets.shape, _f32))
         found = forward(arrays, {**outputs(targets, ["lse", *smooth]), **beside})
         kept = {"arrays": arrays, "saved": {n: found[n] for n in ("lse", *smooth, *beside)}, "wanted": _flags(wanted, _HEAD)}
         _check_backward(options, bwd, kept, _result(aux, found))
@@ -1261,7 +1261,7 @@ def _linear_cross_entropy_ids(options, aux, ranks):
     def fwd(*primals):
         _constants(target_weight=primals[4], denominator=primals[5], row_weight=primals[6], tail_weight=primals[7])
         arrays = _values(*primals)
-        beside = {"others": _of(arrays[2].shape[:-1], _f32)} if ranks else {}
+        beside = dict.fromkeys(("lse_low", "others") if ranks else ("lse_low",), _of(arrays[2].shape[:-1], _f32))
         found = forward(arrays, {**_ids_outputs(aux, reduced, arrays[2], ["lse"]), **beside})
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[3])
         saved = {n: found[n] for n in ("lse", "tail", *beside) if n in found}

@@ -77,6 +77,11 @@ struct HeadCall {
             if ((uintptr_t)r->data() % 16 || r->stride % 8) r->t = r->t.clone(at::MemoryFormat::Contiguous), r->stride = 0;
         a.x = rows.data(), a.x_stride = rows.stride, a.weight = columns.data(), a.weight_stride = columns.stride;
     }
+    void keep_lse(at::IntArrayRef tokens, const Tensor &x, Tensor *lse, Tensor *lse_low)
+    {
+        *lse = make(tokens, x, at::kFloat), *lse_low = make(tokens, x, at::kFloat);
+        a.lse = lse->mutable_data_ptr<float>(), a.lse_low = lse_low->mutable_data_ptr<float>();
+    }
     void want(const Tensor &x, const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
     {
         if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
@@ -135,33 +140,33 @@ static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
     return saved;
 }
 
-// loss; lse, if backward wants a gradient; if saved_bytes what forward saves in as many bytes
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, WANTS_PARAMETERS, int64_t saved_bytes)
+// loss; lse and lse_low, if backward wants a gradient; if saved_bytes what forward saves in as many bytes
+static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, WANTS_PARAMETERS, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse;
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse, lse_low;
     c.a.loss = loss.mutable_data_ptr<float>();
     c.expect_backward(x, want_dx, want_dweight, want_dbias, false);
-    if (want_dx || want_dweight || want_dbias) lse = make(target.sizes(), x, at::kFloat), c.a.lse = lse.mutable_data_ptr<float>();
-    return {loss, lse, run_forward(c, x, saved_bytes)};
+    if (want_dx || want_dweight || want_dbias) c.keep_lse(target.sizes(), x, &lse, &lse_low);
+    return {loss, lse, lse_low, run_forward(c, x, saved_bytes)};
 }
 
-// loss, lse, entropy, argmax, statistics
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS, WANTS_PARAMETERS,
-                                                                                        bool statistics)
+// loss, lse, entropy, argmax, statistics, lse_low
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_forward(PARAMETERS, WANTS_PARAMETERS,
+                                                                                                bool statistics)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     c.expect_backward(x, want_dx, want_dweight, want_dbias, true);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
-    Tensor lse = make(target.sizes(), x, at::kFloat), argmax = make(target.sizes(), x, at::kLong);
+    Tensor lse, lse_low, argmax = make(target.sizes(), x, at::kLong);
     Statistics of_tokens;
-    of_tokens.want(statistics, target.sizes(), x);
-    c.a.loss = loss.mutable_data_ptr<float>(), c.a.lse = lse.mutable_data_ptr<float>();
+    of_tokens.want(statistics, target.sizes(), x), c.keep_lse(target.sizes(), x, &lse, &lse_low);
+    c.a.loss = loss.mutable_data_ptr<float>();
     c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
     c.a.statistics = statistics;
     RUN(forward, c, x);
     of_tokens.split();
-    return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics};
+    return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics, lse_low};
 }
 
 // loss, and the wanted gradients for one upstream gradient, without one for 1
@@ -180,14 +185,16 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
 }
 
 static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
-                                                  const Tensor &lse, const Maybe &entropy, const Maybe &saved, const Tensor &x,
-                                                  const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
+                                                  const Tensor &lse, const Tensor &lse_low, const Maybe &entropy,
+                                                  const Maybe &saved, const Tensor &x, const Tensor &weight, bool want_dx,
+                                                  bool want_dweight, bool want_dbias)
 {
     // No gradient of the loss is 0, but lk's NULL is 1.
-    const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, x.options().dtype(at::kFloat)), l = lse.contiguous();
+    const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, x.options().dtype(at::kFloat));
+    const Tensor l = lse.contiguous(), low = lse_low.contiguous();
     const Maybe dl = packed(dlse), de = packed(dentropy), h = packed(entropy);
     c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_token = has(dloss) && !c.a.reduction;
-    c.a.lse = (float *)l.const_data_ptr();
+    c.a.lse = (float *)l.const_data_ptr(), c.a.lse_low = (float *)low.const_data_ptr();
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
@@ -203,16 +210,17 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
     return {c.dx, c.dweight, c.dbias};
 }
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
-                                                                   const Tensor &lse, const Maybe &entropy, const Maybe &saved,
-                                                                   PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+                                                                   const Tensor &lse, const Tensor &lse_low, const Maybe &entropy,
+                                                                   const Maybe &saved, PARAMETERS, bool want_dx,
+                                                                   bool want_dweight, bool want_dbias)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
-    return run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
+    return run_backward(c, dloss, dlse, dentropy, lse, lse_low, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
 }
 
-// loss, lse, others, and with stats entropy, argmax and statistics, which are the same bits on every rank; if saved_bytes what
-// this rank saves in as many bytes. One all-gather, of 16, 32 or 40 bytes a token.
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+// loss, lse, lse_low, others, and with stats entropy, argmax and statistics, which are the same bits on every rank; if
+// saved_bytes what this rank saves in as many bytes. One all-gather, of 16, 32 or 40 bytes a token.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PARAMETERS, bool stats, bool statistics,
                                       int64_t saved_bytes)
 {
@@ -220,8 +228,8 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PAR
     c.expect_backward(x, want_dx, want_dweight, want_dbias, stats);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), argmax;
     Statistics of_tokens;
-    Tensor lse = make(target.sizes(), x, at::kFloat), others = make(target.sizes(), x, at::kFloat);
-    c.a.loss = loss.mutable_data_ptr<float>(), c.a.lse = lse.mutable_data_ptr<float>();
+    Tensor lse, lse_low, others = make(target.sizes(), x, at::kFloat);
+    c.a.loss = loss.mutable_data_ptr<float>(), c.keep_lse(target.sizes(), x, &lse, &lse_low);
     if (stats) {
         of_tokens.want(statistics, target.sizes(), x), argmax = make(target.sizes(), x, at::kLong);
         c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
@@ -239,26 +247,26 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PAR
     c.a.workspace = workspace.start;
     LK_RUN(lk_linear_cross_entropy_finish, x, &c.a, c.stream);
     of_tokens.split();
-    return {loss, lse, others, of_tokens.entropy, argmax, of_tokens.statistics, saved};
+    return {loss, lse, lse_low, others, of_tokens.entropy, argmax, of_tokens.statistics, saved};
 }
 
 static tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &lse,
-                                       const Tensor &others, const Maybe &entropy, const Maybe &saved, PARAMETERS, LK_RANKS_PARAMETERS,
-                                       bool want_dx, bool want_dweight, bool want_dbias)
+                                       const Tensor &lse_low, const Tensor &others, const Maybe &entropy, const Maybe &saved,
+                                       PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
     const Tensor o = others.contiguous();
     c.a.others = (float *)o.const_data_ptr(), c.a.parallel.user = &c, c.a.parallel.reduce = sum_dx<HeadCall>;
     const auto gradients =
-        run_backward(c, dloss, dlse, dentropy, lse, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
+        run_backward(c, dloss, dlse, dentropy, lse, lse_low, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
     return gradients;
 }
 
 // Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
-    SavedVariable x, weight, target, bias, class_weight, lse, others, entropy, saved, divisor, factors;
+    SavedVariable x, weight, target, bias, class_weight, lse, lse_low, others, entropy, saved, divisor, factors;
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
     int64_t rank = 0;
@@ -272,7 +280,7 @@ struct LinearCrossEntropyBackward : Node {
         LK_OP(linear_cross_entropy_parallel_backward);
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined() && !(stats && (up[1].defined() || up[2].defined()))) return variable_list(3);
-        const Tensor l = stats ? lse.unpack(held(this)) : lse.unpack();
+        const Tensor l = stats ? lse.unpack(held(this)) : lse.unpack(), low = lse_low.unpack();
         const Tensor h = stats ? entropy.unpack(held(this)) : Tensor();
         const Maybe dlse = stats ? maybe(up[1]) : Maybe(), dentropy = stats ? maybe(up[2]) : Maybe();
         const Tensor in = x.unpack(), w = weight.unpack(), t = target.unpack(), b = bias.unpack();
@@ -281,17 +289,17 @@ struct LinearCrossEntropyBackward : Node {
         const Below below;
         const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
-            group.empty() ? linear_cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, l, maybe(h), maybe(s), in, w, t,
-                                                                  maybe(b), maybe(cw), OPTIONS, wants[0], wants[1], wants[2])
+            group.empty() ? linear_cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, l, low, maybe(h), maybe(s), in, w,
+                                                                  t, maybe(b), maybe(cw), OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_parallel_backward_op.call(
-                                maybe(up[0]), dlse, dentropy, l, o, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
+                                maybe(up[0]), dlse, dentropy, l, low, o, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
                                 group, shards, rank, wants[0], wants[1], wants[2]);
         return once(*this, up, {dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), target.reset_data(), bias.reset_data();
-        class_weight.reset_data(), lse.reset_data(), others.reset_data(), entropy.reset_data();
+        class_weight.reset_data(), lse.reset_data(), lse_low.reset_data(), others.reset_data(), entropy.reset_data();
         saved.reset_data(), divisor.reset_data(), factors.reset_data();
     }
     void keep(PARAMETERS)
@@ -332,7 +340,7 @@ static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight,
 // scale does not bring back. And not with batch_invariant, which forward alone promises.
 Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
 {
-    LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor>(PARAMETERS, bool, bool, bool, c10::SymInt));
+    LK_OP_AS(linear_cross_entropy_forward, tuple<Tensor, Tensor, Tensor, Tensor>(PARAMETERS, bool, bool, bool, c10::SymInt));
     LK_OP(linear_cross_entropy_forward_backward);
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     if (!wants_gradient(x, weight, bias)) {
@@ -357,15 +365,15 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
     const c10::SymInt bytes = saved_bytes(keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits, max_counted, 0);
-    Tensor loss, lse, saved;
+    Tensor loss, lse, lse_low, saved;
     {
         const Below below;
-        std::tie(loss, lse, saved) =
+        std::tie(loss, lse, lse_low, saved) =
             linear_cross_entropy_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, x.requires_grad(),
                                                  weight.requires_grad(), has(bias) && bias->requires_grad(), bytes);
     }
     torch::autograd::set_history(loss, node);
-    node->stats = false, node->lse = save(lse), node->saved = save(bytes != 0 ? saved : Tensor());
+    node->stats = false, node->lse = save(lse), node->lse_low = save(lse_low), node->saved = save(bytes != 0 ? saved : Tensor());
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
     return loss;
@@ -377,10 +385,10 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, lse, entropy, argmax, more;
+    Tensor loss, lse, entropy, argmax, more, lse_low;
     {
         const Below below;
-        std::tie(loss, lse, entropy, argmax, more) =
+        std::tie(loss, lse, entropy, argmax, more, lse_low) =
             linear_cross_entropy_stats_forward_op.call(x, weight, target, bias, class_weight, OPTIONS, wanted && x.requires_grad(),
                                                        wanted && weight.requires_grad(),
                                                        wanted && has(bias) && bias->requires_grad(), statistics);
@@ -388,6 +396,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
     if (wanted) {
         for (const Tensor &out : {loss, lse, entropy}) torch::autograd::set_history(out, node);
         node->stats = true, node->lse = SavedVariable(lse, true), node->entropy = SavedVariable(entropy, true);
+        node->lse_low = save(lse_low);
         node->keep(x, weight, target, bias, class_weight, OPTIONS);
         node_is_made(node);
     }
@@ -399,18 +408,18 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool stats, bool statistics, bool keep)
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
-             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_RANKS_PARAMETERS, bool, bool, bool, bool,
-                                                                           bool, c10::SymInt));
+             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_RANKS_PARAMETERS, bool, bool, bool,
+                                                                                   bool, bool, c10::SymInt));
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
     const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits,
                                           max_counted, classes);
-    Tensor loss, lse, others, entropy, argmax, more, saved;
+    Tensor loss, lse, lse_low, others, entropy, argmax, more, saved;
     {
         const Below below;
-        std::tie(loss, lse, others, entropy, argmax, more, saved) = linear_cross_entropy_parallel_forward_op.call(
+        std::tie(loss, lse, lse_low, others, entropy, argmax, more, saved) = linear_cross_entropy_parallel_forward_op.call(
             x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, wanted && x.requires_grad(),
             wanted && weight.requires_grad(), wanted && has(bias) && bias->requires_grad(), stats, statistics, bytes);
     }
@@ -420,7 +429,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RAN
     torch::autograd::set_history(loss, node);
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
-    node->others = save(others), node->saved = save(bytes != 0 ? saved : Tensor());
+    node->lse_low = save(lse_low), node->others = save(others), node->saved = save(bytes != 0 ? saved : Tensor());
     node->group = group, node->shards = shards.vec(), node->rank = rank;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
@@ -476,14 +485,14 @@ LK_OPS(m)
     user_op(m, "linear_cross_entropy_stats",
             "(" INPUTS SETTINGS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_stats);
     kernel(m, "linear_cross_entropy_stats_forward",
-           "(" INPUTS SETTINGS WANTS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(" INPUTS SETTINGS WANTS ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_stats_forward);
     kernel(m, "linear_cross_entropy_forward",
-           "(" INPUTS SETTINGS WANTS ", SymInt saved_bytes) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
+           "(" INPUTS SETTINGS WANTS ", SymInt saved_bytes) -> (Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_forward);
     kernel(m, "linear_cross_entropy_forward_backward",
            "(" INPUTS SETTINGS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)", &linear_cross_entropy_forward_backward);
     kernel(m, "linear_cross_entropy_backward",
-           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor? entropy, Tensor? saved, " INPUTS
+           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor lse_low, Tensor? entropy, Tensor? saved, " INPUTS
            SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
     user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool keep) -> Tensor",
             &linear_cross_entropy_parallel);
@@ -492,11 +501,11 @@ LK_OPS(m)
             &linear_cross_entropy_stats_parallel);
     kernel(m, "linear_cross_entropy_parallel_forward",
            "(" INPUTS SETTINGS LK_RANKS_SCHEMA WANTS ", bool stats, bool statistics, SymInt saved_bytes) -> "
-           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_parallel_forward);
     kernel(m, "linear_cross_entropy_parallel_backward",
-           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor others, Tensor? entropy, Tensor? saved, " INPUTS
-           SETTINGS LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_parallel_backward);
+           "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor lse_low, Tensor others, Tensor? entropy, "
+           "Tensor? saved, " INPUTS SETTINGS LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_parallel_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
     m.impl("linear_cross_entropy_stats", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_autocast));
     m.impl("linear_cross_entropy_parallel",

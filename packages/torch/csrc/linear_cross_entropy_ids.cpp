@@ -91,31 +91,33 @@ struct HeadIdsCall {
         LK_RUN(lk_linear_cross_entropy_ids_##direction, x, &call.a, call.stream);                                              \
     } while (0)
 
-// loss, logp, tail, lse. want_tail: tail is not undefined.
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS, bool want_dx, bool want_dweight,
-                                                                               bool want_dbias, bool want_tail)
+// loss, logp, tail, lse, lse_low. want_tail: tail is not undefined.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_forward(PARAMETERS, bool want_dx, bool want_dweight,
+                                                                                       bool want_dbias, bool want_tail)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias, want_tail, false);
     const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), lse = make(tokens, x, at::kFloat);
-    const Tensor logp = make(target_ids.sizes(), x, at::kFloat);
+    const Tensor logp = make(target_ids.sizes(), x, at::kFloat), lse_low = make(tokens, x, at::kFloat);
     c.a.common.loss = loss.mutable_data_ptr<float>(), c.a.common.lse = lse.mutable_data_ptr<float>();
+    c.a.common.lse_low = lse_low.mutable_data_ptr<float>();
     c.a.logp = logp.mutable_data_ptr<float>();
     const Tensor tail = make_tail(x, want_tail, &c.a.tail);
     RUN(forward, c, x);
-    return {loss, logp, tail, lse};
+    return {loss, logp, tail, lse, lse_low};
 }
 
 // ranks: the classes are split over ranks.
 static tuple<Tensor, Tensor, Tensor> run_backward(HeadIdsCall &c, const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
-                                                  const Tensor &lse, const Maybe &tail, const Tensor &x, const Tensor &weight,
-                                                  int64_t reduction, bool ranks, bool want_dx, bool want_dweight, bool want_dbias)
+                                                  const Tensor &lse, const Tensor &lse_low, const Maybe &tail, const Tensor &x,
+                                                  const Tensor &weight, int64_t reduction, bool ranks, bool want_dx,
+                                                  bool want_dweight, bool want_dbias)
 {
     lk_linear_cross_entropy_args &a = c.a.common;
     const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail);
-    const Tensor l = lse.contiguous();
-    a.lse = (float *)l.const_data_ptr();
+    const Tensor l = lse.contiguous(), low = lse_low.contiguous();
+    a.lse = (float *)l.const_data_ptr(), a.lse_low = (float *)low.const_data_ptr();
     // Beside dlogp and dtail lk takes a NULL upstream for 0.
     if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_token = !reduction;
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
@@ -131,24 +133,24 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadIdsCall &c, const Maybe &d
     return {c.dx, c.dweight, c.dbias};
 }
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
-                                                                       const Tensor &lse, const Maybe &tail, PARAMETERS,
-                                                                       bool want_dx, bool want_dweight, bool want_dbias)
+                                                                       const Tensor &lse, const Tensor &lse_low, const Maybe &tail,
+                                                                       PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
-    return run_backward(c, dloss, dlogp, dtail, lse, tail, x, weight, reduction, false, want_dx, want_dweight, want_dbias);
+    return run_backward(c, dloss, dlogp, dtail, lse, lse_low, tail, x, weight, reduction, false, want_dx, want_dweight, want_dbias);
 }
 
-// loss, logp, tail, lse, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS,
-                                                                                               bool want_dx, bool want_dweight,
-                                                                                               bool want_dbias, bool want_tail)
+// loss, logp, tail, lse, lse_low, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
+linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias,
+                                          bool want_tail)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias, want_tail, true);
     lk_linear_cross_entropy_args &a = c.a.common;
     const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), logp = make(target_ids.sizes(), x, at::kFloat);
-    const Tensor lse = make(tokens, x, at::kFloat), others = make(tokens, x, at::kFloat);
+    const Tensor lse = make(tokens, x, at::kFloat), lse_low = make(tokens, x, at::kFloat), others = make(tokens, x, at::kFloat);
     const int64_t bytes = c.a.ids_per_row * (fast_logits ? (int64_t)x.element_size() : 4);
     const Tensor states = make({a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
     const Tensor tail = make_tail(x, want_tail, &c.a.tail);
@@ -159,29 +161,30 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_pa
     wait(all);
     a.all_states = all.const_data_ptr(), a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
     a.lse = lse.mutable_data_ptr<float>(), a.others = others.mutable_data_ptr<float>();
+    a.lse_low = lse_low.mutable_data_ptr<float>();
     LK_RUN(lk_linear_cross_entropy_ids_finish_workspace_bytes, x, &c.a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
     LK_RUN(lk_linear_cross_entropy_ids_finish, x, &c.a, c.stream);
-    return {loss, logp, tail, lse, others};
+    return {loss, logp, tail, lse, lse_low, others};
 }
 static tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &lse,
-                                           const Maybe &tail, const Tensor &others, PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx,
-                                           bool want_dweight, bool want_dbias)
+                                           const Tensor &lse_low, const Maybe &tail, const Tensor &others, PARAMETERS,
+                                           LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
     const Tensor o = others.contiguous();
     c.a.common.others = (float *)o.const_data_ptr();
     c.a.common.parallel.user = &c, c.a.common.parallel.reduce = sum_dx<HeadIdsCall>;
     const auto gradients =
-        run_backward(c, dloss, dlogp, dtail, lse, tail, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
+        run_backward(c, dloss, dlogp, dtail, lse, lse_low, tail, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
     return gradients;
 }
 
 struct LinearCrossEntropyIdsBackward : Node {
-    SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, others, divisor, factors;
+    SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, lse_low, others, divisor, factors;
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
     int64_t rank = 0;
@@ -195,32 +198,33 @@ struct LinearCrossEntropyIdsBackward : Node {
         const std::lock_guard<std::mutex> lock(mutex_);
         const Maybe dtail = has_tail ? maybe(up[2]) : Maybe();
         if (!up[0].defined() && !up[1].defined() && !has(dtail)) return variable_list(3);
-        const Tensor in = x.unpack(), w = weight.unpack(), i = ids.unpack(), l = lse.unpack(), o = others.unpack();
+        const Tensor in = x.unpack(), w = weight.unpack(), i = ids.unpack(), o = others.unpack();
+        const Tensor l = lse.unpack(), low = lse_low.unpack();
         const Maybe t = has_tail ? maybe(tail.unpack(held(this))) : Maybe();
         const Maybe by = maybe(ids_weight.unpack()), tail_by = maybe(of_tail.unpack()), b = maybe(bias.unpack());
         const Maybe denominator = maybe(divisor.unpack()), row_weight = maybe(factors.unpack());
         const Below below;
         const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
-            group.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, t, in, w, i, by,
-                                                                      tail_by, b, OPTIONS, wants[0], wants[1], wants[2])
+            group.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, low, t, in, w, i,
+                                                                      by, tail_by, b, OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_ids_parallel_backward_op.call(
-                                maybe(up[0]), maybe(up[1]), dtail, l, t, o, in, w, i, by, tail_by, b, OPTIONS, group, shards, rank,
-                                wants[0], wants[1], wants[2]);
+                                maybe(up[0]), maybe(up[1]), dtail, l, low, t, o, in, w, i, by, tail_by, b, OPTIONS, group, shards,
+                                rank, wants[0], wants[1], wants[2]);
         return once(*this, up, {dx, dweight, dbias}, "linear_cross_entropy_ids");
     }
     void release_variables() override
     {
         x.reset_data(), weight.reset_data(), ids.reset_data(), ids_weight.reset_data();
-        bias.reset_data(), lse.reset_data(), divisor.reset_data(), factors.reset_data();
+        bias.reset_data(), lse.reset_data(), lse_low.reset_data(), divisor.reset_data(), factors.reset_data();
         of_tail.reset_data(), tail.reset_data(), others.reset_data();
     }
-    void keep(PARAMETERS, const Tensor &tail, const Tensor &lse)
+    void keep(PARAMETERS, const Tensor &tail, const Tensor &lse, const Tensor &lse_low)
     {
         has_tail = tail.defined();
         if (has_tail) this->tail = SavedVariable(tail, true);
         this->x = save(x), this->weight = save(weight), ids = save(target_ids), ids_weight = save(target_weight);
-        of_tail = save(tail_weight), this->bias = save(bias), this->lse = save(lse);
+        of_tail = save(tail_weight), this->bias = save(bias), this->lse = save(lse), this->lse_low = save(lse_low);
         divisor = save(denominator), factors = save(row_weight);
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
         this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale, this->zero_when_empty = zero_when_empty;
@@ -245,10 +249,10 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tai
     want_tail = want_tail || has(tail_weight); // backward reads it
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, logp, tail, lse;
+    Tensor loss, logp, tail, lse, lse_low;
     {
         const Below below;
-        std::tie(loss, logp, tail, lse) =
+        std::tie(loss, logp, tail, lse, lse_low) =
             linear_cross_entropy_ids_forward_op.call(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS,
                                                      wanted && x.requires_grad(), wanted && weight.requires_grad(),
                                                      wanted && has(bias) && bias->requires_grad(), want_tail);
@@ -257,7 +261,7 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tai
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
-    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse);
+    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse, lse_low);
     node_is_made(node);
     return {loss, logp, tail};
 }
@@ -270,10 +274,10 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETER
     want_tail = want_tail || has(tail_weight); // backward reads it
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyIdsBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, logp, tail, lse, others;
+    Tensor loss, logp, tail, lse, lse_low, others;
     {
         const Below below;
-        std::tie(loss, logp, tail, lse, others) = linear_cross_entropy_ids_parallel_forward_op.call(
+        std::tie(loss, logp, tail, lse, lse_low, others) = linear_cross_entropy_ids_parallel_forward_op.call(
             x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank, wanted && x.requires_grad(),
             wanted && weight.requires_grad(), wanted && has(bias) && bias->requires_grad(), want_tail);
     }
@@ -282,7 +286,7 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETER
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
     node->group = group, node->shards = shards.vec(), node->rank = rank, node->others = save(others);
-    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse);
+    node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse, lse_low);
     node_is_made(node);
     return {loss, logp, tail};
 }
@@ -314,20 +318,20 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(
 LK_OPS(m)
 {
     user_op(m, "linear_cross_entropy_ids", "(" INPUTS ", bool want_tail) -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_ids);
-    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
+    kernel(m, "linear_cross_entropy_ids_forward", "(" INPUTS WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_forward);
     kernel(m, "linear_cross_entropy_ids_backward",
-           "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, " INPUTS
+           "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor lse_low, Tensor? tail, " INPUTS
            WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_backward);
     user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)",
             &linear_cross_entropy_ids_parallel);
     kernel(m, "linear_cross_entropy_ids_parallel_forward",
-           "(" INPUTS LK_RANKS_SCHEMA WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(" INPUTS LK_RANKS_SCHEMA WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_forward);
     kernel(m, "linear_cross_entropy_ids_parallel_backward",
-           "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor? tail, Tensor others, " INPUTS LK_RANKS_SCHEMA
-           WANTS ") -> (Tensor, Tensor, Tensor)",
+           "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor lse_low, Tensor? tail, Tensor others, " INPUTS
+           LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_backward);
     m.impl("linear_cross_entropy_ids_parallel",
            torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_parallel_autocast));

@@ -198,7 +198,7 @@ def head(x, weight, bias, want_dx, want_dweight, want_dbias):
 @fake
 def linear_cross_entropy_forward(x, weight, target, bias, class_weight, reduction, *options):
     *wants, saved_bytes = options[-4:]
-    return (loss(x, target, reduction), x.new_empty(target.shape, dtype=F32) if any(wants) else None,
+    return (loss(x, target, reduction), *(x.new_empty(target.shape, dtype=F32) if any(wants) else None for _ in range(2)),
             x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
 
 
@@ -210,11 +210,11 @@ def linear_cross_entropy_forward_backward(x, weight, target, bias, class_weight,
 @fake
 def linear_cross_entropy_stats_forward(x, weight, target, bias, class_weight, reduction, *options):
     per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32, torch.int64)]
-    return loss(x, target, reduction), *per_token, more(x, target.shape, options[-1])
+    return (loss(x, target, reduction), *per_token, more(x, target.shape, options[-1]), x.new_empty(target.shape, dtype=F32))
 
 
 @fake
-def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, entropy, saved, x, weight, target, bias, *options):
+def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, lse_low, entropy, saved, x, weight, target, bias, *options):
     return head(x, weight, bias, *options[-3:])
 
 
@@ -245,22 +245,22 @@ def linear_kl_parallel_backward(dloss, states, x, weight, teacher_input, teacher
 
 @fake
 def linear_cross_entropy_ids_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
-    return *ids(x, target_ids, reduction, options[-1]), x.new_empty(x.shape[:-1], dtype=F32)
+    return *ids(x, target_ids, reduction, options[-1]), *(x.new_empty(x.shape[:-1], dtype=F32) for _ in range(2))
 
 
 @fake
-def linear_cross_entropy_ids_backward(dloss, dlogp, dtail, lse, tail, x, weight, target_ids, target_weight, tail_weight, bias,
-                                      *options):
+def linear_cross_entropy_ids_backward(dloss, dlogp, dtail, lse, lse_low, tail, x, weight, target_ids, target_weight, tail_weight,
+                                      bias, *options):
     return head(x, weight, bias, *options[-3:])
 
 
 @fake
 def linear_cross_entropy_ids_parallel_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
-    return *ids(x, target_ids, reduction, options[-1]), *(x.new_empty(x.shape[:-1], dtype=F32) for _ in range(2))
+    return *ids(x, target_ids, reduction, options[-1]), *(x.new_empty(x.shape[:-1], dtype=F32) for _ in range(3))
 
 
 @fake
-def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, tail, others, x, weight, target_ids, target_weight,
+def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, lse_low, tail, others, x, weight, target_ids, target_weight,
                                                tail_weight, bias, *options):
     return head(x, weight, bias, *options[-3:])
 
@@ -268,13 +268,13 @@ def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, tail, o
 @fake
 def linear_cross_entropy_parallel_forward(x, weight, target, bias, class_weight, reduction, *options):
     stats, statistics, saved_bytes = options[-3:]
-    per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32)]
+    per_token = [x.new_empty(target.shape, dtype=F32) for _ in range(3)]
     with_stats = [x.new_empty(target.shape, dtype=t) if stats else None for t in (F32, torch.int64)]
     return (loss(x, target, reduction), *per_token, *with_stats, more(x, target.shape, statistics),
             x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
 
 
 @fake
-def linear_cross_entropy_parallel_backward(dloss, dlse, dentropy, lse, others, entropy, saved, x, weight, target, bias,
+def linear_cross_entropy_parallel_backward(dloss, dlse, dentropy, lse, lse_low, others, entropy, saved, x, weight, target, bias,
                                            *options):
     return head(x, weight, bias, *options[-3:])
