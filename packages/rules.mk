@@ -83,7 +83,7 @@ torch: | backend ## use: builds the PyTorch binding in its folder and tests it; 
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/distill.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/fp8_linear.py
-torch-families: | backend ## use: tries patch on each causal model of transformers, and writes the binding's list of them; no test of CI
+torch-families: | backend ## use: tries patch on each causal model of transformers, and writes README's list; CI does not
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_families.py $(ARGS)
 # After torch, where both are asked for: they build in one folder.
