@@ -735,6 +735,7 @@ static void chunks(int type, int direction, int)
         p.has[DLOGP] = direction != FORWARD && i % 2, p.has[DLSE] = direction != FORWARD && i % 3 == 1;
         p.has[ROW_WEIGHT] = i % 4 == 2;
         if (i < 6) p.chunk = 1 + i * 4;
+        if (i == 9) p.slice = 4; /* what dweight holds, which is no scratch memory where it is rounded after each chunk */
         check(&p);
     }
 }
@@ -812,6 +813,7 @@ static void tails(int type, int direction, int)
         if (i % 6 == 4) p.softcap = 4;
         if (i % 6 == 5) p.z_loss = 0.01f, p.has[Z_LOSS] = true;
         if (direction == FORWARD && !p.has[TAIL_WEIGHT]) p.has[TAIL] = true;
+        if (direction == FORWARD && i % 8 == 1) p.has[LOSS] = p.has[Z_LOSS] = p.has[LOGP] = p.has[LSE] = false; /* the tail alone */
         if (direction == BOTH && i % 4 == 3) p.has[TAIL] = false; /* lk's own */
         check(&p);
     }
@@ -1061,7 +1063,7 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->logp = (float *)a->target_weight), true, false},
         {LK_ERR_SHAPE, LK_OK, "logp and loss overlap", SPOIL(a->logp = a->common.loss), true, false},
         {LK_ERR_SHAPE, LK_OK, "target_ids and dx overlap", SPOIL(a->common.dx = (void *)a->target_ids), false, true},
-        {LK_ERR_NULL, LK_ERR_SHAPE, "x is", SPOIL(a->common.x = NULL; a->common.vocab = -1), true, true},
+        {LK_ERR_NULL, LK_ERR_SHAPE, " is ", SPOIL(a->common.x = NULL; a->common.vocab = -1), true, true}, /* the query sees vocab */
         {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; MOVED(a->target_ids, 2); a->common.workspace = NULL), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->common.softcap = -1), true, true},
         {LK_ERR_ALIGNMENT, LK_OK, "target_ids", SPOIL(MOVED(a->target_ids, 2)), true, true},
