@@ -396,11 +396,11 @@ template <class T> LK_DEVICE lk_ce_plain_share<T> lk_ce_plain_aim(const T *row, 
     return {row, row + split.head + rank * LK_VEC<T>, split, (int)(split.vecs >> size_log2) + (rank < left)};
 }
 
-/* Loads the first U vectors of a share. */
-template <class T, int U> LK_DEVICE void lk_ce_plain_start(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, int size_log2)
+/* Loads the first Vecs vectors of a share. */
+template <class T, int Vecs> LK_DEVICE void lk_ce_plain_start(lk_vec<T> (&raw)[Vecs], lk_ce_plain_share<T> share, int size_log2)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u < share.count) raw[u] = lk_load_vec(share.first + u * step);
     }
 }
@@ -416,8 +416,8 @@ template <int n, class T> LK_DEVICE void lk_ce_plain_prefetch(lk_ce_plain_share<
  * lk_lse's functions are given the scale, which is positive.
  * Called by: all 32 lanes of a warp; a team without a row passes an empty share and row = false. Result: in every lane of a
  * team with a row. */
-template <class T, int U>
-LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> share, float scale, int rank, int size_log2,
+template <class T, int Vecs>
+LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[Vecs], lk_ce_plain_share<T> share, float scale, int rank, int size_log2,
                                   int team, bool row = true)
 {
     const int64_t step = (int64_t)LK_VEC<T> << size_log2;
@@ -433,15 +433,15 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
     reference = lk_max_warp(reference, team);
     float base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
-    const T *next = share.first + U * step;
+    const T *next = share.first + Vecs * step;
     int left = share.count;
-    while (left > U) {
-        for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-            LK_UNROLL for (int u = 0; u < U; u++, next += step) {
+    while (left > Vecs) {
+        for (const int stop = left > 17 * Vecs ? left - 16 * Vecs : Vecs; left > stop; left -= Vecs) {
+            LK_UNROLL for (int u = 0; u < Vecs; u++, next += step) {
                 const float by = lk_lse_follow(raw[u], rate, &reference, &base);
                 if (by != 1.0f) sum *= by, lost *= by, part *= by;
                 part += lk_lse_terms(raw[u], rate, base);
-                if (U + u < left) raw[u] = lk_load_vec(next);
+                if (Vecs + u < left) raw[u] = lk_load_vec(next);
             }
         }
         part -= lost; /* Kahan's sum, every 16 rounds: it keeps what the additions of a long row round off */
@@ -449,7 +449,7 @@ LK_DEVICE lk_lse lk_ce_plain_read(lk_vec<T> (&raw)[U], lk_ce_plain_share<T> shar
         lost = (grown - sum) - part;
         sum = grown, part = 0.0f;
     }
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u >= left) continue;
         const float by = lk_lse_follow(raw[u], rate, &reference, &base);
         if (by != 1.0f) sum *= by, lost *= by, part *= by;
@@ -502,12 +502,12 @@ LK_DEVICE void lk_ce_put_plain(const lk_cross_entropy_call &call, int64_t row, c
  * thread: that work then costs one warp, not every warp. Small blocks are faster. */
 #define LK_CROSS_ENTROPY_WARP_THREADS 128
 #define LK_CROSS_ENTROPY_WARP_BLOCKS (LK_ARCH >= 1200 ? 6 : 8) /* per SM: as many as registers allow without spills */
-template <class T, int U>
+template <class T, int Vecs>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY_WARP_BLOCKS)
     lk_cross_entropy_forward_warp_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
-    /* U = 4 is for rows of more than 2048 bytes, which have whole warps. */
-    const int team_log2 = U == 2 ? call.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
+    /* Vecs = 4 is for rows of more than 2048 bytes, which have whole warps. */
+    const int team_log2 = Vecs == 2 ? call.team_log2 : 5, rank = threadIdx.x & ((1 << team_log2) - 1);
     const int rows = LK_CROSS_ENTROPY_WARP_THREADS >> team_log2; /* of the block */
     const int64_t first = (int64_t)blockIdx.x * rows, row = first + (threadIdx.x >> team_log2), result = first + threadIdx.x;
     const lk_cross_entropy_args &a = call.a;
@@ -518,7 +518,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
         const T *logits = (const T *)a.logits + row * a.logits_stride;
         share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, team_log2);
     }
-    lk_ce_plain_prefetch<U / 2>(share, team_log2);
+    lk_ce_plain_prefetch<Vecs / 2>(share, team_log2);
     if (writes) lk_ce_prefetch_target(a, result);
     lk_griddepcontrol_wait();
     lk_ce_label label = {-1, false, false};
@@ -526,7 +526,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
     if (row < a.rows) label = lk_ce_look_up(a, row);
     if (writes) target.label = lk_ce_look_up(a, result), target.weight = 1.0f;
     if (!label.counted) share.count = share.split.edge = 0;
-    lk_vec<T> raw[U];
+    lk_vec<T> raw[Vecs];
     lk_ce_plain_start(raw, share, team_log2);
     if (writes && target.label.y >= 0) {
         target.logit = ((const T *)a.logits + result * a.logits_stride)[target.label.y];
@@ -540,25 +540,25 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_WARP_THREADS, LK_CROSS_ENTROPY
 }
 
 /* A cluster of blocks owns a plain row; without clusters, a block. */
-template <class T, int U, int BLOCKS>
-LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
+template <class T, int Vecs, int Blocks>
+LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, Blocks)
     lk_cross_entropy_forward_block_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
-    const int blocks_log2 = U == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank());
+    const int blocks_log2 = Vecs == 8 ? 0 : 31 - __clz((int)lk_cluster_nctarank());
     const int size_log2 = LK_CROSS_ENTROPY_THREADS_LOG2 + blocks_log2;
     const int rank = (int)(lk_cluster_ctarank() * LK_CROSS_ENTROPY_THREADS + threadIdx.x);
-    const int64_t row = blockIdx.x >> blocks_log2; /* U = 8 is for rows of one block */
+    const int64_t row = blockIdx.x >> blocks_log2; /* Vecs = 8 is for rows of one block */
     const lk_cross_entropy_args &a = call.a;
     const T *logits = (const T *)a.logits + row * a.logits_stride;
     lk_ce_plain_share<T> share = lk_ce_plain_aim(logits, lk_split_row(logits, a.vocab), rank, size_log2);
     LK_SHARED(lk_ce_target<T>, target, [1]); /* of one thread: registers are for loads */
     LK_SHARED(lk_lse_inbox<LK_CROSS_ENTROPY_THREADS>, inbox, [1]);
-    lk_vec<T> raw[U];
+    lk_vec<T> raw[Vecs];
     lk_inbox_begin<LK_TEAM_ANY>(inbox);
     lk_ce_plain_prefetch<1>(share, size_log2);
     if (rank == 0) lk_ce_prefetch_target(a, row);
     lk_griddepcontrol_wait();
-    if (U == 2) lk_griddepcontrol_launch_dependents();
+    if (Vecs == 2) lk_griddepcontrol_launch_dependents();
     const lk_ce_label label = lk_ce_look_up(a, row);
     if (!label.counted) share.count = share.split.edge = 0;
     lk_ce_plain_start(raw, share, size_log2);
@@ -569,7 +569,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, BLOCKS)
         if (label.y >= 0 && a.class_weight) target->weight = a.class_weight[label.y];
     }
     lk_lse s = lk_ce_plain_read(raw, share, a.logit_scale, rank, size_log2, 32);
-    if (U != 2) lk_griddepcontrol_launch_dependents();
+    if (Vecs != 2) lk_griddepcontrol_launch_dependents();
     s = lk_lse_team<LK_TEAM_ANY>(inbox, s, a.logit_scale);
     if (rank != 0) return;
     target->logit = logit;
@@ -801,7 +801,7 @@ template <class State, class T>
 LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce_thread<T> &thread, int y, float scale)
 {
     constexpr bool exact = sizeof(T) == 4;
-    constexpr int N = LK_VEC<T>, ring = LK_CROSS_ENTROPY_RING;
+    constexpr int Num = LK_VEC<T>, ring = LK_CROSS_ENTROPY_RING;
     const lk_cross_entropy_args &a = call.a;
     const lk_ce_share<T> &at = thread.at;
     const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
@@ -811,19 +811,19 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
     const T *const copied = at.first + (int64_t)ring * at.jump;
     State s = lk_ce_row_empty<State>();
     bool failed = false;
-    float x[N];
+    float x[Num];
     if (tallies) {
         lk_ce_tally<State> t = lk_ce_tally_empty<State>();
         lk_ce_reader<T> r = {copied, vectors, 0};
         lk_cp_async_wait_group<ring - 1>();
         if (vectors > 0) lk_unpack(x, thread.slot[0]);
-        float most = vectors > 0 && (unsigned)(y - first) >= (unsigned)N ? lk_ce_most(x) : -INFINITY, slope;
+        float most = vectors > 0 && (unsigned)(y - first) >= (unsigned)Num ? lk_ce_most(x) : -INFINITY, slope;
         if (a.softcap > 0.0f) most = lk_ce_cap(most, a.logit_scale, a.softcap, &slope);
         most = lk_max_warp(most, at.team); /* the lanes agree on a reference; a NaN is seen below */
         if (lk_ce_tally_fits(most, scale * LK_LOG2E)) lk_ce_tally_move<exact>(&t, most, scale * LK_LOG2E);
         for (int col = first; r.left > 0; col += at.jump) {
             lk_ce_read(&r, x, thread.slot, at.jump, false);
-            if ((unsigned)(y - col) < (unsigned)N) lk_ce_tally_target(&t, x, at.logits, col, y, a);
+            if ((unsigned)(y - col) < (unsigned)Num) lk_ce_tally_target(&t, x, at.logits, col, y, a);
             else lk_ce_tally_add<exact>(&t, x, col, a);
         }
         for (int i = at.rank; i < edge; i += at.team) {
@@ -843,11 +843,11 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
         s = lk_ce_row_empty<State>();
         for (int col = first; r.left > 0; col += at.jump) {
             lk_ce_read(&r, x, thread.slot, at.jump, failed);
-            if ((unsigned)(y - col) >= (unsigned)N) {
+            if ((unsigned)(y - col) >= (unsigned)Num) {
                 s = lk_ce_add<false, exact>(s, x, col, a);
             } else {
                 LK_NO_UNROLL
-                for (int j = col; j < col + N; j++) s = lk_ce_add_one<false, exact>(s, lk_to_float(at.logits[j]), j, y, a);
+                for (int j = col; j < col + Num; j++) s = lk_ce_add_one<false, exact>(s, lk_to_float(at.logits[j]), j, y, a);
             }
         }
         for (int i = at.rank; i < edge; i += at.team) {
@@ -875,7 +875,7 @@ template <class T> LK_DEVICE int64_t lk_ce_find_argmax(const lk_ce_share<T> &at,
 template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t)
 {
     const int threads = (int)blockDim.x, team = 1 << call.team_log2, target = t.target;
-    const int in_slots = t.read ? t.in_slots : 0, half = t.read ? t.half : 0;
+    const int in_slots = t.read ? t.in_slots : 0, halfway = t.read ? t.half : 0;
     const float rate = call.a.logit_scale * LK_LOG2E, single = t.read ? t.single : -INFINITY;
     const bool has_rest = t.at.count > call.slots || t.at.edge > team;
     lk_vec<T> *const slot = t.slot;
@@ -896,12 +896,12 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         lk_put((T *)slot + target, -INFINITY);
     }
     const lk_vec<T> *next = slot;
-    LK_UNROLL_BY(4) for (int u = 0; u < half; u++, next += threads) {
+    LK_UNROLL_BY(4) for (int u = 0; u < halfway; u++, next += threads) {
         sum *= lk_lse_follow(*next, rate, &reference, &base);
         sum += lk_lse_terms(*next, rate, base);
     }
     lk_cp_async_wait_group<0>();
-    LK_UNROLL_BY(4) for (int u = half; u < in_slots; u++, next += threads) {
+    LK_UNROLL_BY(4) for (int u = halfway; u < in_slots; u++, next += threads) {
         sum *= lk_lse_follow(*next, rate, &reference, &base);
         sum += lk_lse_terms(*next, rate, base);
     }
@@ -1049,13 +1049,13 @@ LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, 
 }
 
 /* Stores n neighbouring gradients: 1, or a vector of 16 bytes or 8. wide: the address is a multiple of that. */
-template <class D, int n> LK_DEVICE void lk_ce_store_as(D *out, const float (&x)[n], bool wide)
+template <class Out, int n> LK_DEVICE void lk_ce_store_as(Out *out, const float (&x)[n], bool wide)
 {
-    float full[LK_VEC<D>];
-    lk_vec<D> packed;
-    LK_UNROLL for (int j = 0; j < LK_VEC<D>; j++) full[j] = x[j % n];
+    float full[LK_VEC<Out>];
+    lk_vec<Out> packed;
+    LK_UNROLL for (int j = 0; j < LK_VEC<Out>; j++) full[j] = x[j % n];
     lk_pack(&packed, full);
-    if (wide && n == LK_VEC<D>) lk_store_vec_wb(out, packed); /* faster than a streaming store */
+    if (wide && n == LK_VEC<Out>) lk_store_vec_wb(out, packed); /* faster than a streaming store */
     else if (wide) __stcs((uint2 *)out, make_uint2(packed.raw.x, packed.raw.y));
     LK_UNROLL for (int j = 0; !wide && j < n; j++) lk_put(out + j, x[j]);
 }
@@ -1180,13 +1180,13 @@ template <bool ring, class T> LK_DEVICE void lk_ce_copy(const lk_ce_thread<T> &t
  * and the thread's first single element. */
 template <bool plain, class T> LK_DEVICE void lk_ce_find_target(const lk_cross_entropy_call &call, lk_ce_thread<T> *t)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     const lk_ce_share<T> &at = t->at;
     const int y = t->y, inner = y - at.head;
-    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * N);
-    const int index = y < 0 ? 0 : in_vectors ? inner / N : y < at.head ? y : y - at.vecs * N, slot = index >> call.team_log2;
+    const bool in_vectors = (unsigned)inner < (unsigned)(at.vecs * Num);
+    const int index = y < 0 ? 0 : in_vectors ? inner / Num : y < at.head ? y : y - at.vecs * Num, slot = index >> call.team_log2;
     t->source = index & (at.team - 1), t->owner = t->source == at.rank, t->target = -1;
-    if (plain && t->owner && in_vectors && slot < t->in_slots) t->target = slot * (int)blockDim.x * N + inner % N;
+    if (plain && t->owner && in_vectors && slot < t->in_slots) t->target = slot * (int)blockDim.x * Num + inner % Num;
     t->single = t->read ? -INFINITY : 0.0f, t->logit = -INFINITY, t->slope = 1.0f;
     if (t->read && at.rank < at.edge) {
         const int col = lk_ce_edge_col(at, at.rank);
@@ -1529,13 +1529,13 @@ LK_DEVICE float lk_ce_exponentials(float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>]
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The barrier of the W warps of the block's row number `row`. Barrier 0 is that of __syncthreads. */
-template <int W> LK_DEVICE void lk_ce_sync_warps(int row)
+/* The barrier of the Warps warps of the block's row number `row`. Barrier 0 is that of __syncthreads. */
+template <int Warps> LK_DEVICE void lk_ce_sync_warps(int row)
 {
-    if (row == 0) lk_named_barrier_sync<1>(32 * W);
-    else if (row == 1) lk_named_barrier_sync<2>(32 * W);
-    else if (W == 2 && row == 2) lk_named_barrier_sync<3>(32 * W);
-    else if (W == 2) lk_named_barrier_sync<4>(32 * W);
+    if (row == 0) lk_named_barrier_sync<1>(32 * Warps);
+    else if (row == 1) lk_named_barrier_sync<2>(32 * Warps);
+    else if (Warps == 2 && row == 2) lk_named_barrier_sync<3>(32 * Warps);
+    else if (Warps == 2) lk_named_barrier_sync<4>(32 * Warps);
 }
 
 /* The largest of a row's logits in this warp. target: the target's, which is -inf in raw. */
@@ -1549,23 +1549,23 @@ template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CRO
     return lk_max_warp(most, team);
 }
 
-/* Adds the sums of the row's W warps. In forward_backward each is relative to its warp's *max and first rescaled to the row's
+/* Adds the sums of the row's Warps warps. In forward_backward each is relative to its warp's *max and first rescaled to the row's
  * largest; *max becomes that, and *p_scale is multiplied by this warp's rescaling. */
-template <bool backward, int W> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *p_scale)
+template <bool backward, int Warps> LK_DEVICE float lk_ce_short_exchange(float sum, float rate, float *max, float *p_scale)
 {
     LK_SHARED(float2, states, [LK_CROSS_ENTROPY_THREADS / 32]);
-    const int warp = (int)threadIdx.x / 32, team_first = warp & ~(W - 1);
+    const int warp = (int)threadIdx.x / 32, team_first = warp & ~(Warps - 1);
     if (threadIdx.x % 32 == 0) states[warp] = make_float2(*max, sum);
     /* Orders these writes before their reads. In place: all warps have read the target's logit. */
-    lk_ce_sync_warps<W>(warp / W);
-    float2 other[W];
+    lk_ce_sync_warps<Warps>(warp / Warps);
+    float2 other[Warps];
     float top = -INFINITY;
     sum = 0.0f;
-    LK_UNROLL for (int i = 0; i < W; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
+    LK_UNROLL for (int i = 0; i < Warps; i++) other[i] = states[team_first + i], top = fmaxf(top, other[i].x);
     if constexpr (backward) {
-        LK_UNROLL for (int i = 0; i < W; i++) sum += other[i].y;
+        LK_UNROLL for (int i = 0; i < Warps; i++) sum += other[i].y;
     } else { /* the difference of two equal infinities is NaN; fminf passes over it */
-        LK_UNROLL for (int i = 0; i < W; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
+        LK_UNROLL for (int i = 0; i < Warps; i++) sum = fmaf(other[i].y, lk_ex2(rate * fminf(other[i].x - top, 0.0f)), sum);
         *p_scale *= lk_ex2(rate * fminf(*max - top, 0.0f)), *max = top;
     }
     return sum;
@@ -1601,26 +1601,26 @@ template <class T, bool backward, int lanes>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS(LK_ARCH))
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
-    constexpr int N = LK_VEC<T>, U = LK_CROSS_ENTROPY_SHORT;
-    constexpr int W = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
+    constexpr int Num = LK_VEC<T>, Vecs = LK_CROSS_ENTROPY_SHORT;
+    constexpr int Warps = lanes > 32 ? lanes / 32 : 1; /* warps of a row */
     constexpr bool full = lanes >= 32;
     const lk_cross_entropy_args &a = call.a;
     const int team_log2 = lanes == 32 ? 5 : lanes == 64 ? 6 : lanes == 128 ? 7 : call.team_log2, team = 1 << team_log2;
-    const int rank = (int)threadIdx.x & (team - 1), step = team * N;
+    const int rank = (int)threadIdx.x & (team - 1), step = team * Num;
     const int64_t row = ((int64_t)blockIdx.x * LK_CROSS_ENTROPY_THREADS + threadIdx.x) >> team_log2;
     const bool there = row < a.rows;
     const int64_t next_row = row + (call.wave << (LK_CROSS_ENTROPY_THREADS_LOG2 - team_log2)); /* a wave of blocks later */
     const bool first_wave = blockIdx.x < (unsigned)call.wave, prefetches_next = LK_ARCH >= 900 && rank == 0;
-    const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * N;
-    const int count = there ? ((int)a.vocab / N - rank + team - 1) >> team_log2 : 0;
+    const T *const logits = (const T *)a.logits + row * a.logits_stride, *const first = logits + rank * Num;
+    const int count = there ? ((int)a.vocab / Num - rank + team - 1) >> team_log2 : 0;
     lk_griddepcontrol_launch_dependents();
     if (there && rank == 0) {
         lk_ce_prefetch_target(a, row);
         if (backward) lk_prefetch_l2(a.lse + row);
-        if (W > 1 && first_wave) lk_ce_short_prefetch(a, logits);
+        if (Warps > 1 && first_wave) lk_ce_short_prefetch(a, logits);
     }
-    if (W == 1 && first_wave && count > 0) lk_prefetch_l2(first);
-    if (W == 1 && first_wave && count > 1) lk_prefetch_l2(first + step);
+    if (Warps == 1 && first_wave && count > 0) lk_prefetch_l2(first);
+    if (Warps == 1 && first_wave && count > 1) lk_prefetch_l2(first + step);
     lk_griddepcontrol_wait();
     if (full && !there) return;
 
@@ -1630,24 +1630,24 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
     const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
     const bool read = backward ? y >= 0 : y != -1;
-    lk_vec<T> raw[U];
-    LK_UNROLL for (int u = 0; u < U; u++)
-        if (read && u < count) raw[u] = W > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
+    lk_vec<T> raw[Vecs];
+    LK_UNROLL for (int u = 0; u < Vecs; u++)
+        if (read && u < count) raw[u] = Warps > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
     if (prefetches_next && lk_ce_label_of_word(a, next_row, next_word).counted)
         lk_ce_short_prefetch(a, (const T *)a.logits + next_row * a.logits_stride);
     const T element = y >= 0 ? logits[y] : T{};
     const float weight = y >= 0 && a.class_weight ? a.class_weight[y] : 1.0f;
-    const int index = y >= 0 && (y / N & (team - 1)) == rank ? y / N >> team_log2 : -1;
+    const int index = y >= 0 && (y / Num & (team - 1)) == rank ? y / Num >> team_log2 : -1;
     const bool owner = y < 0 ? rank == 0 : index >= 0;
-    if (!read || count < U) {
-        LK_UNROLL for (int u = 0; u < U; u++)
+    if (!read || count < Vecs) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
             if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
     }
-    lk_ce_blank(raw, index, y % N);
+    lk_ce_blank(raw, index, y % Num);
 
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
     const lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
-    float rate = scale * LK_LOG2E, e[U][N], target_gradient = NAN;
+    float rate = scale * LK_LOG2E, e[Vecs][Num], target_gradient = NAN;
     lk_ce_row all = lk_ce_row_empty();
     float sum, reference = 0.0f, base = 0.0f, p_scale = 1.0f; /* p_scale: what makes up for the rounding of base */
     bool proper = y >= 0; /* else dlogits are NaN, or 0 where the row is ignored */
@@ -1665,12 +1665,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         }
     }
     float others = lk_sum_warp(sum, team) * p_scale, inverse = 1.0f, lse = up.lse, target_e;
-    if constexpr (W > 1) others = lk_ce_short_exchange<backward, W>(others, rate, &all.max, &p_scale);
+    if constexpr (Warps > 1) others = lk_ce_short_exchange<backward, Warps>(others, rate, &all.max, &p_scale);
     if constexpr (backward) {
         target_e = p_scale * lk_ex2(fmaf(rate, logit, -base));
         if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
-        if (W > 1) reference = lk_lse_reference(all.max);
+        if (Warps > 1) reference = lk_lse_reference(all.max);
         target_e = lk_ex2(rate * (logit - reference)), all.sum = others;
         if (y >= 0) all.sum += target_e, all.target = logit;
         inverse = __fdividef(1.0f, all.sum);
@@ -1679,12 +1679,12 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     }
     lk_ce_target_term term;
     const lk_ce_gradient g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
-    if (proper) target_gradient = lk_ce_target_dz(term.G, term.F, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
+    if (proper) target_gradient = lk_ce_target_dz(term.f_lse, term.f_rest, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
     const bool zero = y == -1 || (y == -2 && lk_ce_masked(up.f, up.dlse, 0.0f));
     const float p_factor = proper ? g.p_factor * p_scale * inverse : zero ? 0.0f : NAN;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
-    if (W == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-    lk_ce_short_store(dlogits + rank * N, step, count, e, p_factor);
+    if (Warps == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
+    lk_ce_short_store(dlogits + rank * Num, step, count, e, p_factor);
     if (owner && y >= 0) lk_put(dlogits + y, target_gradient);
     if (!backward && owner && there) lk_ce_put<false>(call, row, {y, y != -1, y == -2}, weight, all);
 }
@@ -1723,16 +1723,16 @@ LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device,
 /* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */
 
 /* Collects one state per warp in the block with rank 0.
- * Called by: every thread of a block of THREADS, or of a cluster of at most MOST such blocks, with the state of its warp, once
- * per kernel. Unless MOST is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
- * Result: blocks * THREADS / 32 states for the first warp of the block with rank 0, NULL for the others. */
-template <int THREADS, int MOST, class State> LK_DEVICE const State *lk_ce_collect(State s)
+ * Called by: every thread of a block of Threads, or of a cluster of at most Most such blocks, with the state of its warp, once
+ * per kernel. Unless Most is 1, lk_cluster_begin() comes anywhere before. A peer may end after the call.
+ * Result: blocks * Threads / 32 states for the first warp of the block with rank 0, NULL for the others. */
+template <int Threads, int Most, class State> LK_DEVICE const State *lk_ce_collect(State s)
 {
-    constexpr int WARPS = THREADS / 32;
-    LK_SHARED(State, inbox, [MOST * WARPS]);
+    constexpr int BlockWarps = Threads / 32;
+    LK_SHARED(State, inbox, [Most * BlockWarps]);
     const int warp = (int)threadIdx.x / 32;
-    const int blocks = MOST > 1 ? (int)lk_cluster_nctarank() : 1, rank = MOST > 1 ? (int)lk_cluster_ctarank() : 0;
-    State *slot = &inbox[rank * WARPS + warp];
+    const int blocks = Most > 1 ? (int)lk_cluster_nctarank() : 1, rank = Most > 1 ? (int)lk_cluster_ctarank() : 0;
+    State *slot = &inbox[rank * BlockWarps + warp];
     if (blocks > 1) {
         lk_cluster_ready(); /* the block with rank 0 runs, so that its memory may be written */
         slot = (State *)lk_mapa(slot, 0);
@@ -1764,19 +1764,19 @@ LK_DEVICE void lk_ce_kahan_add(float *sum, float *lost, float x)
 }
 
 /* The sums over all threads. Returns true for the threads that get the states of lk_ce_collect. */
-template <int THREADS, int MOST>
+template <int Threads, int Most>
 LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce_sums<int64_t> *all)
 {
     own.loss = lk_sum_warp(own.loss);
     if (z) own.z = lk_sum_warp(own.z);
     if (weight) own.weight = lk_sum_warp(own.weight);
     own.count = __reduce_add_sync(0xffffffffu, own.count);
-    const lk_ce_sums<unsigned> *inbox = lk_ce_collect<THREADS, MOST>(own);
+    const lk_ce_sums<unsigned> *inbox = lk_ce_collect<Threads, Most>(own);
     if (!inbox) return false;
-    constexpr int WARPS = THREADS / 32, team = MOST * WARPS < 32 ? MOST * WARPS : 32;
-    const int warps = MOST > 1 ? (int)lk_cluster_nctarank() * WARPS : WARPS;
+    constexpr int BlockWarps = Threads / 32, team = Most * BlockWarps < 32 ? Most * BlockWarps : 32;
+    const int warps = Most > 1 ? (int)lk_cluster_nctarank() * BlockWarps : BlockWarps;
     lk_ce_sums<int64_t> s = {};
-    LK_UNROLL for (int k = 0; k < MOST * WARPS; k += 32) {
+    LK_UNROLL for (int k = 0; k < Most * BlockWarps; k += 32) {
         const int i = k + (int)threadIdx.x;
         if (i < warps)
             s = {s.loss + inbox[i].loss, s.z + inbox[i].z, s.weight + inbox[i].weight, s.count + inbox[i].count};
@@ -1790,54 +1790,54 @@ LK_DEVICE bool lk_ce_sum_up(lk_ce_sums<unsigned> own, bool z, bool weight, lk_ce
     return true;
 }
 
-/* The part of the count that a thread computes. It looks at U rows at once, which takes as long as one. */
-template <int THREADS, int MOST, class Int>
+/* The part of the count that a thread computes. It looks at Vecs rows at once, which takes as long as one. */
+template <int Threads, int Most, class Int>
 LK_DEVICE lk_ce_sums<unsigned> lk_ce_count(const lk_cross_entropy_args &a, const Int *target)
 {
-    constexpr int U = 16, BATCH = U * THREADS;
-    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
+    constexpr int Vecs = 16, Batch = Vecs * Threads;
+    const int64_t rank = Most > 1 ? lk_cluster_ctarank() : 0, step = Batch * (Most > 1 ? (int64_t)lk_cluster_nctarank() : 1);
     const int64_t ignored = a.ignore_index;
     const bool every = !a.use_ignore_index, weighs = a.class_weight || a.weight_sum;
     lk_ce_sums<unsigned> s = {};
     float lost = 0.0f;
-    for (int64_t first = rank * BATCH; first < a.rows; first += step) {
+    for (int64_t first = rank * Batch; first < a.rows; first += step) {
         const Int *at = target + first + threadIdx.x;
-        const int left = (int)(a.rows - first < BATCH ? a.rows - first : BATCH) - (int)threadIdx.x;
-        Int y[U] = {};
-        if (a.rows - first >= BATCH) { /* as in lk_ce_add_up */
-            LK_UNROLL for (int u = 0; u < U; u++) y[u] = at[u * THREADS];
+        const int left = (int)(a.rows - first < Batch ? a.rows - first : Batch) - (int)threadIdx.x;
+        Int y[Vecs] = {};
+        if (a.rows - first >= Batch) { /* as in lk_ce_add_up */
+            LK_UNROLL for (int u = 0; u < Vecs; u++) y[u] = at[u * Threads];
         } else {
-            LK_UNROLL for (int u = 0; u < U; u++)
-                if (u * THREADS < left) y[u] = at[u * THREADS];
+            LK_UNROLL for (int u = 0; u < Vecs; u++)
+                if (u * Threads < left) y[u] = at[u * Threads];
         }
         unsigned counted = 0; /* one bit per row */
-        LK_UNROLL for (int u = 0; u < U; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
-        s.count += (unsigned)__popc(counted & ((1u << (left + THREADS - 1) / THREADS) - 1));
+        LK_UNROLL for (int u = 0; u < Vecs; u++) counted |= (unsigned)(every | (y[u] != ignored)) << u;
+        s.count += (unsigned)__popc(counted & ((1u << (left + Threads - 1) / Threads) - 1));
         if (!weighs) continue;
-        float w[U] = {}, sum = 0.0f;
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        float w[Vecs] = {}, sum = 0.0f;
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             const lk_ce_label label = lk_ce_label_among(a, y[u], a.vocab);
-            if (u * THREADS < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
+            if (u * Threads < left && label.y >= 0) w[u] = a.class_weight ? a.class_weight[label.y] : 1.0f;
         }
-        LK_UNROLL for (int u = 0; u < U; u++) sum += w[u];
+        LK_UNROLL for (int u = 0; u < Vecs; u++) sum += w[u];
         lk_ce_kahan_add(&s.weight, &lost, sum);
     }
     return s;
 }
 
-/* The counts over all rows, by one block or one cluster of MOST blocks at most. */
-template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_count_kernel(const __grid_constant__ lk_cross_entropy_call call)
+/* The counts over all rows, by one block or one cluster of Most blocks at most. */
+template <int Threads, int Most>
+LK_KERNEL void __launch_bounds__(Threads) lk_cross_entropy_count_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     const lk_cross_entropy_args &a = call.a;
     lk_griddepcontrol_launch_dependents();
-    if (MOST > 1) lk_cluster_begin();
+    if (Most > 1) lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_ce_sums<unsigned> own;
     lk_ce_sums<int64_t> s;
-    if (a.target_dtype == LK_TARGET_INT32) own = lk_ce_count<THREADS, MOST>(a, (const int32_t *)a.target);
-    else own = lk_ce_count<THREADS, MOST>(a, (const int64_t *)a.target);
-    if (!lk_ce_sum_up<THREADS, MOST>(own, false, a.class_weight || a.weight_sum, &s) || threadIdx.x != 0) return;
+    if (a.target_dtype == LK_TARGET_INT32) own = lk_ce_count<Threads, Most>(a, (const int32_t *)a.target);
+    else own = lk_ce_count<Threads, Most>(a, (const int64_t *)a.target);
+    if (!lk_ce_sum_up<Threads, Most>(own, false, a.class_weight || a.weight_sum, &s) || threadIdx.x != 0) return;
     if (call.counts) call.counts->valid_rows = s.count, call.counts->weight_sum = s.weight;
     if (a.valid_rows) *a.valid_rows = s.count;
     if (a.weight_sum) *a.weight_sum = s.weight;
@@ -1852,30 +1852,30 @@ LK_DEVICE float lk_ce_add_four(uint4 t, unsigned *count)
 }
 
 /* The part of the sum of an array of terms that a thread computes; it counts the terms that are not -0. Groups of four are
- * read at once, U of them in flight. The first threads take the last rows % 4 terms. Nothing after the last row is read. */
-template <int THREADS, int MOST, int U = 4>
+ * read at once, Vecs of them in flight. The first threads take the last rows % 4 terms. Nothing after the last row is read. */
+template <int Threads, int Most, int Vecs = 4>
 LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
 {
-    constexpr int BATCH = U * THREADS;
+    constexpr int Batch = Vecs * Threads;
     const uint4 *groups = (const uint4 *)terms;
-    const int64_t rank = MOST > 1 ? lk_cluster_ctarank() : 0, step = BATCH * (MOST > 1 ? (int64_t)lk_cluster_nctarank() : 1);
+    const int64_t rank = Most > 1 ? lk_cluster_ctarank() : 0, step = Batch * (Most > 1 ? (int64_t)lk_cluster_nctarank() : 1);
     const int64_t whole = rows >> 2;
     const bool adds_last = rank == 0 && threadIdx.x < (unsigned)rows % 4;
     float sum = 0.0f, lost = 0.0f;
-    LK_NO_UNROLL for (int64_t first = rank * BATCH; first < whole; first += step) {
+    LK_NO_UNROLL for (int64_t first = rank * Batch; first < whole; first += step) {
         const uint4 *at = groups + first + threadIdx.x;
         const int64_t left = whole - first;
-        uint4 next[U];
-        if (left >= BATCH) { /* loads without predicates all start before the first is waited for */
-            LK_UNROLL for (int u = 0; u < U; u++) next[u] = at[u * THREADS];
+        uint4 next[Vecs];
+        if (left >= Batch) { /* loads without predicates all start before the first is waited for */
+            LK_UNROLL for (int u = 0; u < Vecs; u++) next[u] = at[u * Threads];
         } else {
-            LK_UNROLL for (int u = 0; u < U; u++) {
+            LK_UNROLL for (int u = 0; u < Vecs; u++) {
                 next[u] = {LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED, LK_CE_IGNORED};
-                if ((int)threadIdx.x + u * THREADS < (int)left) next[u] = at[u * THREADS];
+                if ((int)threadIdx.x + u * Threads < (int)left) next[u] = at[u * Threads];
             }
         }
         float part = 0.0f;
-        LK_UNROLL for (int u = 0; u < U; u++) part += lk_ce_add_four(next[u], count);
+        LK_UNROLL for (int u = 0; u < Vecs; u++) part += lk_ce_add_four(next[u], count);
         lk_ce_kahan_add(&sum, &lost, part);
     }
     if (!adds_last) return sum;
@@ -1884,22 +1884,22 @@ LK_DEVICE float lk_ce_add_up(const float *terms, int64_t rows, unsigned *count)
     return sum + single;
 }
 
-/* A reduced loss from the terms of all rows, by one block or one cluster of MOST blocks at most. */
-template <int THREADS, int MOST>
-LK_KERNEL void __launch_bounds__(THREADS) lk_cross_entropy_sum_kernel(const __grid_constant__ lk_cross_entropy_call call)
+/* A reduced loss from the terms of all rows, by one block or one cluster of Most blocks at most. */
+template <int Threads, int Most>
+LK_KERNEL void __launch_bounds__(Threads) lk_cross_entropy_sum_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     const lk_cross_entropy_args &a = call.a;
     const bool z = call.row_losses.z != NULL, weight = call.row_losses.weight != NULL;
     lk_griddepcontrol_launch_dependents();
-    if (MOST > 1) lk_cluster_begin();
+    if (Most > 1) lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_ce_sums<unsigned> own = {};
     lk_ce_sums<int64_t> s;
     unsigned again = 0; /* the same rows: the class terms have the count already */
-    own.loss = lk_ce_add_up<THREADS, MOST>(call.row_losses.loss, a.rows, &own.count);
-    if (z) own.z = lk_ce_add_up<THREADS, MOST>(call.row_losses.z, a.rows, &again);
-    if (weight) own.weight = lk_ce_add_up<THREADS, MOST>(call.row_losses.weight, a.rows, &again);
-    if (!lk_ce_sum_up<THREADS, MOST>(own, z, weight, &s) || threadIdx.x != 0) return;
+    own.loss = lk_ce_add_up<Threads, Most>(call.row_losses.loss, a.rows, &own.count);
+    if (z) own.z = lk_ce_add_up<Threads, Most>(call.row_losses.z, a.rows, &again);
+    if (weight) own.weight = lk_ce_add_up<Threads, Most>(call.row_losses.weight, a.rows, &again);
+    if (!lk_ce_sum_up<Threads, Most>(own, z, weight, &s) || threadIdx.x != 0) return;
     const float valid = a.denominator ? *a.denominator : (float)s.count;
     const float over = a.class_weight && !a.denominator ? s.weight : valid;
     if (a.reduction == LK_REDUCTION_MEAN) {
@@ -2136,10 +2136,10 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
-    const bool half = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
+    const bool is_16 = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
     if (prob && a->dlogits_dtype == LK_DTYPE_E5M2)
         lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is e5m2, which is not for target_prob");
-    if (a->dlogits_dtype != lk_dtype<T> && a->dlogits_dtype != LK_DTYPE_E5M2 && !half)
+    if (a->dlogits_dtype != lk_dtype<T> && a->dlogits_dtype != LK_DTYPE_E5M2 && !is_16)
         lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is %d; it must be T, e5m2, or f16 or bf16 when T is f32", a->dlogits_dtype);
     lk_check_enum(&checks, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
     if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
@@ -2245,7 +2245,7 @@ LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entr
     {                                                                                                                          \
         lk_cross_entropy_call call = {};                                                                                       \
         lk_device device = {};                                                                                                 \
-        const lk_status status = lk_cross_entropy_fill_call<T>(op, args, whose, direction, &device, &call);                        \
+        const lk_status status = lk_cross_entropy_fill_call<T>(op, args, whose, direction, &device, &call);                    \
         return status ? status : run;                                                                                          \
     }                                                                                                                          \
     template <class T>                                                                                                         \

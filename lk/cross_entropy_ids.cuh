@@ -235,14 +235,14 @@ LK_DEVICE void lk_ce_ids_put_tail(const lk_ce_ids_call &call, int64_t row, const
     const float weight = call.x.tail_weight ? call.x.tail_weight[row] : 0.0f, tail = call.tail[row];
     const float wanted = weight != 0.0f ? up.f * weight : 0.0f, u = call.x.dtail ? wanted - call.x.dtail[row] : wanted;
     const float shift = tail == -INFINITY ? 0.0f : tail; /* where P is 0, so is e, against lse too */
-    const float P = lk_exp(shift), lse = up.lse + shift, back = lse - up.lse;
+    const float p_tail = lk_exp(shift), lse = up.lse + shift, back = lse - up.lse;
     space.upstream[row] = own, space.dlse[row] = rest + u;
-    space.others_upstream[row] = fmaf(own + (rest + u), P, -u);
+    space.others_upstream[row] = fmaf(own + (rest + u), p_tail, -u);
     space.others_lse[row] = lse;
     space.others_lse_low[row] = up.lse_low + ((up.lse - (lse - back)) + (shift - back)); /* what the sum was rounded by */
     if (!a.dentropy) return;
     space.others_entropy[row] = call.entropy[row] + shift; /* log p + entropy = (log p - tail) + (entropy + tail) */
-    space.others_dentropy[row] = a.dentropy[row] * P;
+    space.others_dentropy[row] = a.dentropy[row] * p_tail;
 }
 
 /* What the rows' kernel gets as the upstream of a row with a bad id, by its warp: 0 where nothing is asked of the row. */
@@ -379,7 +379,7 @@ LK_DEVICE lk_lse lk_ce_tail_add(lk_lse s, float (&x)[n], int64_t col, bool marke
 /* The same of a thread's part of the row. */
 template <class T> LK_DEVICE lk_lse lk_ce_tail_read(const lk_ce_ids_call &call, int64_t row, const lk_ce_tail *tail)
 {
-    constexpr int N = LK_VEC<T>, U = 4; /* U: loads in flight */
+    constexpr int Num = LK_VEC<T>, Vecs = 4; /* Vecs: loads in flight */
     const T *const logits = (const T *)call.all.a.logits + row * call.all.a.logits_stride;
     const lk_split split = lk_split_row(logits, call.all.a.vocab);
     const int threads = (int)blockDim.x;
@@ -389,17 +389,17 @@ template <class T> LK_DEVICE lk_lse lk_ce_tail_read(const lk_ce_ids_call &call, 
         float x[1] = {lk_to_float(logits[col])};
         s = lk_ce_tail_add<1, true>(s, x, col, true, call, tail);
     }
-    for (int v = (int)threadIdx.x; v < split.vecs; v += U * threads) {
-        lk_vec<T> raw[U];
-        LK_UNROLL for (int u = 0; u < U; u++)
-            if (v + u * threads < split.vecs) raw[u] = lk_load_vec(logits + split.head + (int64_t)(v + u * threads) * N);
-        LK_UNROLL for (int u = 0; u < U; u++) {
+    for (int v = (int)threadIdx.x; v < split.vecs; v += Vecs * threads) {
+        lk_vec<T> raw[Vecs];
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
+            if (v + u * threads < split.vecs) raw[u] = lk_load_vec(logits + split.head + (int64_t)(v + u * threads) * Num);
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             const int at = v + u * threads;
             if (at >= split.vecs) break;
-            float x[N];
+            float x[Num];
             lk_unpack(x, raw[u]);
             const bool marked = tail->mark[at / 32 % (LK_CE_TAIL_MARKS / 32)] >> at % 32 & 1;
-            s = lk_ce_tail_add<N, sizeof(T) == 4>(s, x, split.head + (int64_t)at * N, marked, call, tail);
+            s = lk_ce_tail_add<Num, sizeof(T) == 4>(s, x, split.head + (int64_t)at * Num, marked, call, tail);
         }
     }
     return s;
@@ -805,11 +805,11 @@ LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross
                       : lk_cross_entropy_run_ids<T>(op, args, direction, stream);                                              \
     }                                                                                                                          \
     template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n) \
+    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n)\
     {                                                                                                                          \
         lk_cross_entropy_ids_args x = {};                                                                                      \
         const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x);                             \
-        if (!status && n) *n = lk_ce_ids_bytes(&x, direction);                                                        \
+        if (!status && n) *n = lk_ce_ids_bytes(&x, direction);                                                                 \
         return status;                                                                                                         \
     }
 LK_CE_IDS_ENTRY(forward, LK_CE_FORWARD)

@@ -578,7 +578,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_
         return lk_cross_entropy_run_ids_ranks<T>(op, args, direction, stream);                                                 \
     }                                                                                                                          \
     template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n) \
+    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n)\
     {                                                                                                                          \
         const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);                                                             \
         lk_cross_entropy_ids_args x = {};                                                                                      \

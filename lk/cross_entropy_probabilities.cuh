@@ -56,46 +56,47 @@
 #define LK_CE_PROB_VECS 8 /* per thread until a row has a whole block, then 8 blocks */
 #define LK_CE_PROB_SLOTS(bytes) (64 * 1024 / LK_CROSS_ENTROPY_BLOCK_MOST / (bytes)) /* at most, so that three blocks fit on an SM */
 #define LK_CE_PROB_STREAM 16 /* forward of plain rows: vectors per thread until a row has a whole block */
-template <class T, class Q> struct lk_ce_prob_thread {
+template <class T, class Prob> struct lk_ce_prob_thread {
     lk_ce_share<T> at;
     lk_vec<T> *slot;      /* of its first vector; the next are blockDim.x apart */
-    lk_vec<Q> *prob_slot; /* likewise, LK_VEC<T> / LK_VEC<Q> vectors for each of logits */
-    const Q *prob;        /* the row's probabilities */
+    lk_vec<Prob> *prob_slot; /* likewise, LK_VEC<T> / LK_VEC<Prob> vectors for each of logits */
+    const Prob *prob;        /* the row's probabilities */
     bool wide;            /* they are read by vectors, else one by one */
     int in_slots, half;   /* slots in use, and how many of them are filled first */
 };
 
 /* Loads the probabilities of a vector of columns. */
-template <class T, class Q>
-LK_DEVICE void lk_ce_prob_load(lk_vec<Q> (&prob)[LK_VEC<T> / LK_VEC<Q>], const lk_ce_prob_thread<T, Q> &t, int col)
+template <class T, class Prob>
+LK_DEVICE void lk_ce_prob_load(lk_vec<Prob> (&prob)[LK_VEC<T> / LK_VEC<Prob>], const lk_ce_prob_thread<T, Prob> &t, int col)
 {
-    LK_UNROLL for (int m = 0; m < LK_VEC<T> / LK_VEC<Q>; m++) {
-        const Q *from = t.prob + col + m * LK_VEC<Q>;
-        float q[LK_VEC<Q>];
+    LK_UNROLL for (int m = 0; m < LK_VEC<T> / LK_VEC<Prob>; m++) {
+        const Prob *from = t.prob + col + m * LK_VEC<Prob>;
+        float q[LK_VEC<Prob>];
         if (t.wide) {
             prob[m] = lk_load_vec(from);
             continue;
         }
-        LK_UNROLL for (int j = 0; j < LK_VEC<Q>; j++) q[j] = lk_to_float(from[j]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<Prob>; j++) q[j] = lk_to_float(from[j]);
         lk_pack(&prob[m], q);
     }
 }
 
 /* Starts the copies of slots begin to end - 1, as a group. */
-template <class T, class Q> LK_DEVICE void lk_ce_prob_copy(const lk_ce_prob_thread<T, Q> &t, int begin, int end)
+template <class T, class Prob> LK_DEVICE void lk_ce_prob_copy(const lk_ce_prob_thread<T, Prob> &t, int begin, int end)
 {
-    constexpr int M = LK_VEC<T> / LK_VEC<Q>;
+    constexpr int Ratio = LK_VEC<T> / LK_VEC<Prob>;
     const int threads = (int)blockDim.x;
     LK_NO_UNROLL for (int u = begin; u < end; u++) {
         const int col = lk_ce_share_col(t.at, u);
         lk_cp_async_16(t.slot, u * threads * 16, t.at.logits + col);
         if (t.wide) {
             LK_UNROLL
-            for (int m = 0; m < M; m++) lk_cp_async_16(t.prob_slot, (u * M + m) * threads * 16, t.prob + col + m * LK_VEC<Q>);
+            for (int m = 0; m < Ratio; m++)
+                lk_cp_async_16(t.prob_slot, (u * Ratio + m) * threads * 16, t.prob + col + m * LK_VEC<Prob>);
         } else {
-            lk_vec<Q> prob[M];
+            lk_vec<Prob> prob[Ratio];
             lk_ce_prob_load(prob, t, col);
-            LK_UNROLL for (int m = 0; m < M; m++) t.prob_slot[(u * M + m) * threads] = prob[m];
+            LK_UNROLL for (int m = 0; m < Ratio; m++) t.prob_slot[(u * Ratio + m) * threads] = prob[m];
         }
     }
     lk_cp_async_commit_group();
@@ -109,20 +110,20 @@ template <bool plain> LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_c
 }
 
 /* A vector of logits, and the probabilities of its columns. */
-template <class T, class Q> struct lk_ce_prob_vecs {
+template <class T, class Prob> struct lk_ce_prob_vecs {
     lk_vec<T> logits;
-    lk_vec<Q> prob[LK_VEC<T> / LK_VEC<Q>];
+    lk_vec<Prob> prob[LK_VEC<T> / LK_VEC<Prob>];
 };
 
 /* Vector i of a thread, from its slots or else from memory. logits: false leaves them out. */
-template <bool logits, class T, class Q>
-LK_DEVICE void lk_ce_prob_get(lk_ce_prob_vecs<T, Q> *v, const lk_ce_prob_thread<T, Q> &t, int i)
+template <bool logits, class T, class Prob>
+LK_DEVICE void lk_ce_prob_get(lk_ce_prob_vecs<T, Prob> *v, const lk_ce_prob_thread<T, Prob> &t, int i)
 {
-    constexpr int M = LK_VEC<T> / LK_VEC<Q>;
+    constexpr int Ratio = LK_VEC<T> / LK_VEC<Prob>;
     const int threads = (int)blockDim.x, col = lk_ce_share_col(t.at, i);
     if (i < t.in_slots) {
         if (logits) v->logits = t.slot[i * threads];
-        LK_UNROLL for (int m = 0; m < M; m++) v->prob[m] = t.prob_slot[(i * M + m) * threads];
+        LK_UNROLL for (int m = 0; m < Ratio; m++) v->prob[m] = t.prob_slot[(i * Ratio + m) * threads];
     } else {
         if (logits) v->logits = lk_load_vec(t.at.logits + col);
         lk_ce_prob_load(v->prob, t, col);
@@ -130,16 +131,16 @@ LK_DEVICE void lk_ce_prob_get(lk_ce_prob_vecs<T, Q> *v, const lk_ce_prob_thread<
 }
 
 /* The logits x of a vector whose first column is col, and their u. */
-template <bool plain, bool logits, class T, class Q>
-LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Q> &v, int col,
+template <bool plain, bool logits, class T, class Prob>
+LK_DEVICE void lk_ce_prob_unpack(float (&x)[LK_VEC<T>], float (&w)[LK_VEC<T>], const lk_ce_prob_vecs<T, Prob> &v, int col,
                                  const lk_cross_entropy_call &call)
 {
-    constexpr int N = LK_VEC<Q>;
+    constexpr int Num = LK_VEC<Prob>;
     if (logits) lk_unpack(x, v.logits);
-    LK_UNROLL for (int m = 0; m < LK_VEC<T>; m += N) {
-        float q[N];
-        lk_unpack(q, v.prob[m / N]);
-        LK_UNROLL for (int j = 0; j < N; j++) w[m + j] = lk_ce_prob_weight<plain>(call, q[j], col + m + j);
+    LK_UNROLL for (int m = 0; m < LK_VEC<T>; m += Num) {
+        float q[Num];
+        lk_unpack(q, v.prob[m / Num]);
+        LK_UNROLL for (int j = 0; j < Num; j++) w[m + j] = lk_ce_prob_weight<plain>(call, q[j], col + m + j);
     }
 }
 
@@ -161,14 +162,14 @@ LK_DEVICE lk_ce_row lk_ce_prob_add(lk_ce_row s, float (&x)[n], const float (&w)[
 }
 
 /* The state of a thread's columns, as they arrive, with a running maximum. */
-template <bool plain, bool backward, class T, class Q>
-LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, float scale)
+template <bool plain, bool backward, class T, class Prob>
+LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Prob> &t, float scale)
 {
     lk_ce_row s = lk_ce_row_empty();
     lk_cp_async_wait_group<1>();
     LK_NO_UNROLL for (int u = 0; u < t.at.count; u++) {
         if (u == t.half) lk_cp_async_wait_group<0>();
-        lk_ce_prob_vecs<T, Q> v;
+        lk_ce_prob_vecs<T, Prob> v;
         float x[LK_VEC<T>], w[LK_VEC<T>];
         lk_ce_prob_get<!backward>(&v, t, u);
         lk_ce_prob_unpack<plain, !backward>(x, w, v, lk_ce_share_col(t.at, u), call);
@@ -184,36 +185,36 @@ LK_DEVICE lk_ce_row lk_ce_prob_read(const lk_cross_entropy_call &call, const lk_
 }
 
 /* The state of a warp's part of a plain row, in all lanes. Its max is the largest of the lanes' first vectors, as in
- * lk_ce_reduce. U vectors are on their way: each is used, then the next takes its registers. */
-template <class T, class Q>
-LK_DEVICE lk_ce_row lk_ce_prob_reduce(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, float scale)
+ * lk_ce_reduce. Vecs vectors are on their way: each is used, then the next takes its registers. */
+template <class T, class Prob>
+LK_DEVICE lk_ce_row lk_ce_prob_reduce(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Prob> &t, float scale)
 {
-    constexpr int N = LK_VEC<T>, U = 2;
+    constexpr int Num = LK_VEC<T>, Vecs = 2;
     const float rate = scale * LK_LOG2E;
     const bool edge = t.at.rank < t.at.edge;
-    lk_ce_prob_vecs<T, Q> v[U];
-    float x[N], w[N], single = -INFINITY, reference;
+    lk_ce_prob_vecs<T, Prob> v[Vecs];
+    float x[Num], w[Num], single = -INFINITY, reference;
     lk_cp_async_wait_group<1>();
-    if (t.half < U) lk_cp_async_wait_group<0>();
-    LK_UNROLL for (int k = 0; k < U; k++)
+    if (t.half < Vecs) lk_cp_async_wait_group<0>();
+    LK_UNROLL for (int k = 0; k < Vecs; k++)
         if (k < t.at.count) lk_ce_prob_get<true>(&v[k], t, k);
     if (edge) single = lk_to_float(t.at.logits[lk_ce_edge_col(t.at, t.at.rank)]);
     reference = t.at.count > 0 ? -INFINITY : single;
     lk_unpack(x, v[0].logits);
-    LK_UNROLL for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < Num; j++)
         if (t.at.count > 0) reference = fmaxf(reference, x[j]);
     reference = lk_max_warp(reference, t.at.team);
     const float base = rate * reference;
     lk_ce_row s = lk_ce_row_empty();
-    LK_NO_UNROLL for (int first = 0; first < t.at.count; first += U) {
-        LK_UNROLL for (int k = 0; k < U; k++) {
+    LK_NO_UNROLL for (int first = 0; first < t.at.count; first += Vecs) {
+        LK_UNROLL for (int k = 0; k < Vecs; k++) {
             const int u = first + k;
             if (u >= t.at.count) continue;
             float sum[2] = {}, weights[2] = {}, weighted[2] = {};
             lk_ce_prob_unpack<true, true>(x, w, v[k], 0, call);
-            if (u + U == t.half) lk_cp_async_wait_group<0>();
-            if (u + U < t.at.count) lk_ce_prob_get<true>(&v[k], t, u + U);
-            LK_UNROLL for (int j = 0; j < N; j++) {
+            if (u + Vecs == t.half) lk_cp_async_wait_group<0>();
+            if (u + Vecs < t.at.count) lk_ce_prob_get<true>(&v[k], t, u + Vecs);
+            LK_UNROLL for (int j = 0; j < Num; j++) {
                 const float d = x[j] - reference;
                 sum[j % 2] += lk_ex2(fmaf(rate, x[j], -base)), weights[j % 2] += w[j];
                 weighted[j % 2] = fmaf(w[j], w[j] == 0.0f ? 0.0f : d, weighted[j % 2]);
@@ -252,8 +253,8 @@ LK_DEVICE lk_ce_gradient lk_ce_prob_factors(const lk_cross_entropy_call &call, i
     if (backward) p_scale = lk_ce_base_of_lse(&g, up, scale, dentropy, dentropy ? a.entropy[row] : 0.0f);
     else p_scale = lk_ce_base_of_state(&g, up, scale, dentropy, s, __fdividef(1.0f, s.sum));
     if (!backward && a.z_loss > 0.0f) up.lse = lk_ce_row_finish<false>(s, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
-    const float G = lk_ce_lse_factor(a, up, up.lse);
-    g.w_factor = up.f * a.logit_scale, g.p_factor = proper ? fmaf(g.w_factor, s.weights, G) * p_scale : NAN;
+    const float f_lse = lk_ce_lse_factor(a, up, up.lse);
+    g.w_factor = up.f * a.logit_scale, g.p_factor = proper ? fmaf(g.w_factor, s.weights, f_lse) * p_scale : NAN;
     return g;
 }
 
@@ -274,8 +275,8 @@ LK_DEVICE void lk_ce_prob_differentiate(float (&x)[n], const float (&w)[n], cons
 }
 
 /* Writes the gradients of a thread's columns, and the padding. */
-template <bool plain, class T, class Q>
-LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Q> &t, int64_t row,
+template <bool plain, class T, class Prob>
+LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_prob_thread<T, Prob> &t, int64_t row,
                                 const lk_ce_gradient &g)
 {
     const lk_cross_entropy_args &a = call.a;
@@ -284,7 +285,7 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_p
     if (t.at.rank < t.at.edge) single = lk_to_float(t.at.logits[lk_ce_edge_col(t.at, t.at.rank)]);
     LK_NO_UNROLL for (int u = 0; u <= (int)(a.vocab / LK_VEC<T>) >> call.team_log2; u++) { /* as often in every row */
         const int col = lk_ce_share_col(t.at, u);
-        lk_ce_prob_vecs<T, Q> v;
+        lk_ce_prob_vecs<T, Prob> v;
         float x[LK_VEC<T>], w[LK_VEC<T>];
         if (u < t.at.count) lk_ce_prob_get<true>(&v, t, u);
         if (call.ordered) lk_ce_sync(t.at.team); /* the logits that lie where this step writes have been read */
@@ -301,10 +302,10 @@ LK_DEVICE void lk_ce_prob_write(const lk_cross_entropy_call &call, const lk_ce_p
     if (row < a.rows) lk_ce_zero_padding<T>(call, row, a.vocab, t.at.rank, t.at.team);
 }
 
-/* All directions; Q: the type of target_prob. plain: no softcap, class_weight, entropy, argmax and dentropy. A team of up to 32
+/* All directions; Prob: the type of target_prob. plain: no softcap, class_weight, entropy, argmax and dentropy. A team of up to 32
  * lanes, a block or a cluster owns a row, which stays in shared memory, unless forward of plain rows has no slots and streams. The
  * sums of u, and in forward the state, are taken as the vectors arrive, in two halves; gradients are computed from the slots. */
-template <class T, class Q, bool plain, bool backward>
+template <class T, class Prob, bool plain, bool backward>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
     lk_cross_entropy_prob_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
@@ -315,11 +316,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     const int64_t row = lk_ce_row_of(call);
     const bool there = row < a.rows;
-    lk_ce_prob_thread<T, Q> t;
+    lk_ce_prob_thread<T, Prob> t;
     t.at = lk_ce_share_of<T>(call, row);
     t.in_slots = t.at.count < call.slots ? t.at.count : call.slots, t.half = (t.in_slots + 1) / 2;
-    t.slot = &slots + threadIdx.x, t.prob_slot = (lk_vec<Q> *)(&slots + call.slots * (int)blockDim.x) + threadIdx.x;
-    t.prob = (const Q *)a.target_prob + row * a.target_prob_stride;
+    t.slot = &slots + threadIdx.x, t.prob_slot = (lk_vec<Prob> *)(&slots + call.slots * (int)blockDim.x) + threadIdx.x;
+    t.prob = (const Prob *)a.target_prob + row * a.target_prob_stride;
     t.wide = (uintptr_t)(t.prob + t.at.head) % 16 == 0;
     lk_ce_inbox_begin(inbox);
     lk_cluster_begin();
@@ -352,11 +353,11 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
 }
 
 /* Rows with class probabilities, in any direction. */
-template <class T, class Q, bool backward>
+template <class T, class Prob, bool backward>
 LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                            cudaStream_t stream)
 {
-    constexpr int bytes = 16 * (1 + LK_VEC<T> / LK_VEC<Q>), slots = LK_CE_PROB_SLOTS(bytes);
+    constexpr int bytes = 16 * (1 + LK_VEC<T> / LK_VEC<Prob>), slots = LK_CE_PROB_SLOTS(bytes);
     const lk_cross_entropy_args &a = call.a;
     const bool plain = a.softcap == 0.0f && !a.class_weight && !a.entropy && !a.argmax && !a.dentropy;
     const bool streams = plain && !a.dlogits; /* then no vector has a slot: a warp or a block per row, at first */
@@ -367,8 +368,8 @@ LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *devi
     call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
     const size_t shared = call.slots ? (size_t)call.slots * at.threads * bytes : 16; /* the kernel names its first slot in any case */
     return lk_launch_pdl(op, device,
-                         plain ? lk_cross_entropy_prob_kernel<T, Q, true, backward>
-                               : lk_cross_entropy_prob_kernel<T, Q, false, backward>,
+                         plain ? lk_cross_entropy_prob_kernel<T, Prob, true, backward>
+                               : lk_cross_entropy_prob_kernel<T, Prob, false, backward>,
                          lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, shared, stream, call);
 }
 template <class T, bool backward>

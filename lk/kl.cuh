@@ -168,29 +168,29 @@ template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&
     return sum;
 }
 
-/* N columns of both tensors: the logits x and y, capped; then log2 p and log2 q. slope: the softcap's. */
-template <int N> struct lk_kl_values {
-    float x[N], y[N], slope[N], p[N], q[N];
+/* Num columns of both tensors: the logits x and y, capped; then log2 p and log2 q. slope: the softcap's. */
+template <int Num> struct lk_kl_values {
+    float x[Num], y[Num], slope[Num], p[Num], q[Num];
 };
 
-template <bool exact, int N> LK_DEVICE void lk_kl_cap(lk_kl_values<N> *v, const lk_kl_args &a)
+template <bool exact, int Num> LK_DEVICE void lk_kl_cap(lk_kl_values<Num> *v, const lk_kl_args &a)
 {
-    float unused[N];
+    float unused[Num];
     if (a.softcap > 0.0f) lk_ce_cap<exact>(v->x, v->slope, a.logit_scale, a.softcap);
     if (a.teacher_softcap > 0.0f) lk_ce_cap<exact>(v->y, unused, a.teacher_scale, a.teacher_softcap);
 }
 /* To log2 p, p and so on. plain: these are log2 p + low and p 2^low; lk_kl_finish and the gradient's factors take low out. */
-template <bool plain, bool exact, int N>
-LK_DEVICE void lk_kl_normalize(lk_kl_values<N> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, const lk_kl_args &a)
+template <bool plain, bool exact, int Num>
+LK_DEVICE void lk_kl_normalize(lk_kl_values<Num> *v, const lk_kl_softmax &p, const lk_kl_softmax &q, const lk_kl_args &a)
 {
     if (plain) {
-        LK_UNROLL for (int j = 0; j < N; j++) v->x[j] = fmaf(p.rate, v->x[j], -p.at), v->y[j] = fmaf(q.rate, v->y[j], -q.at);
+        LK_UNROLL for (int j = 0; j < Num; j++) v->x[j] = fmaf(p.rate, v->x[j], -p.at), v->y[j] = fmaf(q.rate, v->y[j], -q.at);
     } else {
         lk_kl_cap<exact>(v, a);
-        LK_UNROLL for (int j = 0; j < N; j++) v->x[j] = fmaf(p.rate, v->x[j] - p.at, -p.low);
-        LK_UNROLL for (int j = 0; j < N; j++) v->y[j] = fmaf(q.rate, v->y[j] - q.at, -q.low);
+        LK_UNROLL for (int j = 0; j < Num; j++) v->x[j] = fmaf(p.rate, v->x[j] - p.at, -p.low);
+        LK_UNROLL for (int j = 0; j < Num; j++) v->y[j] = fmaf(q.rate, v->y[j] - q.at, -q.low);
     }
-    LK_UNROLL for (int j = 0; j < N; j++) v->p[j] = lk_ex2(v->x[j]), v->q[j] = lk_ex2(v->y[j]);
+    LK_UNROLL for (int j = 0; j < Num; j++) v->p[j] = lk_ex2(v->x[j]), v->q[j] = lk_ex2(v->y[j]);
 }
 
 template <bool exact>
@@ -216,26 +216,26 @@ LK_DEVICE lk_kl_ratios lk_kl_ratios_of(float log2_p, float log2_q, float beta)
 }
 
 /* The sums of a row: of the divergence, of the entropy and, for JENSEN_SHANNON, of KL(p || m). */
-#define LK_KL_SUMS(DIVERGENCE) (DIVERGENCE == LK_KL_JENSEN_SHANNON ? 3 : 2)
+#define LK_KL_SUMS(Divergence) (Divergence == LK_KL_JENSEN_SHANNON ? 3 : 2)
 
 /* Adds the columns' terms to the sums. */
-template <int DIVERGENCE, int N>
-LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl_values<N> &v, const lk_kl_args &a)
+template <int Divergence, int Num>
+LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(Divergence)], const lk_kl_values<Num> &v, const lk_kl_args &a)
 {
-    float of_p[N], of_q[N], m[N];
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    float of_p[Num], of_q[Num], m[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         lk_kl_ratios r = {v.x[j] - v.y[j], v.y[j] - v.x[j]};
-        if (DIVERGENCE == LK_KL_JENSEN_SHANNON) r = lk_kl_ratios_of(v.x[j], v.y[j], a.beta);
+        if (Divergence == LK_KL_JENSEN_SHANNON) r = lk_kl_ratios_of(v.x[j], v.y[j], a.beta);
         of_p[j] = r.p, of_q[j] = r.q, m[j] = fmaf(a.beta, v.q[j], (1.0f - a.beta) * v.p[j]);
     }
-    if (DIVERGENCE == LK_KL_FORWARD) sum[0] += lk_kl_terms(v.q, v.p, of_q);
-    if (DIVERGENCE == LK_KL_REVERSE) sum[0] += lk_kl_terms(v.p, v.q, of_p);
-    if constexpr (DIVERGENCE == LK_KL_JENSEN_SHANNON) {
+    if (Divergence == LK_KL_FORWARD) sum[0] += lk_kl_terms(v.q, v.p, of_q);
+    if (Divergence == LK_KL_REVERSE) sum[0] += lk_kl_terms(v.p, v.q, of_p);
+    if constexpr (Divergence == LK_KL_JENSEN_SHANNON) {
         const float from_p = lk_kl_terms(v.p, m, of_p);
         sum[0] += a.beta * lk_kl_terms(v.q, m, of_q) + (1.0f - a.beta) * from_p, sum[2] += from_p;
     }
     if (!a.entropy) return;
-    LK_UNROLL for (int j = 0; j < N; j++) sum[1] = fmaf(v.p[j], -fmaxf(v.x[j], -1000.0f), sum[1]); /* 0 where p is */
+    LK_UNROLL for (int j = 0; j < Num; j++) sum[1] = fmaf(v.p[j], -fmaxf(v.x[j], -1000.0f), sum[1]); /* 0 where p is */
 }
 
 /* The factors of a row's gradient. of_x: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta; of_q: of q, besides;
@@ -245,20 +245,20 @@ typedef struct {
 } lk_kl_factors;
 
 /* Turns x into gradients. */
-template <int DIVERGENCE, bool plain, int N>
-LK_DEVICE void lk_kl_differentiate(lk_kl_values<N> *v, const lk_kl_factors &f, const lk_kl_args &a)
+template <int Divergence, bool plain, int Num>
+LK_DEVICE void lk_kl_differentiate(lk_kl_values<Num> *v, const lk_kl_factors &f, const lk_kl_args &a)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         float g = fmaf(-f.of_q, v->q[j], v->p[j]);
-        if (DIVERGENCE != LK_KL_FORWARD) {
-            const bool reverse = DIVERGENCE == LK_KL_REVERSE;
+        if (Divergence != LK_KL_FORWARD) {
+            const bool reverse = Divergence == LK_KL_REVERSE;
             const float slope = reverse ? v->x[j] - v->y[j] : lk_kl_ratios_of(v->x[j], v->y[j], a.beta).p;
             g = v->p[j] == 0.0f ? 0.0f : v->p[j] * fmaf(slope, LK_LN2, -f.mean);
         }
         v->x[j] = f.of_x * g;
     }
     if (!plain && a.softcap > 0.0f) {
-        LK_UNROLL for (int j = 0; j < N; j++) v->x[j] *= v->slope[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) v->x[j] *= v->slope[j];
     }
 }
 
@@ -293,9 +293,9 @@ template <class T> struct lk_kl_thread {
 };
 
 /* Where vector u of a thread is: u steps of so many bytes behind the first. */
-template <class E> LK_DEVICE E *lk_kl_place(E *first, uint32_t step, int u)
+template <class Elem> LK_DEVICE Elem *lk_kl_place(Elem *first, uint32_t step, int u)
 {
-    return (E *)((uintptr_t)first + (uint64_t)step * (uint32_t)u);
+    return (Elem *)((uintptr_t)first + (uint64_t)step * (uint32_t)u);
 }
 
 template <class T> LK_DEVICE lk_vec<T> lk_kl_load_narrow(const T *from)
@@ -333,13 +333,13 @@ template <class T> LK_DEVICE lk_kl_vecs<T> lk_kl_load(const lk_kl_thread<T> &t, 
     return {lk_load_vec(lk_kl_place(t.from, t.step, u)), lk_kl_load_teacher(t, u)};
 }
 
-/* The N logits from element `first` of a vector on. */
-template <int N, class T> LK_DEVICE lk_kl_values<N> lk_kl_get(const lk_kl_vecs<T> &vecs, int first)
+/* The Num logits from element `first` of a vector on. */
+template <int Num, class T> LK_DEVICE lk_kl_values<Num> lk_kl_get(const lk_kl_vecs<T> &vecs, int first)
 {
-    lk_kl_values<N> v;
+    lk_kl_values<Num> v;
     float x[LK_VEC<T>], y[LK_VEC<T>];
     lk_unpack(x, vecs.x), lk_unpack(y, vecs.y);
-    LK_UNROLL for (int j = 0; j < N; j++) v.x[j] = x[first + j], v.y[j] = y[first + j];
+    LK_UNROLL for (int j = 0; j < Num; j++) v.x[j] = x[first + j], v.y[j] = y[first + j];
     return v;
 }
 /* The logits of a row's column, from memory. */
@@ -350,8 +350,8 @@ template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_args &a, 
 }
 
 /* Adds logits to the state. */
-template <bool exact, int N>
-LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, lk_kl_values<N> v, float scale, float teacher_scale, const lk_kl_args &a)
+template <bool exact, int Num>
+LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, lk_kl_values<Num> v, float scale, float teacher_scale, const lk_kl_args &a)
 {
     lk_kl_cap<exact>(&v, a);
     return {lk_lse_add(s.student, v.x, scale), lk_lse_add(s.teacher, v.y, teacher_scale)};
@@ -416,64 +416,64 @@ LK_DEVICE lk_lse lk_kl_tally_state(const lk_kl_tally &t, float rate)
     return {t.reference, t.sum * lk_ex2(-fmaf(rate, t.reference, t.minus))};
 }
 
-template <int N> struct lk_kl_floats {
-    float of[N];
+template <int Num> struct lk_kl_floats {
+    float of[Num];
 };
 
-/* Stores N neighbours; wide: at a multiple of N sizeof(D) bytes. */
-template <class D, int N> LK_NOINLINE void lk_kl_store_narrow(D *to, lk_kl_floats<N> x)
+/* Stores Num neighbours; wide: at a multiple of Num sizeof(Out) bytes. */
+template <class Out, int Num> LK_NOINLINE void lk_kl_store_narrow(Out *to, lk_kl_floats<Num> x)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) lk_put(to + j, x.of[j]);
+    LK_UNROLL for (int j = 0; j < Num; j++) lk_put(to + j, x.of[j]);
 }
-template <class D, int N> LK_DEVICE void lk_kl_store(D *to, const float (&x)[N], bool wide)
+template <class Out, int Num> LK_DEVICE void lk_kl_store(Out *to, const float (&x)[Num], bool wide)
 {
     if (!wide) {
-        lk_kl_floats<N> row;
-        LK_UNROLL for (int j = 0; j < N; j++) row.of[j] = x[j];
+        lk_kl_floats<Num> row;
+        LK_UNROLL for (int j = 0; j < Num; j++) row.of[j] = x[j];
         lk_kl_store_narrow(to, row);
-    } else if constexpr (N == LK_VEC<D>) {
+    } else if constexpr (Num == LK_VEC<Out>) {
         lk_store_n<true>(to, x);
     } else { /* half a vector */
-        D each[N];
+        Out each[Num];
         uint2 packed;
         static_assert(sizeof each == sizeof packed, "8 bytes");
-        LK_UNROLL for (int j = 0; j < N; j++) lk_put(&each[j], x[j]);
+        LK_UNROLL for (int j = 0; j < Num; j++) lk_put(&each[j], x[j]);
         memcpy(&packed, each, sizeof packed);
         *(uint2 *)to = packed;
     }
 }
 
 /* The gradient of a row that is not read. */
-template <class T, class D> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<T> &t, D *out, D *to, bool wide)
+template <class T, class Out> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<T> &t, Out *out, Out *to, bool wide)
 {
     const float zeros[LK_VEC<T>] = {};
     LK_NO_UNROLL
-    for (int u = 0; u < t.row.count; u++) lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(D), u), zeros, wide);
+    for (int u = 0; u < t.row.count; u++) lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(Out), u), zeros, wide);
     LK_NO_UNROLL for (int i = t.row.rank; i < t.row.split.edge; i += 1 << t.row.size_log2)
         lk_put(out + lk_edge_col<T>(t.row.split, i), 0.0f);
 }
 
 /* Adds a vector's terms to the sums. lk_kl_differentiate_vecs computes its gradients g; in FORWARD it adds the terms too. */
-template <int DIVERGENCE, bool plain, class T>
-LK_DEVICE void lk_kl_add_vecs(float (&sum)[LK_KL_SUMS(DIVERGENCE)], const lk_kl_vecs<T> &vecs, const lk_kl_softmax &p,
+template <int Divergence, bool plain, class T>
+LK_DEVICE void lk_kl_add_vecs(float (&sum)[LK_KL_SUMS(Divergence)], const lk_kl_vecs<T> &vecs, const lk_kl_softmax &p,
                               const lk_kl_softmax &q, const lk_kl_args &a)
 {
     LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) {
         lk_kl_values<4> v = lk_kl_get<4>(vecs, at);
         lk_kl_normalize<plain, sizeof(T) == 4>(&v, p, q, a);
-        lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+        lk_kl_add_terms<Divergence>(sum, v, a);
     }
 }
-template <int DIVERGENCE, bool plain, class T>
-LK_DEVICE void lk_kl_differentiate_vecs(float (&g)[LK_VEC<T>], float (&sum)[LK_KL_SUMS(DIVERGENCE)], bool terms,
+template <int Divergence, bool plain, class T>
+LK_DEVICE void lk_kl_differentiate_vecs(float (&g)[LK_VEC<T>], float (&sum)[LK_KL_SUMS(Divergence)], bool terms,
                                         const lk_kl_vecs<T> &vecs, const lk_kl_softmax &p, const lk_kl_softmax &q,
                                         const lk_kl_factors &f, const lk_kl_args &a)
 {
     LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) {
         lk_kl_values<4> v = lk_kl_get<4>(vecs, at);
         lk_kl_normalize<plain, sizeof(T) == 4>(&v, p, q, a);
-        if (DIVERGENCE == LK_KL_FORWARD && terms) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
-        lk_kl_differentiate<DIVERGENCE, plain>(&v, f, a);
+        if (Divergence == LK_KL_FORWARD && terms) lk_kl_add_terms<Divergence>(sum, v, a);
+        lk_kl_differentiate<Divergence, plain>(&v, f, a);
         LK_UNROLL for (int j = 0; j < 4; j++) g[at + j] = v.x[j];
     }
 }
@@ -481,26 +481,26 @@ LK_DEVICE void lk_kl_differentiate_vecs(float (&g)[LK_VEC<T>], float (&sum)[LK_K
 /* Adds up the sums of a row's team, and writes what they are; other steps than LK_KL_WHOLE to the row's state. Where p and q are
  * plain the divergence's terms have w 2^low and log(w / other) + shift. Over a row w and other add up to 1, so their sum is
  * 2^low (the divergence + e^-shift - 1 + shift). */
-template <int DIVERGENCE, int STEP, int SUMS, class T>
-LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, bool plain, float low_p, float low_q, const lk_kl_call &call)
+template <int Divergence, int Step, int Sums, class T>
+LK_DEVICE void lk_kl_finish(float (&sum)[Sums], const lk_row<T> &row, bool plain, float low_p, float low_q, const lk_kl_call &call)
 {
     const lk_kl_args &a = call.a;
     if (row.size_log2 > 5) {
         lk_sum_cluster(sum, 0);
     } else {
-        LK_UNROLL for (int i = 0; i < SUMS; i++) sum[i] = lk_sum_warp(sum[i], row.lanes);
+        LK_UNROLL for (int i = 0; i < Sums; i++) sum[i] = lk_sum_warp(sum[i], row.lanes);
     }
     if (plain) {
         const float shift = LK_LN2 * (low_q - low_p), more = 0.5f * shift * shift;
-        sum[0] = sum[0] * lk_ex2(DIVERGENCE == LK_KL_FORWARD ? -low_q : -low_p) - more;
+        sum[0] = sum[0] * lk_ex2(Divergence == LK_KL_FORWARD ? -low_q : -low_p) - more;
         sum[0] = sum[0] < 0.0f ? 0.0f : sum[0];
         sum[1] = fmaf(sum[1], lk_ex2(-low_p), low_p);
     }
     if (!row.there || row.rank != 0) return;
-    if constexpr (STEP != LK_KL_WHOLE) {
+    if constexpr (Step != LK_KL_WHOLE) {
         lk_kl_row *const to = call.states + row.number;
         to->divergence = sum[0], to->entropy = LK_LN2 * sum[1];
-        if (SUMS > 2) to->of_student = sum[SUMS - 1];
+        if (Sums > 2) to->of_student = sum[Sums - 1];
         return;
     }
     const float weight = a.row_weight ? a.row_weight[row.number] : 1.0f; /* read again: it is not held in a register */
@@ -508,13 +508,13 @@ LK_DEVICE void lk_kl_finish(float (&sum)[SUMS], const lk_row<T> &row, bool plain
     if (a.entropy) a.entropy[row.number] = LK_LN2 * sum[1];
 }
 
-/* A team owns a row. D: the type of dlogits, which may be in place of logits where D is T. */
-template <class T, class D, int DIVERGENCE, int STEP = LK_KL_WHOLE>
+/* A team owns a row. Out: the type of dlogits, which may be in place of logits where Out is T. */
+template <class T, class Out, int Divergence, int Step = LK_KL_WHOLE>
 LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const __grid_constant__ lk_kl_call call)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     constexpr bool exact = sizeof(T) == 4; /* lk_ce_cap's */
-    constexpr bool given = STEP == LK_KL_TERMS || STEP == LK_KL_GRADIENT; /* the state of all columns */
+    constexpr bool given = Step == LK_KL_TERMS || Step == LK_KL_GRADIENT; /* the state of all columns */
     LK_DYN_SMEM(lk_vec<T>, slots);
     typedef lk_inbox<lk_kl_state, LK_KL_THREADS> inbox_type;
     LK_SHARED(inbox_type, inbox, [1]);
@@ -524,14 +524,14 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     t.row.split.vecs = (int)t.row.split.vecs; /* vocab is at most 2^30, and a register is saved */
     const int64_t row = t.row.number;
     const int team = 1 << t.row.size_log2;
-    if constexpr (STEP == LK_KL_TERMS) lk_cluster_begin(), lk_cluster_ready();
+    if constexpr (Step == LK_KL_TERMS) lk_cluster_begin(), lk_cluster_ready();
     else if constexpr (!given) lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
     lk_griddepcontrol_launch_dependents();
     lk_griddepcontrol_wait();
     const float weight = t.row.there && a.row_weight ? a.row_weight[row] : 1.0f;
     const bool read = t.row.there && weight != 0.0f; /* the same in all threads of the team */
-    D *const out = (D *)a.dlogits + row * a.dlogits_stride, *const to = out + (t.row.first - t.row.data);
-    const bool out_wide = (uintptr_t)(out + t.row.split.head) % (N * sizeof(D)) == 0;
+    Out *const out = (Out *)a.dlogits + row * a.dlogits_stride, *const to = out + (t.row.first - t.row.data);
+    const bool out_wide = (uintptr_t)(out + t.row.split.head) % (Num * sizeof(Out)) == 0;
     t.step = 16u << t.row.size_log2;
     if (t.row.there && !read && a.dlogits) lk_kl_write_zeros(t, out, to, out_wide);
     const int count = read ? t.row.count : 0, edge = read ? t.row.split.edge : 0;
@@ -540,9 +540,9 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     t.slot = &slots + threadIdx.x, t.teacher_slot = t.slot + call.slots * LK_KL_THREADS;
     t.in_slots = count < call.slots ? count : call.slots;
     t.wide = (uintptr_t)(teacher + t.row.split.head) % 16 == 0;
-    const int half = (t.in_slots + 1) / 2;
-    lk_kl_copy(t, 0, half);
-    lk_kl_copy(t, half, t.in_slots);
+    const int halfway = (t.in_slots + 1) / 2;
+    lk_kl_copy(t, 0, halfway);
+    lk_kl_copy(t, halfway, t.in_slots);
 
     const float scale = call.scale, teacher_scale = call.teacher_scale;
     lk_kl_state s = {lk_lse_empty(), lk_lse_empty()};
@@ -556,7 +556,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         if (uncapped) {
             lk_kl_tally x = lk_kl_tally_empty(), y = x;
             LK_NO_UNROLL for (int u = 0; u < count; u++) {
-                if (u == half) lk_cp_async_wait_group<0>();
+                if (u == halfway) lk_cp_async_wait_group<0>();
                 if (!lk_kl_tally_add(&x, &y, lk_kl_load(t, u), call.rate, call.teacher_rate)) {
                     x.sum = 0.0f;
                     break;
@@ -567,8 +567,8 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         }
         if (!tallied) {
             LK_NO_UNROLL for (int u = 0; u < count; u++) {
-                if (u == half) lk_cp_async_wait_group<0>();
-                s = lk_kl_add<exact>(s, lk_kl_get<N>(lk_kl_load(t, u), 0), scale, teacher_scale, a);
+                if (u == halfway) lk_cp_async_wait_group<0>();
+                s = lk_kl_add<exact>(s, lk_kl_get<Num>(lk_kl_load(t, u), 0), scale, teacher_scale, a);
             }
         }
         lk_cp_async_wait_group<0>();
@@ -585,7 +585,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
             s = {lk_lse_warp(s.student, 32, scale), lk_lse_warp(s.teacher, 32, teacher_scale)};
         }
     }
-    bool plain = DIVERGENCE != LK_KL_JENSEN_SHANNON && uncapped; /* the same in all threads of the team */
+    bool plain = Divergence != LK_KL_JENSEN_SHANNON && uncapped; /* the same in all threads of the team */
     lk_kl_softmax p = lk_kl_softmax_of(s.student, call.rate, plain), q = lk_kl_softmax_of(s.teacher, call.teacher_rate, plain);
     if (plain && !(fabsf(p.at) < LK_KL_BASE && fabsf(q.at) < LK_KL_BASE)) {
         plain = false;
@@ -593,58 +593,58 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     }
 
     const bool first = t.row.there && t.row.rank == 0;
-    if (STEP == LK_KL_STATE && first) call.states[row] = {s, 0.0f, 0.0f, 0.0f, 0.0f}; /* lk_kl_finish adds the sums */
+    if (Step == LK_KL_STATE && first) call.states[row] = {s, 0.0f, 0.0f, 0.0f, 0.0f}; /* lk_kl_finish adds the sums */
     if (first && a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
     if (first && a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * s.teacher.max, s.teacher.sum}) : 0.0f;
 
     /* The gradient of FORWARD needs none of the sums, so it is computed beside the terms. The others' gradients need them. */
-    const bool beside = DIVERGENCE == LK_KL_FORWARD && a.dlogits;
-    const bool all_terms = a.loss || a.entropy || (DIVERGENCE != LK_KL_FORWARD && a.dlogits);
-    const bool terms = STEP == LK_KL_WHOLE   ? all_terms
-                       : STEP == LK_KL_STATE ? DIVERGENCE != LK_KL_JENSEN_SHANNON
-                                             : STEP == LK_KL_TERMS;
-    float sum[LK_KL_SUMS(DIVERGENCE)] = {};
+    const bool beside = Divergence == LK_KL_FORWARD && a.dlogits;
+    const bool all_terms = a.loss || a.entropy || (Divergence != LK_KL_FORWARD && a.dlogits);
+    const bool terms = Step == LK_KL_WHOLE   ? all_terms
+                       : Step == LK_KL_STATE ? Divergence != LK_KL_JENSEN_SHANNON
+                                             : Step == LK_KL_TERMS;
+    float sum[LK_KL_SUMS(Divergence)] = {};
     if (terms && !beside) {
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
-            if (plain) lk_kl_add_vecs<DIVERGENCE, true>(sum, vecs, p, q, a);
-            else lk_kl_add_vecs<DIVERGENCE, false>(sum, vecs, p, q, a);
+            if (plain) lk_kl_add_vecs<Divergence, true>(sum, vecs, p, q, a);
+            else lk_kl_add_vecs<Divergence, false>(sum, vecs, p, q, a);
         }
         LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
             lk_kl_values<1> v = lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i));
             lk_kl_normalize_one<exact>(&v, p, q, plain, a);
-            lk_kl_add_terms<DIVERGENCE>(sum, v, a);
+            lk_kl_add_terms<Divergence>(sum, v, a);
         }
     }
-    if (terms && DIVERGENCE != LK_KL_FORWARD) lk_kl_finish<DIVERGENCE, STEP>(sum, t.row, plain, p.low, q.low, call);
-    if (STEP == LK_KL_GRADIENT && read) {
+    if (terms && Divergence != LK_KL_FORWARD) lk_kl_finish<Divergence, Step>(sum, t.row, plain, p.low, q.low, call);
+    if (Step == LK_KL_GRADIENT && read) {
         const lk_kl_row of = call.states[row];
         sum[0] = of.divergence;
-        if (DIVERGENCE == LK_KL_JENSEN_SHANNON) sum[LK_KL_SUMS(DIVERGENCE) - 1] = of.of_student;
+        if (Divergence == LK_KL_JENSEN_SHANNON) sum[LK_KL_SUMS(Divergence) - 1] = of.of_student;
     }
     if (a.dlogits) {
         const float upstream = read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
-        const float mixed = DIVERGENCE == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
+        const float mixed = Divergence == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
         const float low_p = plain ? p.low : 0.0f, low_q = plain ? q.low : 0.0f;
-        const float mean = sum[DIVERGENCE == LK_KL_JENSEN_SHANNON ? 2 : 0] + LK_LN2 * (low_p - low_q);
+        const float mean = sum[Divergence == LK_KL_JENSEN_SHANNON ? 2 : 0] + LK_LN2 * (low_p - low_q);
         const lk_kl_factors f = {upstream * weight * a.logit_scale * mixed * lk_ex2(-low_p), lk_ex2(low_p - low_q), mean};
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
-            float g[N];
-            if (plain) lk_kl_differentiate_vecs<DIVERGENCE, true>(g, sum, terms, vecs, p, q, f, a);
-            else lk_kl_differentiate_vecs<DIVERGENCE, false>(g, sum, terms, vecs, p, q, f, a);
-            lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(D), u), g, out_wide);
+            float g[Num];
+            if (plain) lk_kl_differentiate_vecs<Divergence, true>(g, sum, terms, vecs, p, q, f, a);
+            else lk_kl_differentiate_vecs<Divergence, false>(g, sum, terms, vecs, p, q, f, a);
+            lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(Out), u), g, out_wide);
         }
         LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
             const int64_t col = lk_edge_col<T>(t.row.split, i);
             lk_kl_values<1> v = lk_kl_get_one<T>(a, row, col);
             lk_kl_normalize_one<exact>(&v, p, q, plain, a);
-            if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_add_terms<DIVERGENCE>(sum, v, a);
-            lk_kl_differentiate<DIVERGENCE, false>(&v, f, a);
-            lk_put((D *)a.dlogits + row * a.dlogits_stride + col, v.x[0]);
+            if (terms && Divergence == LK_KL_FORWARD) lk_kl_add_terms<Divergence>(sum, v, a);
+            lk_kl_differentiate<Divergence, false>(&v, f, a);
+            lk_put((Out *)a.dlogits + row * a.dlogits_stride + col, v.x[0]);
         }
     }
-    if (terms && DIVERGENCE == LK_KL_FORWARD) lk_kl_finish<DIVERGENCE, STEP>(sum, t.row, plain, p.low, q.low, call);
+    if (terms && Divergence == LK_KL_FORWARD) lk_kl_finish<Divergence, Step>(sum, t.row, plain, p.low, q.low, call);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -754,7 +754,7 @@ LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t ve
 }
 
 /* a: checked, without defaults. states: of other steps than LK_KL_WHOLE. */
-template <class T, class D, int STEP = LK_KL_WHOLE>
+template <class T, class Out, int Step = LK_KL_WHOLE>
 LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk_kl_args &a, cudaStream_t stream,
                                lk_kl_row *states = NULL)
 {
@@ -762,10 +762,10 @@ LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk
     call.scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, call.rate = call.scale * LK_LOG2E;
     call.teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale, call.teacher_rate = call.teacher_scale * LK_LOG2E;
     lk_kl_lay_out(device, &call, a.vocab > 0 ? lk_ceil_div(a.vocab, LK_VEC<T>) : 1); /* a rank may have no columns */
-    constexpr bool mixed = STEP == LK_KL_TERMS; /* then the divergence is JENSEN_SHANNON */
-    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, D, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_FORWARD, STEP>,
-                                           lk_kl_kernel<T, D, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_REVERSE, STEP>,
-                                           lk_kl_kernel<T, D, LK_KL_JENSEN_SHANNON, STEP>};
+    constexpr bool mixed = Step == LK_KL_TERMS; /* then the divergence is JENSEN_SHANNON */
+    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, Out, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_FORWARD, Step>,
+                                           lk_kl_kernel<T, Out, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_REVERSE, Step>,
+                                           lk_kl_kernel<T, Out, LK_KL_JENSEN_SHANNON, Step>};
     const size_t shared = (size_t)call.slots * 2 * 16 * LK_KL_THREADS;
     return lk_launch_pdl(op, device, kernels[a.divergence], call.team.grid, call.team.cluster, LK_KL_THREADS, shared, stream,
                          call);

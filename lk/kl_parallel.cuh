@@ -249,13 +249,13 @@ LK_HOST lk_status lk_kl_run_merge(const char *op, const lk_device *device, const
 }
 
 /* A step of lk_kl_kernel. It writes none of the results, which are of all columns; entropy says that it is wanted. */
-template <class T, class D, int STEP>
+template <class T, class Out, int Step>
 LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_args a, void *states, cudaStream_t stream)
 {
     a.loss = a.lse = a.teacher_lse = NULL;
-    if (STEP != LK_KL_GRADIENT) a.dlogits = NULL;
-    if (STEP == LK_KL_GRADIENT && a.vocab == 0) return LK_OK;
-    return lk_kl_launch<T, D, STEP>(op, device, a, stream, (lk_kl_row *)states);
+    if (Step != LK_KL_GRADIENT) a.dlogits = NULL;
+    if (Step == LK_KL_GRADIENT && a.vocab == 0) return LK_OK;
+    return lk_kl_launch<T, Out, Step>(op, device, a, stream, (lk_kl_row *)states);
 }
 
 /* JENSEN_SHANNON's sums over the rank's columns. */

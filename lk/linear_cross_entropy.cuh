@@ -595,10 +595,10 @@ LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int
 
 /* ---- Copies of rows: compacted x, gradients that are rounded ------------------------------------------------------------- */
 
-template <class S, class D>
+template <class In, class Out>
 LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_move &move)
 {
-    return job->mode == LK_CUBLAS_RESOLVE ? LK_OK : lk_move_rows<S, D>(job->op, &job->device, move, job->stream);
+    return job->mode == LK_CUBLAS_RESOLVE ? LK_OK : lk_move_rows<In, Out>(job->op, &job->device, move, job->stream);
 }
 
 /* ---- The matmuls of a chunk, and dbias ----------------------------------------------------------------------------------- */
@@ -721,7 +721,7 @@ typedef struct {
 } lk_lce_columns;
 
 /* A thread sums a column over its block's rows of the chunk. */
-template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
+template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
 {
     const lk_lce_work &chunk = p.chunk;
     const lk_lce_args &a = chunk.call.a;
@@ -734,7 +734,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_colum
     float *out = ws.dbias + split * a.vocab + chunk.first_col + col;
     float sum = p.add ? *out : 0.0f;
     LK_UNROLL_BY(8) for (int64_t row = split * rows; row < end; row++) {
-        const float dz = lk_to_float(((const D *)ws.logits)[row * p.stride + col]);
+        const float dz = lk_to_float(((const Out *)ws.logits)[row * p.stride + col]);
         sum = fmaf(ws.scale ? ws.scale[row] : 1.0f, dz, sum);
     }
     *out = sum;
@@ -924,7 +924,7 @@ LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t index, int64_
 }
 
 /* What cross_entropy.cuh's kernels for rows of any length get of some rows and columns. */
-template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class Logit> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_call &call = chunk.call;
     const lk_lce_workspace &ws = chunk.ws;
@@ -934,7 +934,7 @@ template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job
     f.rows = chunk.rows, f.vocab = chunk.cols, f.logits_stride = ws.logits_stride, f.ignore_index = -1, f.use_ignore_index = 1;
     f.logit_scale = call.a.logit_scale, f.softcap = call.a.softcap;
     f.label_smoothing = call.a.label_smoothing, f.z_loss = call.a.z_loss;
-    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = call.gradient ? call.type : lk_dtype<L>;
+    f.target_dtype = LK_TARGET_INT32, f.dlogits_dtype = call.gradient ? call.type : lk_dtype<Logit>;
     if (ws.loss) f.loss = ws.loss + chunk.first_row;
     if (ws.z) f.z_loss_out = ws.z + chunk.first_row;
     if (ws.lse_low) f.lse_low = ws.lse_low + chunk.first_row;
@@ -947,7 +947,7 @@ template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job
     }
     if (ws.dlse) f.dlse = ws.dlse + chunk.first_row;
     if (ws.dentropy) f.dentropy = ws.dentropy + chunk.first_row;
-    lk_cross_entropy_call p = lk_cross_entropy_call_of<L>(f);
+    lk_cross_entropy_call p = lk_cross_entropy_call_of<Logit>(f);
     if (lk_cross_entropy_sums_weights(&f)) p.weight_total = &ws.counts->weights;
     if (ws.row_weight) p.loss_weight = ws.row_weight + chunk.first_row;
     if (call.a.statistics) p.a.statistics = 1, p.valid = call.rows;
@@ -955,32 +955,33 @@ template <class L> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job
 }
 
 /* The rows of a slice, from logits of all columns to loss and dZ. */
-template <class L> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class Logit> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_call &call = chunk.call;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    lk_cross_entropy_call p = lk_lce_rows_of<L>(job, chunk);
+    lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, chunk);
     if (job->other_rows) return job->other_rows->rows(job, chunk, p);
-    if (!call.gradient && lk_cross_entropy_is_plain(&p.a)) return lk_cross_entropy_plain<L>(job->op, &job->device, p, job->stream);
-    if (!call.gradient) return lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
-    return call.gives_loss ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
-                        : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
+    if (!call.gradient && lk_cross_entropy_is_plain(&p.a))
+        return lk_cross_entropy_plain<Logit>(job->op, &job->device, p, job->stream);
+    if (!call.gradient) return lk_cross_entropy_gradient<Logit, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
+    return call.gives_loss ? lk_cross_entropy_gradient<Logit, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
+                        : lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
 }
 
 /* One chunk with the logits of the whole vocabulary. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t index)
+template <class T, class Logit> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t index)
 {
     const lk_lce_call &call = job->p.call;
     const lk_lce_args &a = call.a;
     lk_lce_work chunk = lk_lce_panel_at(job, index, 0);
-    if (call.stores) chunk.ws.slice = (float *)((L *)chunk.ws.slice + chunk.first_row * chunk.ws.logits_stride);
+    if (call.stores) chunk.ws.slice = (float *)((Logit *)chunk.ws.slice + chunk.first_row * chunk.ws.logits_stride);
     lk_status status = lk_lce_compact<T>(job, chunk);
     const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : chunk.rows, slices = lk_ceil_div(chunk.rows, step);
     for (int64_t i = 0; i < slices && !status; i = lk_cublas_next(job->mode, i, slices)) {
         lk_lce_work slice = chunk;
         slice.first_row += i * step, slice.rows = lk_lce_min(step, chunk.rows - i * step);
         if (!call.stores || call.gives_loss) status = lk_lce_logits<T>(job, slice);
-        if (!status) status = lk_lce_rows<L>(job, slice);
+        if (!status) status = lk_lce_rows<Logit>(job, slice);
     }
     if (!status) status = lk_lce_dbias<T>(job, chunk);
     if (!status && a.dweight && !call.split) status = lk_lce_dweight<T>(job, chunk); /* before dx: it may overwrite the copy of x */
@@ -1043,16 +1044,16 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
 }
 
 /* What a panel is to cross_entropy.cuh: a rank's columns. Its states are added to those of the panels before. */
-template <class L, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class Logit, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_call &call = chunk.call;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    lk_cross_entropy_call p = lk_lce_rows_of<L>(job, chunk);
+    lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, chunk);
     p.a.parallel.vocab_start = call.a.parallel.vocab_start + chunk.first_col;
     p.a.parallel.vocab_total = p.classes = call.classes;
     p.a.states = chunk.ws.states, p.state_bytes = call.state_bytes, p.adds_state = !chunk.first;
     p.a.others = chunk.ws.others + chunk.first_row;
-    return lk_cross_entropy_gradient<L, direction>(job->op, &job->device, p, job->stream);
+    return lk_cross_entropy_gradient<Logit, direction>(job->op, &job->device, p, job->stream);
 }
 
 /* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns, as
@@ -1073,7 +1074,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __gr
 }
 
 /* One chunk in panels: the rows' states, then the gradients. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t index)
+template <class T, class Logit> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t index)
 {
     const lk_lce_call &call = job->p.call;
     const lk_lce_args &a = call.a;
@@ -1084,7 +1085,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     for (int64_t panel = 0; panel < panels && !status && forward; panel = lk_cublas_next(job->mode, panel, panels)) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk);
-        if (!status) status = lk_lce_panel_rows<L, LK_CE_FORWARD>(job, chunk);
+        if (!status) status = lk_lce_panel_rows<Logit, LK_CE_FORWARD>(job, chunk);
         if (!status && chunk.last)
             status = lk_lce_launch(job, a.statistics ? lk_lce_panels_kernel<lk_ce_row_squares> : lk_lce_panels_kernel<lk_ce_row>,
                                    lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
@@ -1093,7 +1094,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
     for (int64_t panel = 0; panel < panels && !status; panel = lk_cublas_next(job->mode, panel, panels)) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk); /* again; then dZ */
-        if (!status) status = lk_lce_panel_rows<L, LK_CE_BACKWARD>(job, chunk);
+        if (!status) status = lk_lce_panel_rows<Logit, LK_CE_BACKWARD>(job, chunk);
         if (!status) status = lk_lce_dbias<T>(job, chunk);
         if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, chunk);
         if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
@@ -1111,7 +1112,7 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job,
 /* ---- All of a call ------------------------------------------------------------------------------------------------------- */
 
 /* In the job's mode. */
-template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
+template <class T, class Logit> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
 {
     const lk_lce_call &call = job->p.call;
     const lk_lce_args &a = call.a;
@@ -1124,8 +1125,8 @@ template <class T, class L> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
         status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
     for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk = lk_cublas_next(job->mode, chunk, job->plan.chunks))
         status = fused   ? lk_lce_run_fused<T>(job, chunk)
-                 : whole ? lk_lce_run_chunk<T, L>(job, chunk)
-                         : lk_lce_run_panels<T, L>(job, chunk);
+                 : whole ? lk_lce_run_chunk<T, Logit>(job, chunk)
+                         : lk_lce_run_panels<T, Logit>(job, chunk);
     if (!status && fused && call.gradient) status = lk_lce_run_targets(job);
     else if (!status) status = lk_lce_put_dweight<T>(job);
     if (status) return status;

@@ -212,7 +212,7 @@ typedef struct {
 /* Logits of the ids: x of a token times a row of weight. A warp owns a place, and where there are very many those behind it. */
 LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_dots_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
-    constexpr int U = 4, STEP = 32 * 8; /* U: loads of each factor in flight */
+    constexpr int Vecs = 4, Step = 32 * 8; /* Vecs: loads of each factor in flight */
     const lk_lce_args &a = p.f.chunk.call.a;
     const int lane = (int)threadIdx.x % 32;
     const int64_t k = p.call.x.ids_per_row, warps = LK_LCE_THREADS / 32, step = (int64_t)gridDim.x * warps;
@@ -223,16 +223,16 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_dots_kernel(const __
         if (y < 0) continue;
         const lk_bf16 *const x = (const lk_bf16 *)a.x + token * a.x_stride;
         const lk_bf16 *const weight = (const lk_bf16 *)a.weight + y * a.weight_stride;
-        float sums[U] = {};
-        for (int64_t col = lane * 8; col < a.hidden; col += U * STEP) {
-            lk_vec<lk_bf16> left[U], right[U];
-            LK_UNROLL for (int u = 0; u < U; u++) {
-                const int64_t rest = a.hidden - col - u * STEP;
+        float sums[Vecs] = {};
+        for (int64_t col = lane * 8; col < a.hidden; col += Vecs * Step) {
+            lk_vec<lk_bf16> left[Vecs], right[Vecs];
+            LK_UNROLL for (int u = 0; u < Vecs; u++) {
+                const int64_t rest = a.hidden - col - u * Step;
                 const int some = rest < 0 ? 0 : rest < 8 ? (int)rest : 8;
-                left[u].raw = lk_gemm_get8(x + col + u * STEP, some, some == 8);
-                right[u].raw = lk_gemm_get8(weight + col + u * STEP, some, some == 8);
+                left[u].raw = lk_gemm_get8(x + col + u * Step, some, some == 8);
+                right[u].raw = lk_gemm_get8(weight + col + u * Step, some, some == 8);
             }
-            LK_UNROLL for (int u = 0; u < U; u++) {
+            LK_UNROLL for (int u = 0; u < Vecs; u++) {
                 float v[8], w[8];
                 lk_unpack(v, left[u]), lk_unpack(w, right[u]);
                 LK_UNROLL for (int j = 0; j < 8; j++) sums[u] = fmaf(v[j], w[j], sums[u]);
@@ -290,8 +290,8 @@ LK_DEVICE lk_lce_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, b
     lk_lce_terms t = {};
     if (good && p.dlse) *rest += p.dlse[at];
     if (good && a.z_loss > 0.0f) *rest = fmaf(2.0f * a.z_loss * lse, chunk.ws.factor[at], *rest);
-    t.F = a.logit_scale * own, t.G = a.logit_scale * *rest;
-    t.g.p_factor = lk_is_finite(lse) ? t.F + t.G : NAN;
+    t.f_rest = a.logit_scale * own, t.f_lse = a.logit_scale * *rest;
+    t.g.p_factor = lk_is_finite(lse) ? t.f_rest + t.f_lse : NAN;
     if (chunk.ws.dentropy)
         lk_ce_entropy_factors(&t.g, -a.logit_scale * chunk.ws.dentropy[at], lse, lse_low, entropy, lk_lce_scale(a));
     return t;
@@ -519,8 +519,8 @@ LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, lk_cross_entropy_args
     a->use_ignore_index = ids->ids.use_ignore_index;
 }
 
-/* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; L: the type of the logits. */
-template <class L>
+/* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; Logit: the type of the logits. */
+template <class Logit>
 LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f, int direction)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
@@ -542,18 +542,19 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     if (direction == LK_CE_BACKWARD) call.lse = a.lse, call.lse_low = a.lse_low, call.entropy = a.entropy;
     a.lse = a.lse_low = NULL, a.entropy = NULL, a.argmax = NULL;
     const lk_device *const device = &job->device;
-    lk_status status = lk_launch_pdl(job->op, device, lk_cross_entropy_ids_read_kernel<L>, blocks, 1, threads, 0, job->stream,
+    lk_status status = lk_launch_pdl(job->op, device, lk_cross_entropy_ids_read_kernel<Logit>, blocks, 1, threads, 0, job->stream,
                                      call);
     if (!status && direction == LK_CE_FORWARD)
-        status = lk_cross_entropy_is_plain(&one.a) ? lk_cross_entropy_plain<L>(job->op, device, one, job->stream)
-                                                   : lk_cross_entropy_gradient<L, LK_CE_FORWARD>(job->op, device, one, job->stream);
+        status = lk_cross_entropy_is_plain(&one.a)
+                     ? lk_cross_entropy_plain<Logit>(job->op, device, one, job->stream)
+                     : lk_cross_entropy_gradient<Logit, LK_CE_FORWARD>(job->op, device, one, job->stream);
     else if (!status)
-        status = direction == LK_CE_BOTH ? lk_cross_entropy_gradient<L, LK_CE_BOTH>(job->op, device, one, job->stream)
-                                         : lk_cross_entropy_gradient<L, LK_CE_BACKWARD>(job->op, device, one, job->stream);
+        status = direction == LK_CE_BOTH ? lk_cross_entropy_gradient<Logit, LK_CE_BOTH>(job->op, device, one, job->stream)
+                                         : lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>(job->op, device, one, job->stream);
     if (!status && call.tail && direction == LK_CE_FORWARD)
-        status = lk_ce_tail_launch<L>(job->op, device, a, call, job->stream);
+        status = lk_ce_tail_launch<Logit>(job->op, device, a, call, job->stream);
     if (status) return status;
-    return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<L>, blocks, 1, threads, 0, job->stream, call);
+    return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<Logit>, blocks, 1, threads, 0, job->stream, call);
 }
 
 /* Scales what is added to dZ of a slice's rows, where there is something. It comes before their gradients. */
@@ -570,18 +571,18 @@ LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chu
 }
 
 /* The rows of a slice. With a tail, which the gradients need before the rows are read for them, in two passes. */
-template <class L>
+template <class Logit>
 LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
     const bool gives_loss = chunk.call.gives_loss, gradient = chunk.call.gradient;
     lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
-    if (!gradient) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_FORWARD);
-    if (!gives_loss) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BACKWARD);
-    if (!ids->tail) return lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BOTH);
-    status = lk_lce_ids_pass<L>(job, chunk, f, LK_CE_FORWARD);
-    return status ? status : lk_lce_ids_pass<L>(job, chunk, f, LK_CE_BACKWARD);
+    if (!gradient) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_FORWARD);
+    if (!gives_loss) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_BACKWARD);
+    if (!ids->tail) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_BOTH);
+    status = lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_FORWARD);
+    return status ? status : lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_BACKWARD);
 }
 
 /* Whether a call has a tail. direction: LK_LCE_*. */

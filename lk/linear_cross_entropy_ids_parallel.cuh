@@ -81,8 +81,8 @@
 
 /* ---- The rows of a slice ------------------------------------------------------------------------------------------------- */
 
-/* In place of lk_lce_ids_rows. L: the type of the logits. */
-template <class L>
+/* In place of lk_lce_ids_rows. Logit: the type of the logits. */
+template <class Logit>
 LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
@@ -94,16 +94,16 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
     if (call.others) a.others = call.others + chunk.first_row;
     lk_lce_ids_put_options(ids, &a);
     rows.space.ids = lk_ce_ids_space_of(&rows.x, forward ? LK_CE_FORWARD : LK_CE_BACKWARD);
-    if (forward) return lk_ce_ids_run_states<L>(rows, chunk.first_row, call.tokens);
+    if (forward) return lk_ce_ids_run_states<Logit>(rows, chunk.first_row, call.tokens);
     const lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
     if (lk_ce_ids_has_tail(&rows.x, LK_CE_BACKWARD))
-        return lk_ce_ids_run_gradients<L>(rows, {lk_cross_entropy_ids_weigh_kernel<L, true, true>,
-                                                 lk_cross_entropy_gradient<L, LK_CE_BACKWARD>,
-                                                 lk_cross_entropy_ids_put_kernel<L, false, true>});
-    return lk_ce_ids_run_gradients<L>(rows, {lk_cross_entropy_ids_weigh_kernel<L, true>,
-                                             lk_cross_entropy_gradient<L, LK_CE_BACKWARD>,
-                                             lk_cross_entropy_ids_put_kernel<L, false>});
+        return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true, true>,
+                                                     lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>,
+                                                 lk_cross_entropy_ids_put_kernel<Logit, false, true>});
+    return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true>,
+                                                 lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>,
+                                             lk_cross_entropy_ids_put_kernel<Logit, false>});
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -115,11 +115,11 @@ typedef struct {
     lk_cross_entropy_ids_args finish;
 } lk_lce_ids_ranks;
 
-template <class L> LK_HOST lk_lce_ids_split lk_lce_ids_split_of(const lk_lce_ids_args *args)
+template <class Logit> LK_HOST lk_lce_ids_split lk_lce_ids_split_of(const lk_lce_ids_args *args)
 {
     lk_cross_entropy_ids_args x = {};
     if (args) x.ids_per_row = args->ids_per_row;
-    return {lk_lce_ids_rank_rows<L>, lk_ce_ids_split_of<L>(&x).state_bytes};
+    return {lk_lce_ids_rank_rows<Logit>, lk_ce_ids_split_of<Logit>(&x).state_bytes};
 }
 
 /* The arguments of finish. */
@@ -134,11 +134,11 @@ LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *
 }
 
 /* Checks the call as a whole and divides the workspace. */
-template <class T, class L>
+template <class T, class Logit>
 LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_args *args, int direction, bool query,
                                              lk_lce_ids_ranks *r)
 {
-    const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
+    const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
     const bool both = direction == LK_LCE_FORWARD_BACKWARD;
     lk_lce_ranks &s = r->steps;
     lk_lce_args instead;
@@ -152,7 +152,7 @@ LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_ar
     x.tail = r->ids.tail, x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
     x.common.lse_low = s.forward.lse_low;
     r->finish = lk_lce_ids_finish_args(&x);
-    status = lk_cross_entropy_ids_finish_workspace<L>(op, &r->finish, &bytes);
+    status = lk_cross_entropy_ids_finish_workspace<Logit>(op, &r->finish, &bytes);
     r->finish.common.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), r->finish.common.workspace_bytes = bytes;
     r->finish.common.all_states = s.all_states;
     s.fixed = arena.used + 256;
@@ -162,24 +162,24 @@ LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_ar
 }
 
 /* Finish, from the blocks of all ranks. */
-template <class L>
+template <class Logit>
 LK_HOST lk_status lk_lce_ids_run_finish(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
 {
     lk_ce_ids_job job;
-    const lk_status status = lk_ce_ids_begin_job<L>(op, args, LK_CE_FINISH, stream, &job);
-    return status ? status : lk_ce_ids_run_finish<L>(job);
+    const lk_status status = lk_ce_ids_begin_job<Logit>(op, args, LK_CE_FINISH, stream, &job);
+    return status ? status : lk_ce_ids_run_finish<Logit>(job);
 }
 
-template <class T, class L>
+template <class T, class Logit>
 LK_HOST lk_status lk_lce_ids_run_split(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream)
 {
-    const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
+    const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
     if (!args || !lk_lce_in_steps(&args->common, direction)) return lk_lce_ids_run<T>(op, args, direction, stream, &split);
     lk_lce_ids_ranks r;
-    lk_status status = lk_lce_ids_split_workspace<T, L>(op, args, direction, false, &r);
+    lk_status status = lk_lce_ids_split_workspace<T, Logit>(op, args, direction, false, &r);
     const lk_lce_other_rows rows = {lk_lce_ids_begin, split.rows, NULL, NULL, NULL, NULL, &r.ids};
     if (!status) status = lk_lce_gather<T>(op, &args->common, &r.steps, &rows, stream);
-    if (!status) status = lk_lce_ids_run_finish<L>(op, &r.finish, stream);
+    if (!status) status = lk_lce_ids_run_finish<Logit>(op, &r.finish, stream);
     if (status || !r.steps.call.gradient) return status;
     return lk_lce_step<T>(op, &r.steps.backward, LK_LCE_BACKWARD, true, stream, &rows);
 }
@@ -192,15 +192,15 @@ LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_lce_ids_args *ar
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */
-template <class T, class L>
+template <class T, class Logit>
 LK_HOST lk_status lk_lce_ids_query_split(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
                                          lk_linear_cross_entropy_plan *plan)
 {
-    const lk_lce_ids_split split = lk_lce_ids_split_of<L>(args);
+    const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
     lk_lce_ids_ranks r;
     if (!plan || !args || !lk_lce_in_steps(&args->common, direction))
         return lk_lce_ids_query<T>(op, args, direction, budget, least, plan, &split);
-    const lk_status status = lk_lce_ids_split_workspace<T, L>(op, args, direction, true, &r);
+    const lk_status status = lk_lce_ids_split_workspace<T, Logit>(op, args, direction, true, &r);
     return status ? status : lk_lce_query_ranks<T>(op, &args->common, direction, budget, least, &r.steps, plan);
 }
 template <class T>

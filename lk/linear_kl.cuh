@@ -427,7 +427,7 @@ LK_HOST lk_status lk_linear_kl_logits(const lk_linear_kl_job *job, bool teacher,
 }
 
 /* Losses and dZ of a slice of a chunk. */
-template <class T, class L>
+template <class T, class Logit>
 LK_HOST lk_status lk_linear_kl_rows(const lk_linear_kl_job *job, int64_t first_row, int64_t rows)
 {
     const lk_linear_kl_args &a = job->p.call.a;
@@ -448,8 +448,8 @@ LK_HOST lk_status lk_linear_kl_rows(const lk_linear_kl_job *job, int64_t first_r
         f.dlogits = (T *)ws.dz + (first_row - job->p.first_row) * ws.stride;
     }
     if (job->rows) return job->rows(job, f, first_row);
-    if (!job->p.call.gradient) return lk_kl_launch<L, L>(job->op, &job->device, f, job->stream);
-    return lk_kl_launch<L, T>(job->op, &job->device, f, job->stream);
+    if (!job->p.call.gradient) return lk_kl_launch<Logit, Logit>(job->op, &job->device, f, job->stream);
+    return lk_kl_launch<Logit, T>(job->op, &job->device, f, job->stream);
 }
 
 /* dx of a chunk. */
@@ -507,8 +507,8 @@ template <class T> LK_HOST lk_status lk_linear_kl_gradients(const lk_linear_kl_j
     return a.dx && !dx_first && !status ? lk_linear_kl_dx<T>(job) : status;
 }
 
-/* The whole call. L: of the logits. */
-template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_job *job)
+/* The whole call. Logit: of the logits. */
+template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_job *job)
 {
     lk_linear_kl_work &p = job->p;
     const lk_linear_kl_args &a = p.call.a;
@@ -521,8 +521,8 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_
         const void *const from = i ? a.teacher_bias : a.bias;
         void *const to = i ? ws.teacher_bias : ws.bias;
         if (to)
-            status = lk_move_rows<T, L>(job->op, &job->device, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL},
-                                        job->stream);
+            status = lk_move_rows<T, Logit>(job->op, &job->device, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL},
+                                            job->stream);
     }
     const int64_t chunks = job->plan.chunks, step = job->plan.slice_tokens;
     for (int64_t chunk = 0; chunk < chunks && !status; chunk = lk_cublas_next(job->mode, chunk, chunks)) {
@@ -533,7 +533,7 @@ template <class T, class L> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_
             const int64_t first = p.first_row + i * step, rows = lk_linear_kl_min(step, p.rows - i * step);
             status = lk_linear_kl_logits<T>(job, false, first, rows);
             if (!status) status = lk_linear_kl_logits<T>(job, true, first, rows);
-            if (!status) status = lk_linear_kl_rows<T, L>(job, first, rows);
+            if (!status) status = lk_linear_kl_rows<T, Logit>(job, first, rows);
         }
         if (p.call.gradient && !status) status = lk_linear_kl_gradients<T>(job);
     }

@@ -131,13 +131,13 @@ typedef struct {
     float *entropy; /* says that it is wanted */
 } lk_linear_kl_ranks;
 
-template <class T, class L, int STEP>
+template <class T, class Logit, int Step>
 LK_HOST lk_status lk_linear_kl_step_rows(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row)
 {
     const lk_linear_kl_ranks *const r = (const lk_linear_kl_ranks *)job;
     lk_kl_args a = f;
     a.entropy = r->entropy;
-    return lk_kl_run_step<L, T, STEP>(job->op, &job->device, a, (lk_kl_row *)r->x.states + first_row, job->stream);
+    return lk_kl_run_step<Logit, T, Step>(job->op, &job->device, a, (lk_kl_row *)r->x.states + first_row, job->stream);
 }
 
 LK_HOST lk_status lk_linear_kl_reduce(const lk_linear_kl_job *job)
@@ -148,12 +148,12 @@ LK_HOST lk_status lk_linear_kl_reduce(const lk_linear_kl_job *job)
 }
 
 /* Goes through all tokens with a step for their rows. */
-template <class T, class L, int STEP> LK_HOST lk_status lk_linear_kl_pass(lk_linear_kl_ranks *r)
+template <class T, class Logit, int Step> LK_HOST lk_status lk_linear_kl_pass(lk_linear_kl_ranks *r)
 {
     lk_linear_kl_job *const job = &r->job;
     const bool gradient = job->p.call.gradient;
-    job->rows = lk_linear_kl_step_rows<T, L, STEP>, job->p.call.gradient = gradient && STEP == LK_KL_GRADIENT;
-    const lk_status status = lk_linear_kl_run_all<T, L>(job);
+    job->rows = lk_linear_kl_step_rows<T, Logit, Step>, job->p.call.gradient = gradient && Step == LK_KL_GRADIENT;
+    const lk_status status = lk_linear_kl_run_all<T, Logit>(job);
     job->p.call.gradient = gradient;
     if (job->mode == LK_CUBLAS_LAUNCH) job->has_logits = job->plan.slice_tokens >= job->p.call.a.tokens;
     return status;
@@ -177,34 +177,34 @@ LK_HOST lk_status lk_linear_kl_gather(const lk_linear_kl_ranks *r)
 }
 
 /* The call, whose tokens are some. */
-template <class T, class L> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, int direction)
+template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, int direction)
 {
     const lk_vocab_parallel &v = r->x.parallel;
     const bool backward = direction == LK_KL_SPLIT_BACKWARD, between = direction == LK_KL_SPLIT_BETWEEN;
     const bool gathers = lk_kl_gathers(v, direction);
     r->job.mode = LK_CUBLAS_RESOLVE;
-    lk_status status = lk_linear_kl_pass<T, L, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */
+    lk_status status = lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */
     r->job.mode = LK_CUBLAS_LAUNCH;
     if (status) return status;
-    if (backward) return lk_linear_kl_pass<T, L, LK_KL_GRADIENT>(r);
+    if (backward) return lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
     if (between) {
         status = lk_linear_kl_merge(r, true);
-        return status ? status : lk_linear_kl_pass<T, L, LK_KL_TERMS>(r);
+        return status ? status : lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r);
     }
 
     if (gathers)
         status = lk_check_all_slices(r->job.op, &v, r->x.common.vocab, r->x.states, const_cast<void *>(r->x.all_states),
                                      (size_t)r->x.common.tokens * sizeof(lk_kl_row), r->job.stream);
-    if (!status) status = lk_linear_kl_pass<T, L, LK_KL_STATE>(r);
+    if (!status) status = lk_linear_kl_pass<T, Logit, LK_KL_STATE>(r);
     if (status || !gathers) return status;
     status = lk_linear_kl_gather(r);
     if (!status && r->job.p.call.a.divergence == LK_KL_JENSEN_SHANNON) {
         status = lk_linear_kl_merge(r, true);
-        if (!status) status = lk_linear_kl_pass<T, L, LK_KL_TERMS>(r);
+        if (!status) status = lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r);
         if (!status) status = lk_linear_kl_gather(r);
     }
     if (!status) status = lk_linear_kl_merge(r, false);
-    return status || direction == LK_KL_SPLIT_FORWARD ? status : lk_linear_kl_pass<T, L, LK_KL_GRADIENT>(r);
+    return status || direction == LK_KL_SPLIT_FORWARD ? status : lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
 }
 
 template <class T>
@@ -260,7 +260,7 @@ LK_HOST lk_status lk_linear_kl_parallel_finish_workspace(const char *op, const l
 /* The functions of the other calls. */
 #define LK_LINEAR_KL_PARALLEL_ENTRY(name, direction)                                                                           \
     template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_kl_parallel_##name(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream) \
+    LK_HOST lk_status lk_linear_kl_parallel_##name(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream)\
     {                                                                                                                          \
         return lk_linear_kl_run_split<T>(op, args, direction, stream);                                                         \
     }                                                                                                                          \

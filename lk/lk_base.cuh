@@ -213,9 +213,9 @@ LK_HOST void *lk_take_bytes(lk_arena *arena, bool wanted, int64_t bytes)
     arena->used = whole > most - arena->used ? most : arena->used + whole;
     return array;
 }
-template <class E> LK_HOST void lk_take(E **array, lk_arena *arena, bool wanted, int64_t elements)
+template <class Elem> LK_HOST void lk_take(Elem **array, lk_arena *arena, bool wanted, int64_t elements)
 {
-    *array = (E *)lk_take_bytes(arena, wanted, lk_count(elements, (int64_t)sizeof(E)));
+    *array = (Elem *)lk_take_bytes(arena, wanted, lk_count(elements, (int64_t)sizeof(Elem)));
 }
 
 #endif /* C++ */
@@ -498,19 +498,19 @@ LK_DEVICE void lk_put_as(void *to, int dtype, int64_t i, float x)
 }
 
 /* Two floats as two numbers of 8 bits, x in the lower byte: rounded to nearest even, beyond the largest finite number that one,
- * NaN 0x7f. `format` is LK_FP8_*. Before sm_89 there is no instruction: then by lk_fp8_bits, which gives the same bits. MANTISSA:
+ * NaN 0x7f. `format` is LK_FP8_*. Before sm_89 there is no instruction: then by lk_fp8_bits, which gives the same bits. Mantissa:
  * bits of the format's mantissa, 3 in E4M3 and 2 in E5M2. */
-template <int MANTISSA> LK_DEVICE uint32_t lk_fp8_bits(float x)
+template <int Mantissa> LK_DEVICE uint32_t lk_fp8_bits(float x)
 {
-    constexpr int BIAS = MANTISSA == 3 ? 7 : 15, SHIFT = 23 - MANTISSA;
-    constexpr float most = MANTISSA == 3 ? 448.0f : 57344.0f, least_normal = MANTISSA == 3 ? 0x1p-6f : 0x1p-14f;
-    constexpr float magic = MANTISSA == 3 ? 0x1p14f : 0x1p7f; /* its last place is the format's smallest number */
+    constexpr int Bias = Mantissa == 3 ? 7 : 15, Shift = 23 - Mantissa;
+    constexpr float most = Mantissa == 3 ? 448.0f : 57344.0f, least_normal = Mantissa == 3 ? 0x1p-6f : 0x1p-14f;
+    constexpr float magic = Mantissa == 3 ? 0x1p14f : 0x1p7f; /* its last place is the format's smallest number */
     const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u, magnitude = __float_as_uint(x) & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fu;
     const float size = fminf(__uint_as_float(magnitude), most);
     const uint32_t bits = __float_as_uint(size);
     if (size < least_normal) return sign | (__float_as_uint(size + magic) - __float_as_uint(magic));
-    return sign | (((bits + (1u << (SHIFT - 1)) - 1 + (bits >> SHIFT & 1)) >> SHIFT) - ((127 - BIAS) << MANTISSA));
+    return sign | (((bits + (1u << (Shift - 1)) - 1 + (bits >> Shift & 1)) >> Shift) - ((127 - Bias) << Mantissa));
 }
 LK_DEVICE uint32_t lk_fp8x2(int format, float x, float y)
 {
@@ -593,21 +593,21 @@ LK_DEVICE void lk_pack(lk_vec<lk_f16> *v, const float (&x)[8])
     v->raw = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* Accesses to N elements: a vector at an aligned address, or N = 1 element, as a float, at any. cached: by lk_load_vec_ca and
+/* Accesses to Num elements: a vector at an aligned address, or Num = 1 element, as a float, at any. cached: by lk_load_vec_ca and
  * lk_store_vec_wb. */
-template <int N, bool cached = false, class T> LK_DEVICE lk_vec<T> lk_load_n(const T *x)
+template <int Num, bool cached = false, class T> LK_DEVICE lk_vec<T> lk_load_n(const T *x)
 {
-    if constexpr (N > 1) return cached ? lk_load_vec_ca(x) : lk_load_vec(x);
+    if constexpr (Num > 1) return cached ? lk_load_vec_ca(x) : lk_load_vec(x);
     else return {make_uint4(__float_as_uint(lk_to_float(*x)), 0, 0, 0)};
 }
-template <class T, int N> LK_DEVICE void lk_unpack_n(float (&x)[N], lk_vec<T> raw)
+template <class T, int Num> LK_DEVICE void lk_unpack_n(float (&x)[Num], lk_vec<T> raw)
 {
-    if constexpr (N > 1) lk_unpack(x, raw);
+    if constexpr (Num > 1) lk_unpack(x, raw);
     else x[0] = __uint_as_float(raw.raw.x);
 }
-template <bool cached = false, class T, int N> LK_DEVICE void lk_store_n(T *x, const float (&v)[N])
+template <bool cached = false, class T, int Num> LK_DEVICE void lk_store_n(T *x, const float (&v)[Num])
 {
-    if constexpr (N > 1) {
+    if constexpr (Num > 1) {
         lk_vec<T> packed;
         lk_pack(&packed, v);
         if (cached) lk_store_vec_wb(x, packed);

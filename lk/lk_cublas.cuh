@@ -140,31 +140,31 @@ LK_HOST cublasStatus_t lk_cublas_describe(const lk_cublas_product *p, lk_cublas_
     const uint64_t workspace = (uint64_t)k->workspace_bytes, um = (uint64_t)k->m, un = (uint64_t)k->n, uk = (uint64_t)k->k;
     const cublasComputeType_t compute = k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasStatus_t status = cublasLtMatmulDescInit(&s->matmul, compute, CUDA_R_32F);
-#define SET(what, value)                                                                                                       \
+#define LK_CUBLAS_SET(what, value)                                                                                             \
     if (!status) status = cublasLtMatmulDescSetAttribute(&s->matmul, CUBLASLT_MATMUL_DESC_##what, &value, sizeof value)
-#define PREFER(what, value)                                                                                                    \
+#define LK_CUBLAS_PREFER(what, value)                                                                                          \
     if (!status)                                                                                                               \
     status = cublasLtMatmulPreferenceSetAttribute(&s->preference, CUBLASLT_MATMUL_PREF_##what, &value, sizeof value)
-    SET(POINTER_MODE, mode);
-    SET(TRANSA, transpose_a);
-    SET(TRANSB, transpose_b);
+    LK_CUBLAS_SET(POINTER_MODE, mode);
+    LK_CUBLAS_SET(TRANSA, transpose_a);
+    LK_CUBLAS_SET(TRANSB, transpose_b);
     if (k->bias) {
-        SET(EPILOGUE, epilogue);
-        SET(BIAS_POINTER, p->bias);
+        LK_CUBLAS_SET(EPILOGUE, epilogue);
+        LK_CUBLAS_SET(BIAS_POINTER, p->bias);
     }
-    if (k->sms) SET(SM_COUNT_TARGET, sms);
+    if (k->sms) LK_CUBLAS_SET(SM_COUNT_TARGET, sms);
     if (!status) status = cublasLtMatrixLayoutInit(&s->a, factor, k->transpose_a ? uk : um, k->transpose_a ? um : uk, k->lda);
     if (!status) status = cublasLtMatrixLayoutInit(&s->b, factor, k->transpose_b ? un : uk, k->transpose_b ? uk : un, k->ldb);
     if (!status) status = cublasLtMatrixLayoutInit(&s->d, type, um, un, k->ldd);
     if (!status) status = cublasLtMatmulPreferenceInit(&s->preference);
-    PREFER(MAX_WORKSPACE_BYTES, workspace);
-    PREFER(REDUCTION_SCHEME_MASK, sums); /* partial sums are added in float, in a fixed order */
-    PREFER(MIN_ALIGNMENT_A_BYTES, align_a);
-    PREFER(MIN_ALIGNMENT_B_BYTES, align_b);
-    PREFER(MIN_ALIGNMENT_C_BYTES, align_d);
-    PREFER(MIN_ALIGNMENT_D_BYTES, align_d);
-#undef SET
-#undef PREFER
+    LK_CUBLAS_PREFER(MAX_WORKSPACE_BYTES, workspace);
+    LK_CUBLAS_PREFER(REDUCTION_SCHEME_MASK, sums); /* partial sums are added in float, in a fixed order */
+    LK_CUBLAS_PREFER(MIN_ALIGNMENT_A_BYTES, align_a);
+    LK_CUBLAS_PREFER(MIN_ALIGNMENT_B_BYTES, align_b);
+    LK_CUBLAS_PREFER(MIN_ALIGNMENT_C_BYTES, align_d);
+    LK_CUBLAS_PREFER(MIN_ALIGNMENT_D_BYTES, align_d);
+#undef LK_CUBLAS_SET
+#undef LK_CUBLAS_PREFER
     return status;
 }
 

@@ -113,19 +113,19 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
                             int steps)
 {
     const unsigned rank = lk_cluster_ctarank();
-    const int half = LK_GEMM_COLS / 2 * (int)rank, side = LK_GEMM_DEPTH;
+    const int begin = LK_GEMM_COLS / 2 * (int)rank, side = LK_GEMM_DEPTH;
     for (int step_of_tile = 0; step_of_tile < steps; step_of_tile++, ++*step) {
         const unsigned stage = *step % LK_GEMM_STAGES, parity = *step / LK_GEMM_STAGES % 2;
         const int k = step_of_tile * LK_GEMM_DEPTH;
         lk_mbarrier *const full = &ring->full[stage];
-        lk_bf16 *const to_a = ring->a[stage], *const to_b = ring->b[stage] + half * LK_GEMM_DEPTH;
+        lk_bf16 *const to_a = ring->a[stage], *const to_b = ring->b[stage] + begin * LK_GEMM_DEPTH;
         lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], parity ^ 1);
         lk_mbarrier_arrive_expect_tx(full, LK_GEMM_STAGE_BYTES);
         for (int i = 0; i < (transpose_a ? LK_GEMM_ROWS : 1); i += side)
             lk_cp_async_bulk_tensor_2d_load(to_a + i * side, a, transpose_a ? row + i : k, transpose_a ? k : row, full);
         for (int i = 0; i < (transpose_b ? LK_GEMM_COLS / 2 : 1); i += side)
-            lk_cp_async_bulk_tensor_2d_load_multicast(to_b + i * side, b, transpose_b ? col + half + i : k,
-                                                      transpose_b ? k : col + half, full, 3);
+            lk_cp_async_bulk_tensor_2d_load_multicast(to_b + i * side, b, transpose_b ? col + begin + i : k,
+                                                      transpose_b ? k : col + begin, full, 3);
     }
 }
 
@@ -271,12 +271,12 @@ LK_DEVICE void lk_gemm_pairs(uint32_t (&pair)[4], uint4 group)
     pair[0] = turned.x, pair[1] = turned.y, pair[2] = turned.z, pair[3] = turned.w;
 }
 
-template <int AHEAD> LK_DEVICE void lk_gemm_put_sums(const lk_gemm_out &o, const float (&d)[LK_GEMM_SUMS])
+template <int Ahead> LK_DEVICE void lk_gemm_put_sums(const lk_gemm_out &o, const float (&d)[LK_GEMM_SUMS])
 {
     const bool adds = __any_sync(0xffffffffu, o.more[0] || o.more[1]);
-    LK_UNROLL for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += AHEAD) { /* blocks of 32 columns, loaded together */
-        uint4 high[AHEAD][2], beyond[AHEAD], more[AHEAD][2];
-        LK_UNROLL for (int i = 0; i < AHEAD; i++) {
+    LK_UNROLL for (int begin = 0; begin < LK_GEMM_COLS / 32; begin += Ahead) { /* blocks of 32 columns, loaded together */
+        uint4 high[Ahead][2], beyond[Ahead], more[Ahead][2];
+        LK_UNROLL for (int i = 0; i < Ahead; i++) {
             const int at = (begin + i) * 32;
             LK_UNROLL for (int r = 0; r < 2; r++) {
                 high[i][r] = more[i][r] = make_uint4(0, 0, 0, 0);
@@ -285,7 +285,7 @@ template <int AHEAD> LK_DEVICE void lk_gemm_put_sums(const lk_gemm_out &o, const
             }
             beyond[i] = o.read_low ? o.low[(begin + i) * 256] : make_uint4(0, 0, 0, 0);
         }
-        LK_UNROLL for (int i = 0; i < AHEAD; i++) {
+        LK_UNROLL for (int i = 0; i < Ahead; i++) {
             const int block = begin + i;
             uint32_t bytes[4] = {beyond[i].x, beyond[i].y, beyond[i].z, beyond[i].w};
             LK_UNROLL for (int r = 0; r < 2; r++) {
@@ -367,8 +367,9 @@ LK_HOST lk_status lk_gemm_map(const char *op, CUtensorMap *map, const void *matr
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride * 2};
     const cuuint32_t box[2] = {LK_GEMM_DEPTH, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     const CUresult result = ((PFN_cuTensorMapEncodeTiled_v12000)found)(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(matrix), size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void *>(matrix), size, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result ? lk_launched(op, cudaErrorInvalidValue) : LK_OK;
 }
 

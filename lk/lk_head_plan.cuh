@@ -277,8 +277,10 @@ LK_HOST bool lk_lce_few_tiles(const lk_lce_shape *s)
 {
     const double tiles = (double)lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pairs = (double)s->rows / LK_LCE_PAIR_ROWS;
     const double matmul = pairs > 0.8 ? pairs : 0.8, hidden = (double)s->hidden;
-    const double stored = tiles / s->clusters * (matmul + pairs * 800.0 / hidden) + (lk_lce_tail_cols(s, s->vocab) ? 350.0 : 100.0) / hidden;
-    const int64_t stretch = lk_lce_stretch(s, s->rows, s->vocab, s->vocab), stretches = lk_ceil_div(s->vocab, stretch * LK_LCE_TILE_COLS);
+    const double launches = lk_lce_tail_cols(s, s->vocab) ? 350.0 : 100.0;
+    const double stored = tiles / s->clusters * (matmul + pairs * 800.0 / hidden) + launches / hidden;
+    const int64_t stretch = lk_lce_stretch(s, s->rows, s->vocab, s->vocab);
+    const int64_t stretches = lk_ceil_div(s->vocab, stretch * LK_LCE_TILE_COLS);
     return stored < (double)lk_ceil_div(lk_ceil_div(s->rows, LK_LCE_PAIR_ROWS) * stretches, s->clusters) * (double)stretch;
 }
 

@@ -57,7 +57,7 @@ struct lk_lce_fused {
  * until lk_lce_by_lse changes that. p_factor is NaN where lse is not finite. */
 typedef struct {
     lk_ce_gradient g;
-    float F, G, w_term;
+    float f_rest, f_lse, w_term;
 } lk_lce_terms;
 
 LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float lse_low, float entropy)
@@ -70,7 +70,7 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
     lk_ce_target_term term;
     t.g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
-    t.F = term.F, t.G = term.G, t.w_term = term.w_term;
+    t.f_rest = term.f_rest, t.f_lse = term.f_lse, t.w_term = term.w_term;
     if (!lk_is_finite(lse)) t.g.p_factor = NAN;
     if (ws.dentropy)
         lk_ce_entropy_factors(&t.g, -a.logit_scale * ws.dentropy[row], lse, lse_low, entropy, lk_lce_scale(a));
@@ -100,7 +100,7 @@ LK_DEVICE float lk_lce_by_lse(const lk_lce_work &p, int64_t row, lk_lce_terms *t
 /* The target's dZ, by its p and its v. */
 LK_DEVICE float lk_lce_target_dz(const lk_lce_args &a, const lk_lce_terms &t, float p, float v, float others, float slope)
 {
-    return lk_ce_target_dz(t.G, t.F, t.w_term, p, others, lk_ce_entropy_term(t.g, p, v, lk_lce_scale(a)), slope);
+    return lk_ce_target_dz(t.f_lse, t.f_rest, t.w_term, p, others, lk_ce_entropy_term(t.g, p, v, lk_lce_scale(a)), slope);
 }
 
 /* Columns counted from that of the thread's first sum: left, up to the row's end; target, the target's. */
@@ -776,17 +776,17 @@ LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int 
 /* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows
  * with that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if
  * it has 16 bits. Most targets have one row; then there is nothing to look for. */
-template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
+template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
 {
-    constexpr int WINDOW = 8 * LK_LCE_THREADS, WORDS = WINDOW / 32; /* rows that are looked at together, a bit each */
+    constexpr int Window = 8 * LK_LCE_THREADS, Words = Window / 32; /* rows that are looked at together, a bit each */
     const lk_lce_args &a = p.call.a;
     const lk_lce_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x;
     const int64_t slices = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, row = blockIdx.x / slices;
     const int64_t col = blockIdx.x % slices * LK_MOVE_TILE + thread * 8;
     const int left = (int)(a.hidden - col);
-    LK_SHARED(unsigned, same, [WORDS]);
-    LK_SHARED(int, list, [WINDOW + 1]); /* the rows, and behind them their count */
+    LK_SHARED(unsigned, same, [Words]);
+    LK_SHARED(int, list, [Window + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = ws.target[row];
     const lk_lce_owner owner = y < 0 || y == LK_LCE_ELSEWHERE ? lk_lce_owner{-1, 0} : ws.owners[y];
@@ -795,20 +795,20 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
     float sum = 0.0f, total[8] = {};
     int found = 0;
-    for (int64_t from = row / 8 * 8; found < owner.count && from < p.call.rows; from += WINDOW) {
+    for (int64_t from = row / 8 * 8; found < owner.count && from < p.call.rows; from += Window) {
         int count = 1;
         if (owner.count > 1) {
             const unsigned mine = lk_lce_same(ws.target, from + thread * 8, p.call.rows, y);
             ((uint8_t *)same)[thread] = (uint8_t)mine;
             if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
-            if (thread < WORDS) {
+            if (thread < Words) {
                 int before = 0;
                 for (int i = 0; i < thread; i++) before += __popc(same[i]);
                 for (unsigned bits = same[thread]; bits; bits &= bits - 1) list[before++] = thread * 32 + __ffs((int)bits) - 1;
-                if (thread == WORDS - 1) list[WINDOW] = before;
+                if (thread == Words - 1) list[Window] = before;
             }
             __syncthreads(); /* orders the list before its reads, and the reads of bits before the next ones */
-            count = list[WINDOW];
+            count = list[Window];
         }
         for (int i = 0; i < count; i++) {
             const int64_t at = owner.count > 1 ? from + list[i] : row;
@@ -824,7 +824,7 @@ template <class D> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCK
     }
     if (a.dbias && col == 0) ws.dbias[y] += sum;
     if (!a.dweight || left <= 0) return;
-    D *const out = (D *)a.dweight + y * a.dweight_stride + col;
+    Out *const out = (Out *)a.dweight + y * a.dweight_stride + col;
     float x[8];
     lk_move_load(x, out, left, wide_out);
     LK_UNROLL for (int j = 0; j < 8; j++) x[j] = fmaf(ws.counts->alpha, total[j], x[j]);

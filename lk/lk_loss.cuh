@@ -552,10 +552,10 @@ typedef struct {
     float rate, base, p_factor, w_factor, entropy_factor, center, shift;
 } lk_ce_gradient;
 
-/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (G p[y] - F
+/* What the owner of the target's element keeps in shared memory, since registers are for vectors: dlogits[y] = (f_lse p[y] - f_rest
  * sum_{j != y} p[j] + w_term) slope[y] with p = p_scale e. The sum is `others` where it is known before the end. */
 typedef struct {
-    float G, F, w_term, p_scale, others, logit, slope;
+    float f_lse, f_rest, w_term, p_scale, others, logit, slope;
     int y; /* where it is none of the row's columns, no element is written */
 } lk_ce_target_term;
 
@@ -565,13 +565,13 @@ typedef struct {
     float f, h, dlse, lse, lse_low, weight, entropy_factor;
 } lk_ce_upstream;
 
-/* G: the gradient of lse, times logit_scale. */
+/* f_lse: the gradient of lse, times logit_scale. */
 template <class Args> LK_DEVICE float lk_ce_lse_factor(const Args &a, lk_ce_upstream up, float lse)
 {
-    float G = 0.0f;
-    if (a.z_loss > 0.0f) G = 2.0f * a.z_loss * lse * (up.h * a.logit_scale);
-    if (a.dlse) G = fmaf(a.logit_scale, up.dlse, G);
-    return G;
+    float f_lse = 0.0f;
+    if (a.z_loss > 0.0f) f_lse = 2.0f * a.z_loss * lse * (up.h * a.logit_scale);
+    if (a.dlse) f_lse = fmaf(a.logit_scale, up.dlse, f_lse);
+    return f_lse;
 }
 
 /* The factors of a row's gradient except for rate, base and the factor of e; weights: W. smooth: false where the caller knows
@@ -582,15 +582,15 @@ LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_ups
 {
     const float f = up.f * a.logit_scale;
     lk_ce_gradient g = {};
-    float F = f * up.weight, w_term = 0.0f;
+    float f_rest = f * up.weight, w_term = 0.0f;
     if (smooth && a.label_smoothing > 0.0f) {
         g.w_factor = f * __fdiv_rn(a.label_smoothing, (float)classes);
-        F = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
+        f_rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
         w_term = g.w_factor * (weights - up.weight);
     }
-    const float G = lk_ce_lse_factor(a, up, lse);
-    g.p_factor = F + G;
-    if (target_term) target_term->F = F, target_term->G = G, target_term->w_term = w_term;
+    const float f_lse = lk_ce_lse_factor(a, up, lse);
+    g.p_factor = f_rest + f_lse;
+    if (target_term) target_term->f_rest = f_rest, target_term->f_lse = f_lse, target_term->w_term = w_term;
     return g;
 }
 
@@ -698,11 +698,11 @@ LK_DEVICE void lk_ce_dz(float (&v)[n], const float (&e)[n], const float (&w)[n],
     }
 }
 
-/* The gradient of the target: G p[y] minus what the others get. others: the sum of their p, so that nothing cancels where p[y] is
+/* The gradient of the target: f_lse p[y] minus what the others get. others: the sum of their p, so that nothing cancels where p[y] is
  * almost 1. Below 1/2 the error of p[y] is less than that of the sum. */
-LK_DEVICE float lk_ce_target_dz(float G, float F, float w_term, float p, float others, float entropy_term, float slope)
+LK_DEVICE float lk_ce_target_dz(float f_lse, float f_rest, float w_term, float p, float others, float entropy_term, float slope)
 {
-    return (fmaf(G, p, w_term) - F * (p < 0.5f ? 1.0f - p : others) + entropy_term) * slope;
+    return (fmaf(f_lse, p, w_term) - f_rest * (p < 0.5f ? 1.0f - p : others) + entropy_term) * slope;
 }
 
 /* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
@@ -733,7 +733,7 @@ LK_DEVICE float lk_ce_target_gradient(const Args &a, const lk_ce_target_term *ta
 {
     const float e = lk_ex2(fmaf(g.rate, target_term->logit, -g.base)), p = target_term->p_scale * e;
     const float entropy_term = !plain && a.dentropy ? lk_ce_entropy_term(g, e, target_term->logit, scale) : 0.0f;
-    return lk_ce_target_dz(target_term->G, target_term->F, target_term->w_term, p, others, entropy_term, target_term->slope);
+    return lk_ce_target_dz(target_term->f_lse, target_term->f_rest, target_term->w_term, p, others, entropy_term, target_term->slope);
 }
 
 #endif /* CUDA or the simulator */

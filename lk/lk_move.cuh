@@ -30,20 +30,20 @@ typedef struct {
 /* Eight neighbours of a row, or the `left` first of them. wide: all eight are there, at a multiple of 16 bytes. */
 template <class T> LK_DEVICE void lk_move_load(float (&x)[8], const T *from, int64_t left, bool wide)
 {
-    constexpr int N = LK_VEC<T>;
-    LK_UNROLL for (int at = 0; at < 8; at += N) {
-        float some[N] = {};
+    constexpr int Num = LK_VEC<T>;
+    LK_UNROLL for (int at = 0; at < 8; at += Num) {
+        float some[Num] = {};
         if (wide) lk_unpack(some, lk_load_vec(from + at));
         LK_UNROLL
-        for (int i = 0; i < N; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
+        for (int i = 0; i < Num; i++) x[at + i] = wide || at + i >= left ? some[i] : lk_to_float(from[at + i]);
     }
 }
 template <class T> LK_DEVICE void lk_move_store(T *to, const float (&x)[8], int64_t left, bool wide)
 {
-    constexpr int N = LK_VEC<T>;
-    LK_UNROLL for (int at = 0; at < 8; at += N) {
-        float some[N];
-        LK_UNROLL for (int i = 0; i < N; i++) {
+    constexpr int Num = LK_VEC<T>;
+    LK_UNROLL for (int at = 0; at < 8; at += Num) {
+        float some[Num];
+        LK_UNROLL for (int i = 0; i < Num; i++) {
             some[i] = x[at + i];
             if (!wide && at + i < left) lk_put(to + at + i, some[i]);
         }
@@ -52,7 +52,7 @@ template <class T> LK_DEVICE void lk_move_store(T *to, const float (&x)[8], int6
 }
 
 /* A block owns LK_MOVE_TILE columns of a row, a thread 8 neighbours of them. */
-template <class S, class D> LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_move_kernel(lk_move p)
+template <class In, class Out> LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_move_kernel(lk_move p)
 {
     const int64_t tiles = (p.cols + LK_MOVE_TILE - 1) / LK_MOVE_TILE, row = blockIdx.x / tiles;
     const int64_t first = blockIdx.x % tiles * LK_MOVE_TILE + threadIdx.x * 8, left = p.cols - first;
@@ -60,8 +60,8 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk
     const float scale = p.scale ? p.scale[row] : 1.0f;
     const int64_t from_row = scale == 0.0f ? -1 : p.from_row ? p.from_row[row] : row, to_row = p.to_row ? p.to_row[row] : row;
     if (to_row < 0 || left <= 0) return;
-    const S *from = (const S *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + first;
-    D *to = (D *)p.to + to_row * p.to_stride + first;
+    const In *from = (const In *)p.from + (from_row < 0 ? 0 : from_row) * p.from_stride + first;
+    Out *to = (Out *)p.to + to_row * p.to_stride + first;
     const bool wide = left >= 8 && ((uintptr_t)from | (uintptr_t)to) % 16 == 0;
     float x[8] = {}, old[8] = {};
     if (from_row >= 0) lk_move_load(x, from, left, wide);
@@ -70,10 +70,10 @@ template <class S, class D> LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk
     lk_move_store(to, x, left, wide);
 }
 
-template <class S, class D>
+template <class In, class Out>
 LK_HOST lk_status lk_move_rows(const char *op, const lk_device *device, const lk_move &move, cudaStream_t stream)
 {
-    return lk_launch_pdl(op, device, lk_move_kernel<S, D>, move.rows * lk_ceil_div(move.cols, LK_MOVE_TILE), 1, LK_MOVE_THREADS,
+    return lk_launch_pdl(op, device, lk_move_kernel<In, Out>, move.rows * lk_ceil_div(move.cols, LK_MOVE_TILE), 1, LK_MOVE_THREADS,
                          0, stream, move);
 }
 

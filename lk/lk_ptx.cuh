@@ -393,11 +393,11 @@ template <int n> LK_DEVICE void lk_wgmma_hold(float (&d)[n])
 }
 
 /* The 128 registers of a thread's sums, as text and as operands. */
-#define LK_SUMS_TEXT                                                                                                          \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"    \
-    "%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"    \
-    "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"     \
+#define LK_SUMS_TEXT                                                                                                           \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"  \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"     \
+    "%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"     \
+    "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"      \
     "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}"
 #define LK_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LK_SUMS_16(i) LK_SUMS_4(i), LK_SUMS_4(i + 4), LK_SUMS_4(i + 8), LK_SUMS_4(i + 12)
@@ -469,10 +469,10 @@ LK_DEVICE float lk_cos(float x)
  * 16. The bytes do not go through registers; the L2 fetches the 128 bytes around them. They do not go through L1 either, unless
  * L1 is true (.ca), for two copies that share a 32-byte sector. This thread sees the bytes after a wait, other threads after a
  * barrier that follows the wait. */
-template <bool L1 = false> LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
+template <bool InL1 = false> LK_DEVICE void lk_cp_async_16(void *shared, int offset, const void *global)
 {
     const unsigned to = lk_shared_address(shared) + (unsigned)offset;
-    if constexpr (L1) asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    if constexpr (InL1) asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
     else asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 

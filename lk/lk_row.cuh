@@ -96,24 +96,24 @@ template <class T> struct lk_row {
     lk_split split; /* of the whole row; in pieces after the first, edge is 0 */
 };
 
-/* The row of a thread. THREADS: of a block, where the compiler shall know them; 0: as launched. U: the most vectors of a
+/* The row of a thread. Threads: of a block, where the compiler shall know them; 0: as launched. Vecs: the most vectors of a
  * thread, where rows are in pieces; 0: no limit. stride: from a row to the next, in elements. */
-template <int KIND, int THREADS, int U = 0, class T>
+template <int Kind, int Threads, int Vecs = 0, class T>
 LK_DEVICE lk_row<T> lk_row_of(const lk_team &team, const T *x, int64_t stride, int64_t rows, int64_t cols)
 {
-    constexpr bool whole = KIND == LK_TEAM_BLOCK || KIND == LK_TEAM_CLUSTER; /* blocks */
-    const int blocks_log2 = KIND == LK_TEAM_CLUSTER ? 31 - __clz((int)lk_cluster_nctarank()) : 0;
-    const int threads = THREADS ? THREADS : (int)blockDim.x;
+    constexpr bool whole = Kind == LK_TEAM_BLOCK || Kind == LK_TEAM_CLUSTER; /* blocks */
+    const int blocks_log2 = Kind == LK_TEAM_CLUSTER ? 31 - __clz((int)lk_cluster_nctarank()) : 0;
+    const int threads = Threads ? Threads : (int)blockDim.x;
     const int64_t thread = (int64_t)blockIdx.x * threads + threadIdx.x;
     lk_row<T> row = {};
-    row.size_log2 = whole ? 31 - __clz(threads) + blocks_log2 : KIND == LK_TEAM_WARP ? 5 : team.size_log2;
-    row.lanes = (KIND == LK_TEAM_LANES || KIND == LK_TEAM_ANY) && row.size_log2 < 5 ? 1 << row.size_log2 : 32;
+    row.size_log2 = whole ? 31 - __clz(threads) + blocks_log2 : Kind == LK_TEAM_WARP ? 5 : team.size_log2;
+    row.lanes = (Kind == LK_TEAM_LANES || Kind == LK_TEAM_ANY) && row.size_log2 < 5 ? 1 << row.size_log2 : 32;
     row.number = whole ? blockIdx.x >> blocks_log2 : thread >> row.size_log2;
-    row.rank = KIND == LK_TEAM_CLUSTER ? (int)lk_cluster_ctarank() * threads + (int)threadIdx.x
-               : KIND == LK_TEAM_BLOCK ? (int)threadIdx.x
+    row.rank = Kind == LK_TEAM_CLUSTER ? (int)lk_cluster_ctarank() * threads + (int)threadIdx.x
+               : Kind == LK_TEAM_BLOCK ? (int)threadIdx.x
                                        : (int)thread & ((1 << row.size_log2) - 1);
     int64_t piece = 0;
-    if (U && team.pieces > 1) { /* pieces number fewer than 2^32: each has 32 vectors or more */
+    if (Vecs && team.pieces > 1) { /* pieces number fewer than 2^32: each has 32 vectors or more */
         const uint32_t unit = (uint32_t)row.number;
         row.number = unit / (uint32_t)team.pieces, piece = unit % (uint32_t)team.pieces;
     }
@@ -121,11 +121,11 @@ LK_DEVICE lk_row<T> lk_row_of(const lk_team &team, const T *x, int64_t stride, i
     if (!row.there) return row;
 
     row.data = x + row.number * stride, row.split = lk_split_row(row.data, cols);
-    const int64_t skipped = piece * U << row.size_log2, left = row.split.vecs - skipped;
+    const int64_t skipped = piece * Vecs << row.size_log2, left = row.split.vecs - skipped;
     const int over = (int)left & ((1 << row.size_log2) - 1);
     row.first = row.data + skipped * LK_VEC<T> + row.split.head + row.rank * LK_VEC<T>;
     row.count = (int)(left >> row.size_log2) + (row.rank < over);
-    if (U && row.count > U) row.count = U;
+    if (Vecs && row.count > Vecs) row.count = Vecs;
     if (piece > 0) row.split.edge = 0;
     return row;
 }
@@ -136,16 +136,16 @@ template <class T> LK_DEVICE int64_t lk_row_col(const lk_row<T> &row, int u)
     return row.first - row.data + ((int64_t)u * LK_VEC<T> << row.size_log2);
 }
 
-/* The thread's first U vectors, by streaming loads, or cached: by loads that the caches may keep. Loads without predicates all
+/* The thread's first Vecs vectors, by streaming loads, or cached: by loads that the caches may keep. Loads without predicates all
  * start before the first is waited for; ptxas moves others to where they are used. */
-template <bool cached = false, class T, int U> LK_DEVICE void lk_row_load(lk_vec<T> (&raw)[U], const lk_row<T> &row)
+template <bool cached = false, class T, int Vecs> LK_DEVICE void lk_row_load(lk_vec<T> (&raw)[Vecs], const lk_row<T> &row)
 {
     const int step = LK_VEC<T> << row.size_log2;
-    if (row.count >= U) {
+    if (row.count >= Vecs) {
         LK_UNROLL
-        for (int u = 0; u < U; u++) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
+        for (int u = 0; u < Vecs; u++) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
     } else {
-        LK_UNROLL for (int u = 0; u < U; u++)
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
             if (u < row.count) raw[u] = cached ? lk_load_vec_ca(row.first + u * step) : lk_load_vec(row.first + u * step);
     }
 }
@@ -202,40 +202,40 @@ LK_DEVICE void lk_cluster_sync(void)
     lk_barrier_cluster_wait();
 }
 
-/* The sums of N values per thread over all threads of a block, or of all blocks of a cluster (at most 8), in a fixed order.
+/* The sums of Num values per thread over all threads of a block, or of all blocks of a cluster (at most 8), in a fixed order.
  * Called by: every thread of the cluster's blocks, whose threads are a multiple of 32. number: 0, 1, 2, ... for a kernel's
- * successive calls. In a cluster lk_cluster_begin() and lk_cluster_ready() come before the first call. ALONE: the kernel is
+ * successive calls. In a cluster lk_cluster_begin() and lk_cluster_ready() come before the first call. Alone: the kernel is
  * never launched with clusters.
  * Result: in every thread.
  * Shared memory: its own, two halves, so that one barrier per call is enough. Calls 0 and 2 write the same half. To write in
  * call 2 a thread has passed call 1's barrier, and by then all threads have read the results of call 0. A peer may end after
  * its last call: no other block writes into its memory any more. */
-template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N], int number)
+template <int Num, bool Alone = false> LK_DEVICE void lk_sum_cluster(float (&v)[Num], int number)
 {
-    constexpr int HALF = (ALONE ? 1 : 8) * 32 * N; /* blocks of 32 warps */
-    LK_SHARED(float, inbox, [2 * HALF]);
-    const int blocks = ALONE ? 1 : (int)lk_cluster_nctarank(), rank = ALONE ? 0 : (int)lk_cluster_ctarank();
+    constexpr int Half = (Alone ? 1 : 8) * 32 * Num; /* blocks of 32 warps */
+    LK_SHARED(float, inbox, [2 * Half]);
+    const int blocks = Alone ? 1 : (int)lk_cluster_nctarank(), rank = Alone ? 0 : (int)lk_cluster_ctarank();
     const int warps = (int)blockDim.x / 32;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    LK_UNROLL for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n]);
+    LK_UNROLL for (int n = 0; n < Num; n++) v[n] = lk_sum_warp(v[n]);
     if (blocks * warps == 1) return;
-    float *box = inbox + (number & 1) * HALF, *slot = box + (rank * warps + warp) * N;
+    float *box = inbox + (number & 1) * Half, *slot = box + (rank * warps + warp) * Num;
     if (lane < blocks) {
         if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)lane);
-        LK_UNROLL for (int n = 0; n < N; n++) slot[n] = v[n];
+        LK_UNROLL for (int n = 0; n < Num; n++) slot[n] = v[n];
     }
     if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
     else __syncthreads();              /* likewise */
     const int count = blocks * warps;
-    if (count <= 8 && !ALONE) { /* a few broadcasts are faster here than five shuffles */
-        LK_UNROLL for (int n = 0; n < N; n++) v[n] = box[n];
+    if (count <= 8 && !Alone) { /* a few broadcasts are faster here than five shuffles */
+        LK_UNROLL for (int n = 0; n < Num; n++) v[n] = box[n];
         for (int i = 1; i < count; i++)
-            LK_UNROLL for (int n = 0; n < N; n++) v[n] += box[i * N + n];
+            LK_UNROLL for (int n = 0; n < Num; n++) v[n] += box[i * Num + n];
         return;
     }
-    LK_UNROLL for (int n = 0; n < N; n++) {
-        v[n] = lane < count ? box[lane * N + n] : 0.0f;
-        for (int i = lane + 32; i < count && !ALONE; i += 32) v[n] += box[i * N + n];
+    LK_UNROLL for (int n = 0; n < Num; n++) {
+        v[n] = lane < count ? box[lane * Num + n] : 0.0f;
+        for (int i = lane + 32; i < count && !Alone; i += 32) v[n] += box[i * Num + n];
         v[n] = lk_sum_warp(v[n]);
     }
 }
@@ -243,66 +243,66 @@ template <int N, bool ALONE = false> LK_DEVICE void lk_sum_cluster(float (&v)[N]
 /* ---- The exchange of states over a block or a cluster -------------------------------------------------------------------- */
 
 /* A state from each warp of a team of blocks, as words of 8 bytes. */
-template <class State, int THREADS> struct lk_inbox {
+template <class State, int Threads> struct lk_inbox {
     lk_mbarrier full; /* completes when all words have arrived */
-    uint64_t word[8 * THREADS / 32][sizeof(State) / 8];
+    uint64_t word[8 * Threads / 32][sizeof(State) / 8];
 };
 
 /* The blocks of a team, and this block's rank among them. */
-template <int KIND> LK_DEVICE int lk_team_blocks(void)
+template <int Kind> LK_DEVICE int lk_team_blocks(void)
 {
-    return KIND < LK_TEAM_CLUSTER ? 1 : (int)lk_cluster_nctarank();
+    return Kind < LK_TEAM_CLUSTER ? 1 : (int)lk_cluster_nctarank();
 }
-template <int KIND> LK_DEVICE int lk_team_block(void)
+template <int Kind> LK_DEVICE int lk_team_block(void)
 {
-    return KIND < LK_TEAM_CLUSTER ? 0 : (int)lk_cluster_ctarank();
+    return Kind < LK_TEAM_CLUSTER ? 0 : (int)lk_cluster_ctarank();
 }
 
-/* Before the kernel's lk_inbox_collect, every thread calls it. In a cluster it waits until the readers run. ALL: as there. */
-template <int KIND, bool ALL = false, class State, int THREADS> LK_DEVICE void lk_inbox_begin(lk_inbox<State, THREADS> *inbox)
+/* Before the kernel's lk_inbox_collect, every thread calls it. In a cluster it waits until the readers run. All: as there. */
+template <int Kind, bool All = false, class State, int Threads> LK_DEVICE void lk_inbox_begin(lk_inbox<State, Threads> *inbox)
 {
-    const bool reader = (ALL || lk_team_block<KIND>() == 0) && threadIdx.x == 0;
-    if (KIND != LK_TEAM_CLUSTER && lk_team_blocks<KIND>() == 1) return;
+    const bool reader = (All || lk_team_block<Kind>() == 0) && threadIdx.x == 0;
+    if (Kind != LK_TEAM_CLUSTER && lk_team_blocks<Kind>() == 1) return;
     if (reader) lk_mbarrier_init(&inbox->full, 1);
     if (reader) lk_fence_mbarrier_init();
     lk_cluster_begin();
     lk_cluster_ready(); /* the blocks that read run and have their barriers */
-    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (THREADS / 32) * (unsigned)sizeof(State));
+    if (reader) lk_mbarrier_arrive_expect_tx(&inbox->full, lk_cluster_nctarank() * (Threads / 32) * (unsigned)sizeof(State));
 }
 
 /* How many states come. */
-template <int KIND, class State, int THREADS> LK_DEVICE int lk_inbox_count(lk_inbox<State, THREADS> *)
+template <int Kind, class State, int Threads> LK_DEVICE int lk_inbox_count(lk_inbox<State, Threads> *)
 {
-    return lk_team_blocks<KIND>() * (THREADS / 32);
+    return lk_team_blocks<Kind>() * (Threads / 32);
 }
 
-/* Gathers the states of all warps in the block with rank 0; ALL: in each block. In a cluster they arrive by st.async, and only
+/* Gathers the states of all warps in the block with rank 0; All: in each block. In a cluster they arrive by st.async, and only
  * the readers wait for them. At a cluster's barrier every warp would wait for a fence of the whole GPU.
- * Called by: every thread of every block, THREADS per block, with its warp's state, once per kernel.
+ * Called by: every thread of every block, Threads per block, with its warp's state, once per kernel.
  * Result: true in the first warp of the block with rank 0, or in all warps, which may read the states; false in the others.
  * Shared memory: inbox, for the whole kernel. A peer may end after the call: all words for it have arrived. */
-template <int KIND, bool ALL = false, class State, int THREADS>
-LK_DEVICE bool lk_inbox_collect(lk_inbox<State, THREADS> *inbox, State s)
+template <int Kind, bool All = false, class State, int Threads>
+LK_DEVICE bool lk_inbox_collect(lk_inbox<State, Threads> *inbox, State s)
 {
-    constexpr int WORDS = (int)(sizeof(State) / 8);
-    const int blocks = lk_team_blocks<KIND>(), rank = lk_team_block<KIND>();
+    constexpr int Words = (int)(sizeof(State) / 8);
+    const int blocks = lk_team_blocks<Kind>(), rank = lk_team_block<Kind>();
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint64_t *slot = inbox->word[rank * (THREADS / 32) + warp], word[WORDS];
+    uint64_t *slot = inbox->word[rank * (Threads / 32) + warp], word[Words];
     memcpy(word, &s, sizeof s);
-    if (KIND == LK_TEAM_CLUSTER || blocks > 1) {
-        LK_UNROLL for (int i = 0; i < WORDS && lane < (ALL ? blocks : 1); i++) /* a lane for each reader */
+    if (Kind == LK_TEAM_CLUSTER || blocks > 1) {
+        LK_UNROLL for (int i = 0; i < Words && lane < (All ? blocks : 1); i++) /* a lane for each reader */
             lk_st_async_b64(lk_mapa_shared(slot + i, lane), word[i], lk_mapa_shared(&inbox->full, lane));
-        if (!ALL && (rank != 0 || warp != 0)) return false;
+        if (!All && (rank != 0 || warp != 0)) return false;
         lk_mbarrier_wait_parity_cluster(&inbox->full, 0);
     } else {
-        LK_UNROLL for (int i = 0; i < WORDS && lane == 0; i++) slot[i] = word[i];
+        LK_UNROLL for (int i = 0; i < Words && lane == 0; i++) slot[i] = word[i];
         __syncthreads(); /* orders the writes into the inbox before its reads */
     }
-    return ALL || warp == 0;
+    return All || warp == 0;
 }
 
 /* State i, 0 <= i < lk_inbox_count, for the threads that lk_inbox_collect tells. */
-template <class State, int THREADS> LK_DEVICE State lk_inbox_state(const lk_inbox<State, THREADS> *inbox, int i)
+template <class State, int Threads> LK_DEVICE State lk_inbox_state(const lk_inbox<State, Threads> *inbox, int i)
 {
     State s;
     memcpy(&s, inbox->word[i], sizeof s);
@@ -491,13 +491,13 @@ template <bool unscaled, class T> LK_NOINLINE lk_lse lk_lse_read_slowly(const T 
     return s;
 }
 
-/* The state of a row's elements that the lanes of a warp have. U loads are always in flight: raw holds the thread's first U
+/* The state of a row's elements that the lanes of a warp have. Vecs loads are always in flight: raw holds the thread's first Vecs
  * vectors (lk_row_load); each one is used, and the next one is loaded into its registers. The lanes agree on a reference early,
  * while they wait for loads anyway, so that at the end they only have to add.
  * The state's values are scale x, for any scale.
  * Called by: all 32 lanes of a warp. Result: in every lane of a row that is there. */
-template <class T, int U>
-LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float scale)
+template <class T, int Vecs>
+LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[Vecs], const lk_row<T> &row, float scale)
 {
     const int step = LK_VEC<T> << row.size_log2;
     const bool edge = row.rank < row.split.edge;
@@ -513,21 +513,21 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
     }
     float reference = sign * lk_max_warp(most, row.lanes), base = rate * reference;
     float sum = 0.0f, lost = 0.0f, part = edge ? lk_ex2(fmaf(rate, single[0], -base)) : 0.0f;
-    const T *next = row.first + U * step;
+    const T *next = row.first + Vecs * step;
     int left = row.count;
-    while (left > U) {
-        LK_NO_UNROLL for (const int stop = left > 17 * U ? left - 16 * U : U; left > stop; left -= U) {
-            LK_UNROLL for (int u = 0; u < U; u++, next += step) {
+    while (left > Vecs) {
+        LK_NO_UNROLL for (const int stop = left > 17 * Vecs ? left - 16 * Vecs : Vecs; left > stop; left -= Vecs) {
+            LK_UNROLL for (int u = 0; u < Vecs; u++, next += step) {
                 const float by = lk_lse_follow(raw[u], rate, &reference, &base);
                 if (by != 1.0f) sum *= by, lost *= by, part *= by;
                 part += lk_lse_terms(raw[u], rate, base);
-                if (U + u < left) raw[u] = lk_load_vec(next);
+                if (Vecs + u < left) raw[u] = lk_load_vec(next);
             }
         }
         lk_kahan_add(&sum, &lost, part); /* every 16 rounds: it keeps what the additions of a long row round off */
         part = 0.0f;
     }
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u >= left) continue;
         const float by = lk_lse_follow(raw[u], rate, &reference, &base);
         if (by != 1.0f) sum *= by, lost *= by, part *= by;
@@ -556,29 +556,29 @@ LK_DEVICE lk_lse lk_lse_read(lk_vec<T> (&raw)[U], const lk_row<T> &row, float sc
 }
 
 /* Merges the states of a team's warps. scale: as in lk_lse.
- * Called by: every thread, with its warp's state, as lk_inbox_collect says. Result: in the thread with rank 0; ALL, or where a
+ * Called by: every thread, with its warp's state, as lk_inbox_collect says. Result: in the thread with rank 0; All, or where a
  * team is in one warp: in every thread. In others it is undefined. */
-template <int KIND, bool ALL = false, int THREADS>
-LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, THREADS> *inbox, lk_lse s, float scale = 1.0f)
+template <int Kind, bool All = false, int Threads>
+LK_DEVICE lk_lse lk_lse_team(lk_inbox<lk_lse, Threads> *inbox, lk_lse s, float scale = 1.0f)
 {
-    if (KIND < LK_TEAM_BLOCK) return s;
-    if (!lk_inbox_collect<KIND, ALL>(inbox, s)) return s;
+    if (Kind < LK_TEAM_BLOCK) return s;
+    if (!lk_inbox_collect<Kind, All>(inbox, s)) return s;
     /* The maximum of all first: then each state needs one exponential and waits for no other, where lk_lse_merge has two. */
-    constexpr int MOST = ((KIND == LK_TEAM_BLOCK ? 1 : 8) * THREADS / 32 + 31) / 32; /* states that a lane reads */
-    lk_lse part[MOST];
+    constexpr int Most = ((Kind == LK_TEAM_BLOCK ? 1 : 8) * Threads / 32 + 31) / 32; /* states that a lane reads */
+    lk_lse part[Most];
     s.max = -INFINITY;
-    LK_UNROLL for (int k = 0; k < MOST; k++) {
+    LK_UNROLL for (int k = 0; k < Most; k++) {
         const int i = (int)threadIdx.x % 32 + 32 * k;
-        part[k] = i < lk_inbox_count<KIND>(inbox) ? lk_inbox_state(inbox, i) : lk_lse_empty();
+        part[k] = i < lk_inbox_count<Kind>(inbox) ? lk_inbox_state(inbox, i) : lk_lse_empty();
         s.max = fmaxf(s.max, part[k].max);
     }
-    const int team = ALL || KIND == LK_TEAM_CLUSTER || lk_team_blocks<KIND>() > 1 ? 32 : THREADS / 32;
+    const int team = All || Kind == LK_TEAM_CLUSTER || lk_team_blocks<Kind>() > 1 ? 32 : Threads / 32;
     s.max = lk_max_warp(s.max, team), s.sum = 0.0f;
     LK_UNROLL
-    for (int k = 0; k < MOST; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
+    for (int k = 0; k < Most; k++) s.sum += part[k].sum * lk_ex2(scale * LK_LOG2E * (part[k].max - lk_lse_reference(s.max)));
     return {s.max, lk_sum_warp(s.sum, team)};
 }
-template <int THREADS> using lk_lse_inbox = lk_inbox<lk_lse, THREADS>;
+template <int Threads> using lk_lse_inbox = lk_inbox<lk_lse, Threads>;
 
 #endif /* CUDA or the simulator */
 #endif

@@ -96,7 +96,7 @@ typedef struct {
 typedef struct {
     lk_logsumexp_args a;
     lk_team team;           /* of the kernels for contiguous rows */
-    int width;              /* column kernels: threads side by side, each with a group of N rows; a power of two up to 32 */
+    int width;              /* column kernels: threads side by side, each with a group of Num rows; a power of two up to 32 */
     int64_t tiles, span;    /* backward's column kernel: tiles of `width` groups of rows, and the columns that a warp has */
 } lk_logsumexp_call;
 
@@ -121,26 +121,26 @@ template <class T> LK_DEVICE void lk_logsumexp_put(const lk_logsumexp_args &a, i
 
 /* Loads in flight per thread. Many loads hide the latency. Few loads leave registers for the blocks of the next launch, which
  * counts most where a launch is a single wave. The figures are in bench/results/choices/logsumexp.md. */
-template <int KIND> constexpr int LK_LOGSUMEXP_LOADS = KIND == LK_TEAM_BLOCK ? 8 : KIND == LK_TEAM_WARP ? 4 : 2;
+template <int Kind> constexpr int LK_LOGSUMEXP_LOADS = Kind == LK_TEAM_BLOCK ? 8 : Kind == LK_TEAM_WARP ? 4 : 2;
 
 /* A team owns a row. LANES is for rows of up to 2048 bytes, WARP for longer ones. */
-template <class T, int KIND>
-LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, KIND == LK_TEAM_CLUSTER ? 5 : 4)
+template <class T, int Kind>
+LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS, Kind == LK_TEAM_CLUSTER ? 5 : 4)
     lk_logsumexp_forward_row_kernel(lk_logsumexp_call call)
 {
     const lk_logsumexp_args &a = call.a;
-    constexpr bool early = KIND != LK_TEAM_BLOCK; /* the next kernel may start early */
-    const lk_row<T> row = lk_row_of<KIND, LK_LOGSUMEXP_THREADS>(call.team, (const T *)a.x, a.outer_stride, a.outer, a.cols);
+    constexpr bool early = Kind != LK_TEAM_BLOCK; /* the next kernel may start early */
+    const lk_row<T> row = lk_row_of<Kind, LK_LOGSUMEXP_THREADS>(call.team, (const T *)a.x, a.outer_stride, a.outer, a.cols);
     LK_SHARED(lk_lse_inbox<LK_LOGSUMEXP_THREADS>, inbox, [1]);
-    lk_vec<T> raw[LK_LOGSUMEXP_LOADS<KIND>];
-    lk_inbox_begin<KIND>(inbox);
+    lk_vec<T> raw[LK_LOGSUMEXP_LOADS<Kind>];
+    lk_inbox_begin<Kind>(inbox);
     if (early) lk_griddepcontrol_launch_dependents();
     lk_row_prefetch<early ? 2 : 1>(row);
     lk_griddepcontrol_wait();
     lk_row_load(raw, row);
     lk_lse s = lk_lse_read(raw, row, a.scale);
     if (!early) lk_griddepcontrol_launch_dependents();
-    s = lk_lse_team<KIND>(inbox, s);
+    s = lk_lse_team<Kind>(inbox, s);
     if (row.there && row.rank == 0) lk_logsumexp_put<T>(a, row.number, s);
 }
 
@@ -185,23 +185,23 @@ LK_DEVICE float lk_logsumexp_gradient(lk_logsumexp_row row, float x)
     return row.scale * row.dlse * lk_ex2(fmaf(t, LK_LOG2E, -LK_LOG2E * row.lse_low)); /* lse_low costs no instruction here */
 }
 
-/* A team owns a piece of a row: U vectors per thread, and with the first piece the row's single elements. Rows of x and dx
- * start at the same offset modulo 16 bytes. U = 4 streams its loads. U = 2 keeps them in the caches: then the distance of x and
+/* A team owns a piece of a row: Vecs vectors per thread, and with the first piece the row's single elements. Rows of x and dx
+ * start at the same offset modulo 16 bytes. Vecs = 4 streams its loads. Vecs = 2 keeps them in the caches: then the distance of x and
  * dx in memory matters less, and least to small blocks. */
 #define LK_LOGSUMEXP_BACKWARD_THREADS 128
-template <class T, int U>
+template <class T, int Vecs>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_backward_row_kernel(lk_logsumexp_call call)
 {
     const lk_logsumexp_args &a = call.a;
-    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_LOGSUMEXP_BACKWARD_THREADS, U>(call.team, (const T *)a.x, a.outer_stride,
-                                                                                   a.outer, a.cols);
+    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_LOGSUMEXP_BACKWARD_THREADS, Vecs>(call.team, (const T *)a.x, a.outer_stride,
+                                                                                      a.outer, a.cols);
     T *dx = (T *)a.dx + row.number * a.dx_outer_stride;
-    lk_vec<T> raw[U];
+    lk_vec<T> raw[Vecs];
     lk_griddepcontrol_wait();
     if (!row.there) return;
-    lk_row_load<U == 2>(raw, row);
+    lk_row_load<Vecs == 2>(raw, row);
     const lk_logsumexp_row values = lk_logsumexp_load_row<T>(a, row.number);
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         float x[LK_VEC<T>];
         lk_unpack(x, raw[u]);
         LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_logsumexp_gradient(values, x[j]);
@@ -230,44 +230,44 @@ LK_HOST lk_status lk_logsumexp_backward_rows(const char *op, const lk_device *de
 
 /* ---- Any rows: inner > 1, strided columns, rows of dx that lie otherwise ------------------------------------------------- */
 
-/* The states of `count` columns of N neighbouring rows, `jump` elements apart. A row's reference is its first value that is not
+/* The states of `count` columns of Num neighbouring rows, `jump` elements apart. A row's reference is its first value that is not
  * -inf. False where a sum or a base is out of range. */
-template <class T, int N>
-LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
+template <class T, int Num>
+LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[Num], const T *next, int64_t jump, int64_t count, float scale)
 {
-    constexpr int U = 8; /* loads in flight */
+    constexpr int Vecs = 8; /* loads in flight */
     const float rate = scale * LK_LOG2E, nothing = lk_lse_nothing(scale);
-    float reference[N], base[N], sum[N], most = 0.0f; /* most: INFINITY once something is out of range */
+    float reference[Num], base[Num], sum[Num], most = 0.0f; /* most: INFINITY once something is out of range */
     bool set = false;                                  /* every row has its reference */
-    LK_UNROLL for (int j = 0; j < N; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
-    for (int64_t i = 0; i < count && most < LK_LSE_LIMIT; i += U) {
-        lk_vec<T> raw[U];
-        const int here = count - i < U ? (int)(count - i) : U;
-        if (here == U) { /* loads without predicates all start before the first is waited for */
-            LK_UNROLL for (int u = 0; u < U; u++, next += jump) raw[u] = lk_load_n<N>(next);
+    LK_UNROLL for (int j = 0; j < Num; j++) reference[j] = nothing, base[j] = 0.0f, sum[j] = 0.0f;
+    for (int64_t i = 0; i < count && most < LK_LSE_LIMIT; i += Vecs) {
+        lk_vec<T> raw[Vecs];
+        const int here = count - i < Vecs ? (int)(count - i) : Vecs;
+        if (here == Vecs) { /* loads without predicates all start before the first is waited for */
+            LK_UNROLL for (int u = 0; u < Vecs; u++, next += jump) raw[u] = lk_load_n<Num>(next);
         } else {
-            LK_UNROLL for (int u = 0; u < U; u++, next += jump)
-                if (u < here) raw[u] = lk_load_n<N>(next);
+            LK_UNROLL for (int u = 0; u < Vecs; u++, next += jump)
+                if (u < here) raw[u] = lk_load_n<Num>(next);
         }
-        float part[N] = {};
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        float part[Num] = {};
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u >= here) break;
-            float x[N];
+            float x[Num];
             lk_unpack_n(x, raw[u]);
             if (!set) {
                 set = true;
-                LK_UNROLL for (int j = 0; j < N; j++) {
+                LK_UNROLL for (int j = 0; j < Num; j++) {
                     if (reference[j] == nothing) reference[j] = x[j], base[j] = x[j] == nothing ? 0.0f : rate * x[j];
                     if (reference[j] == nothing) set = false;
                     if (!(fabsf(base[j]) < LK_LSE_BASE)) most = INFINITY;
                 }
             }
-            LK_UNROLL for (int j = 0; j < N; j++) part[j] += lk_ex2(fmaf(rate, x[j], -base[j]));
+            LK_UNROLL for (int j = 0; j < Num; j++) part[j] += lk_ex2(fmaf(rate, x[j], -base[j]));
         }
-        LK_UNROLL for (int j = 0; j < N; j++) sum[j] += part[j];
-        LK_UNROLL for (int j = 0; j < N; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
+        LK_UNROLL for (int j = 0; j < Num; j++) sum[j] += part[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) most = sum[j] < LK_LSE_LIMIT ? most : INFINITY;
     }
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         s[j] = lk_lse_against(reference[j], base[j], sum[j], scale);
         if (reference[j] == nothing) s[j] = lk_lse_empty();
     }
@@ -275,54 +275,54 @@ LK_DEVICE bool lk_logsumexp_read(lk_lse (&s)[N], const T *next, int64_t jump, in
 }
 
 /* The same by a running maximum, for all values. */
-template <class T, int N>
-LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[N], const T *next, int64_t jump, int64_t count, float scale)
+template <class T, int Num>
+LK_DEVICE void lk_logsumexp_read_slowly(lk_lse (&s)[Num], const T *next, int64_t jump, int64_t count, float scale)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] = lk_lse_empty();
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] = lk_lse_empty();
     for (int64_t i = 0; i < count; i++, next += jump) {
-        float x[N];
-        lk_unpack_n(x, lk_load_n<N>(next));
-        LK_UNROLL for (int j = 0; j < N; j++) {
+        float x[Num];
+        lk_unpack_n(x, lk_load_n<Num>(next));
+        LK_UNROLL for (int j = 0; j < Num; j++) {
             const float z[1] = {scale * x[j]}, low = lk_lse_product_low(scale, x[j], z[0]);
             s[j] = lk_lse_add(s[j], z, 1.0f, &low);
         }
     }
 }
 
-/* A thread owns N neighbouring rows (N inner positions of one outer) and every step-th of their columns. `width` threads with
+/* A thread owns Num neighbouring rows (Num inner positions of one outer) and every step-th of their columns. `width` threads with
  * neighbouring rows are a layer; the THREADS / width layers of a block, and the blocks of a cluster, read the columns
  * alternately. Then the block merges the states of its layers pairwise, and the block with rank 0 those of its peers. */
-template <class T, int N>
+template <class T, int Num>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_forward_column_kernel(lk_logsumexp_call call)
 {
-    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * N]); /* [layer][n][side] */
+    LK_SHARED(lk_lse, part, [LK_LOGSUMEXP_THREADS * Num]); /* [layer][n][side] */
     const lk_logsumexp_args &a = call.a;
     const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank();
     const int side = threadIdx.x % call.width, layer = threadIdx.x / call.width, layers = LK_LOGSUMEXP_THREADS / call.width;
-    const int64_t groups = a.inner / N, tile = (int64_t)(blockIdx.x / blocks) * call.width, group = tile + side;
+    const int64_t groups = a.inner / Num, tile = (int64_t)(blockIdx.x / blocks) * call.width, group = tile + side;
     const int step = layers * blocks, start = rank * layers + layer;
     const bool owner = group < a.outer * groups;
     const T *x = (const T *)a.x + start * a.col_stride;
-    if (owner) x += group / groups * a.outer_stride + group % groups * N;
+    if (owner) x += group / groups * a.outer_stride + group % groups * Num;
     const int64_t jump = step * a.col_stride, count = owner && start < a.cols ? (a.cols - start - 1) / step + 1 : 0;
     lk_griddepcontrol_wait();
-    lk_lse s[N];
+    lk_lse s[Num];
     const bool good = lk_logsumexp_read(s, x, jump, count, a.scale);
     lk_griddepcontrol_launch_dependents();
     if (!good) lk_logsumexp_read_slowly(s, x, jump, count, a.scale);
 
-    LK_UNROLL for (int j = 0; j < N; j++) part[(layer * N + j) * call.width + side] = s[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) part[(layer * Num + j) * call.width + side] = s[j];
     __syncthreads(); /* the states are written before others merge them */
-    for (int half = layers / 2 * N * call.width; half >= N * call.width; half /= 2) {
-        for (int k = threadIdx.x; k < half; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + half]);
+    for (int reach = layers / 2 * Num * call.width; reach >= Num * call.width; reach /= 2) {
+        for (int k = threadIdx.x; k < reach; k += LK_LOGSUMEXP_THREADS) part[k] = lk_lse_merge(part[k], part[k + reach]);
         __syncthreads(); /* this half is merged before it is halved again */
     }
     if (blocks > 1) lk_cluster_sync(); /* orders each block's states before rank 0 reads them */
-    for (int k = threadIdx.x; rank == 0 && k < N * call.width; k += LK_LOGSUMEXP_THREADS) {
+    for (int k = threadIdx.x; rank == 0 && k < Num * call.width; k += LK_LOGSUMEXP_THREADS) {
         lk_lse total = part[k];
         for (int peer = 1; peer < blocks; peer++) total = lk_lse_merge(total, *(const lk_lse *)lk_mapa(&part[k], peer));
         const int64_t merged = tile + k % call.width;
-        if (merged < a.outer * groups) lk_logsumexp_put<T>(a, merged * N + k / call.width, total);
+        if (merged < a.outer * groups) lk_logsumexp_put<T>(a, merged * Num + k / call.width, total);
     }
     if (blocks > 1) lk_cluster_sync(); /* no block ends while rank 0 reads its shared memory */
 }
@@ -348,34 +348,34 @@ LK_HOST lk_status lk_logsumexp_forward_columns(const char *op, const lk_device *
                          tiles * cluster, cluster, LK_LOGSUMEXP_THREADS, 0, stream, call);
 }
 
-/* A lane owns N neighbouring rows and some columns of a span: `width` lanes with neighbouring rows are a layer, and the
+/* A lane owns Num neighbouring rows and some columns of a span: `width` lanes with neighbouring rows are a layer, and the
  * warp's 32 / width layers read the columns alternately. */
-template <class T, int N>
+template <class T, int Num>
 LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_THREADS) lk_logsumexp_backward_column_kernel(lk_logsumexp_call call)
 {
-    constexpr int U = 4; /* loads in flight per thread */
+    constexpr int Vecs = 4; /* loads in flight per thread */
     const lk_logsumexp_args &a = call.a;
     const int lane = threadIdx.x % 32, side = lane % call.width, layer = lane / call.width, layers = 32 / call.width;
     const int64_t warp = (int64_t)blockIdx.x * (LK_LOGSUMEXP_THREADS / 32) + threadIdx.x / 32;
-    const int64_t groups = a.inner / N, group = warp % call.tiles * call.width + side;
+    const int64_t groups = a.inner / Num, group = warp % call.tiles * call.width + side;
     const int64_t begin = warp / call.tiles * call.span, end = begin + call.span < a.cols ? begin + call.span : a.cols;
     lk_griddepcontrol_wait();
     if (group >= a.outer * groups) return;
 
-    const int64_t outer = group / groups, inner = group % groups * N;
+    const int64_t outer = group / groups, inner = group % groups * Num;
     const T *x = (const T *)a.x + outer * a.outer_stride + inner;
     T *dx = (T *)a.dx + outer * a.dx_outer_stride + inner;
-    lk_logsumexp_row row[N];
-    LK_UNROLL for (int j = 0; j < N; j++) row[j] = lk_logsumexp_load_row<T>(a, outer * a.inner + inner + j);
-    for (int64_t col = begin + layer; col < end; col += U * layers) {
-        lk_vec<T> raw[U];
-        LK_UNROLL for (int u = 0; u < U; u++)
-            if (col + u * layers < end) raw[u] = lk_load_n<N>(x + (col + u * layers) * a.col_stride);
-        LK_UNROLL for (int u = 0; u < U; u++) {
+    lk_logsumexp_row row[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) row[j] = lk_logsumexp_load_row<T>(a, outer * a.inner + inner + j);
+    for (int64_t col = begin + layer; col < end; col += Vecs * layers) {
+        lk_vec<T> raw[Vecs];
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
+            if (col + u * layers < end) raw[u] = lk_load_n<Num>(x + (col + u * layers) * a.col_stride);
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (col + u * layers >= end) break;
-            float v[N];
+            float v[Num];
             lk_unpack_n(v, raw[u]);
-            LK_UNROLL for (int j = 0; j < N; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
+            LK_UNROLL for (int j = 0; j < Num; j++) v[j] = lk_logsumexp_gradient(row[j], v[j]);
             lk_store_n(dx + (col + u * layers) * a.dx_col_stride, v);
         }
     }

@@ -205,7 +205,7 @@ typedef struct {
 } lk_lrpe_grid;
 
 /* The position of a cell on an axis. Cells are numbered row-major. */
-template <class I> LK_DEVICE int lk_lrpe_position_as(const lk_lrpe_grid &grid, I cell, int axis)
+template <class Int> LK_DEVICE int lk_lrpe_position_as(const lk_lrpe_grid &grid, Int cell, int axis)
 {
     uint32_t index = (uint32_t)lk_lrpe_divide(cell, grid.stride[axis]);
     if (axis > 0) index -= (uint32_t)grid.shape[axis] * (uint32_t)lk_lrpe_divide(cell, grid.stride[axis - 1]);
@@ -286,16 +286,16 @@ LK_DEVICE uint32_t lk_lrpe_phase(lk_lrpe_turn turn, int s)
     return (uint32_t)s * turn.high + (uint32_t)((uint64_t)((int64_t)s * turn.low + 0x80000000) >> 32);
 }
 
-/* theta of N features of a head. */
-template <int N> struct lk_lrpe_turns {
-    lk_lrpe_turn of[N];
+/* theta of Num features of a head. */
+template <int Num> struct lk_lrpe_turns {
+    lk_lrpe_turn of[Num];
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
-/* cos, sin and positions of N features at one token. In the prefix cos and sin are 1 and 0, and s means nothing. */
-template <int N> struct lk_lrpe_angles {
-    float cos[N], sin[N];
-    int s[N];
+/* cos, sin and positions of Num features at one token. In the prefix cos and sin are 1 and 0, and s means nothing. */
+template <int Num> struct lk_lrpe_angles {
+    float cos[Num], sin[Num];
+    int s[Num];
     bool in_prefix;
 };
 
@@ -305,90 +305,90 @@ LK_DEVICE int lk_lrpe_axis(const lk_lrpe_call &call, int f)
     return (int)((uint64_t)(uint32_t)f * call.e_factor >> call.e_shift);
 }
 
-/* theta of N features of a head: every STEP-th from `feature` on. Here and below features beyond dim, whose results are not
+/* theta of Num features of a head: every Step-th from `feature` on. Here and below features beyond dim, whose results are not
  * used, count as the last one. */
-template <class T, int STEP, int N>
-LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_call &call, int64_t head, int feature)
+template <class T, int Step, int Num>
+LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<Num> *turns, const lk_lrpe_call &call, int64_t head, int feature)
 {
     const float *const theta_f32 = (const float *)call.theta + head * call.theta_stride;
     const T *const theta_t = (const T *)call.theta + head * call.theta_stride;
-    int t[N];
-    float theta[N];
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        const int f = min(feature + STEP * j, call.dim - 1);
+    int t[Num];
+    float theta[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) {
+        const int f = min(feature + Step * j, call.dim - 1);
         t[j] = (f - lk_lrpe_axis(call, f) * call.e) * call.theta_step;
     }
     if (call.theta_f32) {
-        LK_UNROLL for (int j = 0; j < N; j++) theta[j] = theta_f32[t[j]];
+        LK_UNROLL for (int j = 0; j < Num; j++) theta[j] = theta_f32[t[j]];
     } else {
-        LK_UNROLL for (int j = 0; j < N; j++) theta[j] = lk_to_float(theta_t[t[j]]);
+        LK_UNROLL for (int j = 0; j < Num; j++) theta[j] = lk_to_float(theta_t[t[j]]);
     }
     turns->not_finite = 0;
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
         turns->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
     }
 }
 
 /* The positions of those features at a cell of the grid, without offset_device. */
-template <int STEP, int N> LK_DEVICE void lk_lrpe_positions(int (&s)[N], const lk_lrpe_call &call, int64_t cell, int feature)
+template <int Step, int Num> LK_DEVICE void lk_lrpe_positions(int (&s)[Num], const lk_lrpe_call &call, int64_t cell, int feature)
 {
     int axis = lk_lrpe_axis(call, min(feature, call.dim - 1)), here = lk_lrpe_position(call.grid, cell, axis);
-    const int last = lk_lrpe_axis(call, min(feature + STEP * (N - 1), call.dim - 1));
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] = here;
-    LK_NO_UNROLL while (N > 1 && axis < last) {
+    const int last = lk_lrpe_axis(call, min(feature + Step * (Num - 1), call.dim - 1));
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] = here;
+    LK_NO_UNROLL while (Num > 1 && axis < last) {
         here = lk_lrpe_position(call.grid, cell, ++axis);
-        LK_UNROLL for (int j = 0; j < N; j++) s[j] = feature + STEP * j < axis * call.e ? s[j] : here;
+        LK_UNROLL for (int j = 0; j < Num; j++) s[j] = feature + Step * j < axis * call.e ? s[j] : here;
     }
 }
 
-/* Adds offset_device to them. After the wait only: the kernel before may write it. LOOP: in a loop over the axes, which a vector
+/* Adds offset_device to them. After the wait only: the kernel before may write it. Loop: in a loop over the axes, which a vector
  * has few of. Even where there is no offset, backward with an activation or dtheta is faster without it, all else with it. */
-template <int STEP, bool LOOP, int N> LK_DEVICE void lk_lrpe_move(int (&s)[N], const lk_lrpe_call &call, int feature)
+template <int Step, bool Loop, int Num> LK_DEVICE void lk_lrpe_move(int (&s)[Num], const lk_lrpe_call &call, int feature)
 {
     if (!call.offset_device) return; /* one branch, so that calls without it pay for nothing else */
-    if (LOOP) {
-        const int last = lk_lrpe_axis(call, min(feature + STEP * (N - 1), call.dim - 1));
+    if (Loop) {
+        const int last = lk_lrpe_axis(call, min(feature + Step * (Num - 1), call.dim - 1));
         LK_NO_UNROLL for (int axis = lk_lrpe_axis(call, min(feature, call.dim - 1)); axis <= last; axis++) {
             const uint32_t offset = (uint32_t)call.offset_device[axis];
             const int begin = axis * call.e - feature;
-            LK_UNROLL for (int j = 0; j < N; j++)
-                if ((unsigned)(STEP * j - begin) < (unsigned)call.e) s[j] = (int)((uint32_t)s[j] + offset);
+            LK_UNROLL for (int j = 0; j < Num; j++)
+                if ((unsigned)(Step * j - begin) < (unsigned)call.e) s[j] = (int)((uint32_t)s[j] + offset);
         }
     } else {
-        LK_UNROLL for (int j = 0; j < N; j++) {
-            const int axis = lk_lrpe_axis(call, min(feature + STEP * j, call.dim - 1));
+        LK_UNROLL for (int j = 0; j < Num; j++) {
+            const int axis = lk_lrpe_axis(call, min(feature + Step * j, call.dim - 1));
             s[j] = (int)((uint32_t)s[j] + (uint32_t)call.offset_device[axis]);
         }
     }
 }
 
 /* cos and sin of angles. A phase is an angle in 2^-32 turns; read as an int it is from -1/2 to 1/2 of a turn. */
-template <int N>
-LK_DEVICE void lk_lrpe_cos_sin(lk_lrpe_angles<N> *angles, const uint32_t (&phase)[N], uint32_t not_finite, bool in_prefix)
+template <int Num>
+LK_DEVICE void lk_lrpe_cos_sin(lk_lrpe_angles<Num> *angles, const uint32_t (&phase)[Num], uint32_t not_finite, bool in_prefix)
 {
     const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
     angles->in_prefix = in_prefix;
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         const float phi = (float)(int)phase[j] * unit;
         angles->cos[j] = lk_cos(phi);
         angles->sin[j] = lk_sin(phi);
     }
     if (not_finite && !in_prefix) {
-        LK_UNROLL for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < Num; j++)
             if (not_finite >> j & 1) angles->cos[j] = angles->sin[j] = NAN;
     }
 }
 
-/* The angles of every STEP-th of N features at a token. */
-template <int STEP, int N>
-LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<N> *angles, const lk_lrpe_turns<N> &turns, const lk_lrpe_call &call, int64_t token,
+/* The angles of every Step-th of Num features at a token. */
+template <int Step, int Num>
+LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<Num> *angles, const lk_lrpe_turns<Num> &turns, const lk_lrpe_call &call, int64_t token,
                                  int feature)
 {
-    uint32_t phase[N];
-    lk_lrpe_positions<STEP>(angles->s, call, token - call.grid.prefix, feature);
-    lk_lrpe_move<STEP, false>(angles->s, call, feature);
-    LK_UNROLL for (int j = 0; j < N; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
+    uint32_t phase[Num];
+    lk_lrpe_positions<Step>(angles->s, call, token - call.grid.prefix, feature);
+    lk_lrpe_move<Step, false>(angles->s, call, feature);
+    LK_UNROLL for (int j = 0; j < Num; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
     lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < call.grid.prefix);
 }
 
@@ -404,25 +404,25 @@ LK_DEVICE float lk_lrpe_sigmoid(float x, float *of_minus_x)
 }
 
 /* act(x), except for softmax. */
-template <int N> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[N])
+template <int Num> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[Num])
 {
     float other;
     if (activation == LK_MD_LRPE_COSINE_RELU) {
-        LK_UNROLL for (int j = 0; j < N; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
-        LK_UNROLL for (int j = 0; j < N; j++) x[j] = lk_lrpe_sigmoid(x[j], &other);
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_lrpe_sigmoid(x[j], &other);
     } else if (activation == LK_MD_LRPE_COSINE_SILU) {
-        LK_UNROLL for (int j = 0; j < N; j++) x[j] *= lk_lrpe_sigmoid(x[j], &other);
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] *= lk_lrpe_sigmoid(x[j], &other);
     }
 }
 
 /* g becomes g act'(x), except for softmax. */
-template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], const float (&x)[N])
+template <int Num> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[Num], const float (&x)[Num])
 {
     if (activation == LK_MD_LRPE_COSINE_RELU) {
-        LK_UNROLL for (int j = 0; j < N; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) g[j] = x[j] <= 0.0f ? 0.0f : g[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID || activation == LK_MD_LRPE_COSINE_SILU) {
-        LK_UNROLL for (int j = 0; j < N; j++) {
+        LK_UNROLL for (int j = 0; j < Num; j++) {
             float other;
             const float sigmoid = lk_lrpe_sigmoid(x[j], &other); /* other: the sigmoid of -x */
             g[j] *= sigmoid * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
@@ -432,17 +432,17 @@ template <int N> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[N], con
 
 /* act of a vector. The consecutive lanes of a team hold the vectors of its row. All 32 lanes call it; those without `mine` have
  * no vector and add nothing. Softmax takes one exponential per element, since the lanes first exchange the row's maximum. */
-template <int N> LK_DEVICE void lk_lrpe_activate_row(float (&x)[N], const lk_lrpe_call &call, bool mine)
+template <int Num> LK_DEVICE void lk_lrpe_activate_row(float (&x)[Num], const lk_lrpe_call &call, bool mine)
 {
     if (call.activation != LK_MD_LRPE_COSINE_SOFTMAX) return lk_lrpe_activate(call.activation, x);
     const int team = (int)call.lanes.size;
     float max = -INFINITY, partial[4] = {};
-    LK_UNROLL for (int j = 0; j < N; j++) max = fmaxf(max, x[j]);
+    LK_UNROLL for (int j = 0; j < Num; j++) max = fmaxf(max, x[j]);
     max = lk_max_warp(mine ? max : -INFINITY, team);
-    LK_UNROLL for (int j = 0; j < N; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
+    LK_UNROLL for (int j = 0; j < Num; j++) partial[j % 4] += x[j] = lk_exp(x[j] - max);
     const float sum = lk_sum_warp(mine ? (partial[0] + partial[1]) + (partial[2] + partial[3]) : 0.0f, team);
     const float inverse = lk_is_finite(max) ? __fdividef(1.0f, sum) : NAN;
-    LK_UNROLL for (int j = 0; j < N; j++) x[j] *= inverse;
+    LK_UNROLL for (int j = 0; j < Num; j++) x[j] *= inverse;
 }
 
 /* ---- dx and dtheta of a token -------------------------------------------------------------------------------------------- */
@@ -454,25 +454,25 @@ LK_DEVICE void lk_lrpe_add(float *sum, float *lost, float term)
     *lost = lk_is_finite(*sum) ? *lost : 0.0f;
 }
 
-/* g of N features of one token; u is dy[f], v is dy[dim + f]. */
-template <int N>
-LK_DEVICE void lk_lrpe_rotate_back(float (&g)[N], const lk_lrpe_angles<N> &angles, const float (&u)[N], const float (&v)[N])
+/* g of Num features of one token; u is dy[f], v is dy[dim + f]. */
+template <int Num>
+LK_DEVICE void lk_lrpe_rotate_back(float (&g)[Num], const lk_lrpe_angles<Num> &angles, const float (&u)[Num], const float (&v)[Num])
 {
-    LK_UNROLL for (int j = 0; j < N; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
+    LK_UNROLL for (int j = 0; j < Num; j++) g[j] = fmaf(u[j], angles.cos[j], v[j] * angles.sin[j]);
 }
 
 /* Sums of dtheta's terms, and what their additions lost. */
-template <int N> struct lk_lrpe_sums {
-    float of[N], lost[N];
+template <int Num> struct lk_lrpe_sums {
+    float of[Num], lost[Num];
 };
 
 /* Adds the terms of one token; x is act(x). */
-template <int N>
-LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N> &angles, const float (&x)[N],
-                                  const float (&u)[N], const float (&v)[N])
+template <int Num>
+LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<Num> *sums, const lk_lrpe_angles<Num> &angles, const float (&x)[Num],
+                                  const float (&u)[Num], const float (&v)[Num])
 {
     if (angles.in_prefix) return;
-    LK_UNROLL for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < Num; j++)
         lk_lrpe_add(&sums->of[j], &sums->lost[j],
                     (float)angles.s[j] * (x[j] * fmaf(v[j], angles.cos[j], -(u[j] * angles.sin[j]))));
 }
@@ -490,7 +490,7 @@ LK_DEVICE void lk_lrpe_add_dtheta(lk_lrpe_sums<N> *sums, const lk_lrpe_angles<N>
  * later takes more registers. */
 #define LK_LRPE_FORWARD_BLOCKS 8
 #define LK_LRPE_WALK_BLOCKS (LK_ARCH < 1200 ? LK_LRPE_FORWARD_BLOCKS : 7) /* forward's walks: as many as do not spill */
-#define LK_LRPE_BACKWARD_BLOCKS(ACT, WALK) (WALK ? (LK_ARCH < 1000 ? 8 : 6) - 2 * ACT : 6 - ACT)
+#define LK_LRPE_BACKWARD_BLOCKS(Act, Walk) (Walk ? (LK_ARCH < 1000 ? 8 : 6) - 2 * Act : 6 - Act)
 #define LK_LRPE_DTHETA_BLOCKS (LK_ARCH < 1000 ? 3 : 2)
 
 typedef struct {
@@ -501,20 +501,20 @@ typedef struct {
     int feature, count;  /* of vectors: their first feature, and how many of them the thread has */
 } lk_lrpe_item;
 
-/* I: int in a small grid; it takes half the instructions. */
-template <class I> LK_DEVICE lk_lrpe_item lk_lrpe_find_item_as(const lk_lrpe_call &call, I number)
+/* Int: int in a small grid; it takes half the instructions. */
+template <class Int> LK_DEVICE lk_lrpe_item lk_lrpe_find_item_as(const lk_lrpe_call &call, Int number)
 {
-    const I row = lk_lrpe_divide(number, call.lanes), above = lk_lrpe_divide(row, call.inner);
-    const I nth = lk_lrpe_divide(above, call.outer);
-    const I inner = row - above * (I)call.inner.size, outer = above - nth * (I)call.outer.size;
-    const I head = call.heads_inner ? inner : outer, token = call.heads_inner ? outer : inner;
+    const Int row = lk_lrpe_divide(number, call.lanes), above = lk_lrpe_divide(row, call.inner);
+    const Int nth = lk_lrpe_divide(above, call.outer);
+    const Int inner = row - above * (Int)call.inner.size, outer = above - nth * (Int)call.outer.size;
+    const Int head = call.heads_inner ? inner : outer, token = call.heads_inner ? outer : inner;
     lk_lrpe_item item;
     item.head = head, item.token = token;
     item.batch = nth * call.batch_span;
     item.slot = nth * call.token_step + token;
-    item.lane = (int)(number - row * (I)call.lanes.size);
-    item.owner = number < (I)call.items && item.lane < call.vecs;
-    item.tokens = call.tokens_each - (token + (I)(call.tokens_each - 1) * (I)call.token_step >= (I)call.tokens);
+    item.lane = (int)(number - row * (Int)call.lanes.size);
+    item.owner = number < (Int)call.items && item.lane < call.vecs;
+    item.tokens = call.tokens_each - (token + (Int)(call.tokens_each - 1) * (Int)call.token_step >= (Int)call.tokens);
     item.batches = (int)(call.batch - item.batch < call.batch_span ? call.batch - item.batch : call.batch_span);
     return item;
 }
@@ -690,19 +690,19 @@ LK_HOST void lk_lrpe_assign_items(lk_lrpe_call *call, const lk_md_lrpe_cosine_ar
 
 /* ---- Vectors: forward, and backward without dtheta ----------------------------------------------------------------------- */
 
-/* The vectors of a thread have the same features of a head. WALK: they are those of its item's tokens, and the angles walk
+/* The vectors of a thread have the same features of a head. Walk: they are those of its item's tokens, and the angles walk
  * along. Otherwise they are those of one token in several batches, and the angles stay. Then the threads of a block are G
  * groups with the same items, and group g has batches g, g + G, ... of an item's span. */
 #define LK_LRPE_GROUP_THREADS (LK_LRPE_THREADS / LK_LRPE_GROUPS)
 static_assert(LK_LRPE_GROUP_THREADS % 32 == 0, "a row of softmax lies in a warp, and a warp in a group");
 
-template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_call &call)
+template <class T, bool Walk> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const lk_lrpe_call &call)
 {
-    constexpr int S = WALK ? LK_LRPE_THREADS : LK_LRPE_GROUP_THREADS;
-    const int group = threadIdx.x / S;
-    lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * S + threadIdx.x % S);
+    constexpr int Span = Walk ? LK_LRPE_THREADS : LK_LRPE_GROUP_THREADS;
+    const int group = threadIdx.x / Span;
+    lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * Span + threadIdx.x % Span);
     item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
-    item.count = WALK ? item.tokens : item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
+    item.count = Walk ? item.tokens : item.batches > group ? (item.batches - group - 1) / LK_LRPE_GROUPS + 1 : 0;
     if (!item.owner) item.count = 0;
     item.batch += group;
     return item;
@@ -711,55 +711,55 @@ template <class T, bool WALK> LK_DEVICE lk_lrpe_item lk_lrpe_find_vectors(const 
 /* The angles that a thread computes for its vectors: all of a walk, or the share of its group. A walk may begin in the prefix;
  * its angles are computed at its first token in the grid. In 2^-32 turns they and their increase per step are rounded to
  * nearest, so an angle errs by (n + 1) / 2 units n steps from there. That is 1.2e-8 radians after LK_LRPE_TOKENS_MOST. */
-template <class T, bool WALK> struct lk_lrpe_phases {
-    static constexpr int N = WALK ? LK_VEC<T> : LK_VEC<T> / LK_LRPE_GROUPS;
-    int feature, prefix, s[N]; /* prefix: how many of the vectors are in the prefix */
-    uint32_t phase[N], step[N]; /* the angle at the next vector, and its increase per vector, in 2^-32 turns */
+template <class T, bool Walk> struct lk_lrpe_phases {
+    static constexpr int Num = Walk ? LK_VEC<T> : LK_VEC<T> / LK_LRPE_GROUPS;
+    int feature, prefix, s[Num]; /* prefix: how many of the vectors are in the prefix */
+    uint32_t phase[Num], step[Num]; /* the angle at the next vector, and its increase per vector, in 2^-32 turns */
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
 /* Finds their positions, without offset_device. This reads no memory, so it is done before the wait. */
-template <class T, bool WALK>
-LK_DEVICE void lk_lrpe_start_phases(lk_lrpe_phases<T, WALK> *phases, const lk_lrpe_call &call, const lk_lrpe_item &item)
+template <class T, bool Walk>
+LK_DEVICE void lk_lrpe_start_phases(lk_lrpe_phases<T, Walk> *phases, const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
     int64_t token = item.token;
-    phases->feature = item.feature + (WALK ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_phases<T, WALK>::N);
-    phases->prefix = WALK || token >= call.grid.prefix ? 0 : INT32_MAX;
-    for (; WALK && token < call.grid.prefix && phases->prefix < item.tokens; phases->prefix++) token += call.token_step;
+    phases->feature = item.feature + (Walk ? 0 : threadIdx.x / LK_LRPE_GROUP_THREADS * lk_lrpe_phases<T, Walk>::Num);
+    phases->prefix = Walk || token >= call.grid.prefix ? 0 : INT32_MAX;
+    for (; Walk && token < call.grid.prefix && phases->prefix < item.tokens; phases->prefix++) token += call.token_step;
     lk_lrpe_positions<1>(phases->s, call, token - call.grid.prefix, phases->feature);
 }
 
 /* Computes them, given theta. */
-template <bool LOOP, class T, bool WALK, int N>
-LK_DEVICE void lk_lrpe_turn_phases(lk_lrpe_phases<T, WALK> *phases, const lk_lrpe_turns<N> &turns, const lk_lrpe_call &call)
+template <bool Loop, class T, bool Walk, int Num>
+LK_DEVICE void lk_lrpe_turn_phases(lk_lrpe_phases<T, Walk> *phases, const lk_lrpe_turns<Num> &turns, const lk_lrpe_call &call)
 {
     phases->not_finite = turns.not_finite;
-    lk_lrpe_move<1, LOOP>(phases->s, call, phases->feature);
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        const bool along = WALK && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
+    lk_lrpe_move<1, Loop>(phases->s, call, phases->feature);
+    LK_UNROLL for (int j = 0; j < Num; j++) {
+        const bool along = Walk && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
         phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
         phases->phase[j] = lk_lrpe_phase(turns.of[j], phases->s[j]) - (uint32_t)phases->prefix * phases->step[j];
     }
 }
 
 /* Computes them. Groups exchange theirs through the table, [feature of a vector][vector]: all threads of a block call it. */
-template <bool LOOP, class T, bool WALK>
-LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, WALK> *phases, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table,
+template <bool Loop, class T, bool Walk>
+LK_DEVICE void lk_lrpe_start_angles(lk_lrpe_phases<T, Walk> *phases, lk_lrpe_angles<LK_VEC<T>> *angles, float2 *table,
                                     const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
-    constexpr int N = lk_lrpe_phases<T, WALK>::N, S = LK_LRPE_GROUP_THREADS;
-    lk_lrpe_turns<N> turns;
+    constexpr int Num = lk_lrpe_phases<T, Walk>::Num, Span = LK_LRPE_GROUP_THREADS;
+    lk_lrpe_turns<Num> turns;
     lk_lrpe_load_turns<T, 1>(&turns, call, item.head, phases->feature);
-    lk_lrpe_turn_phases<LOOP>(phases, turns, call);
-    if (WALK) return;
-    lk_lrpe_angles<N> part;
+    lk_lrpe_turn_phases<Loop>(phases, turns, call);
+    if (Walk) return;
+    lk_lrpe_angles<Num> part;
     lk_lrpe_cos_sin(&part, phases->phase, phases->not_finite, phases->prefix > 0);
-    const int vector = threadIdx.x % S, first = threadIdx.x / S * N;
-    LK_UNROLL for (int j = 0; j < N; j++) table[(first + j) * S + vector] = {part.cos[j], part.sin[j]};
+    const int vector = threadIdx.x % Span, first = threadIdx.x / Span * Num;
+    LK_UNROLL for (int j = 0; j < Num; j++) table[(first + j) * Span + vector] = {part.cos[j], part.sin[j]};
     __syncthreads(); /* all groups have written their angles */
     angles->in_prefix = part.in_prefix;
     LK_UNROLL
-    for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * S + vector].x, angles->sin[j] = table[j * S + vector].y;
+    for (int j = 0; j < LK_VEC<T>; j++) angles->cos[j] = table[j * Span + vector].x, angles->sin[j] = table[j * Span + vector].y;
 }
 
 /* The angles of the next vector of a walk. */
@@ -771,23 +771,23 @@ template <class T> LK_DEVICE void lk_lrpe_walk(lk_lrpe_angles<LK_VEC<T>> *angles
 
 /* What a thread reads for one step of its inner loop, a vector: x, and in backward dy[f] (first) and dy[dim + f] (second). In
  * the prefix the second one is not read. It is set to 0 before the load: a select after the load would wait for it. */
-template <class T, bool BACKWARD> struct lk_lrpe_step {
+template <class T, bool Backward> struct lk_lrpe_step {
     lk_vec<T> x;
 };
 template <class T> struct lk_lrpe_step<T, true> {
     lk_vec<T> first, second, x;
 };
 
-template <bool ACT, class T>
+template <bool Act, class T>
 LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, false> *step, const lk_lrpe_call &, const T *in, const T *, bool)
 {
     step->x = lk_load_vec_ca(in);
 }
-template <bool ACT, class T>
+template <bool Act, class T>
 LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_call &call, const T *dy, const T *x, bool in_prefix)
 {
     step->second = {};
-    if (!ACT || call.read_dy) {
+    if (!Act || call.read_dy) {
         step->first = lk_load_vec_ca(dy);
         if (!in_prefix) step->second = lk_load_vec_ca(dy + call.dim);
     } else {
@@ -797,41 +797,41 @@ LK_DEVICE void lk_lrpe_load_step(lk_lrpe_step<T, true> *step, const lk_lrpe_call
         LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) one[j] = in_prefix ? 0.0f : 1.0f;
         lk_pack(&step->second, one);
     }
-    if (ACT && call.read_x) step->x = lk_load_vec_ca(x);
+    if (Act && call.read_x) step->x = lk_load_vec_ca(x);
 }
 
 /* Writes y of a vector of one token; x is act(x). */
-template <class T, int N>
-LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[N], const lk_lrpe_angles<N> &angles, const lk_lrpe_call &call)
+template <class T, int Num>
+LK_DEVICE void lk_lrpe_write_y(T *y, const float (&x)[Num], const lk_lrpe_angles<Num> &angles, const lk_lrpe_call &call)
 {
-    float z[N];
+    float z[Num];
     lk_vec<T> out;
-    LK_UNROLL for (int j = 0; j < N; j++) z[j] = x[j] * angles.cos[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) z[j] = x[j] * angles.cos[j];
     lk_store_n<true>(y, z);
-    LK_UNROLL for (int j = 0; j < N; j++) z[j] = x[j] * angles.sin[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) z[j] = x[j] * angles.sin[j];
     lk_pack(&out, z);
     if (angles.in_prefix) out = {};
     lk_store_vec_wb(y + call.dim, out);
 }
 
-/* dx of a vector of one token. ACT: any options, or none of them. Without ACT, dy is given, there is no activation, and sums is
+/* dx of a vector of one token. Act: any options, or none of them. Without Act, dy is given, there is no activation, and sums is
  * NULL. sums: dtheta's, or NULL without dtheta. */
-template <bool ACT, class T, int N>
-LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<N> &angles,
-                                     const lk_lrpe_call &call, bool mine, lk_lrpe_sums<N> *sums)
+template <bool Act, class T, int Num>
+LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, const lk_lrpe_angles<Num> &angles,
+                                     const lk_lrpe_call &call, bool mine, lk_lrpe_sums<Num> *sums)
 {
-    float g[N], u[N], v[N];
+    float g[Num], u[Num], v[Num];
     lk_unpack(u, step.first), lk_unpack(v, step.second);
     lk_lrpe_rotate_back(g, angles, u, v);
-    if (ACT) {
-        float x[N], act[N], dot = 0.0f;
+    if (Act) {
+        float x[Num], act[Num], dot = 0.0f;
         lk_unpack(x, step.x), lk_unpack(act, step.x);
         lk_lrpe_activate_row(act, call, mine);
         if (sums && mine) lk_lrpe_add_dtheta(sums, angles, act, u, v);
         if (call.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
-            LK_UNROLL for (int j = 0; j < N; j++) dot = fmaf(g[j], act[j], dot);
+            LK_UNROLL for (int j = 0; j < Num; j++) dot = fmaf(g[j], act[j], dot);
             dot = lk_sum_warp(mine ? dot : 0.0f, (int)call.lanes.size);
-            LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+            LK_UNROLL for (int j = 0; j < Num; j++) g[j] = act[j] * (g[j] - dot);
         } else {
             lk_lrpe_chain(call.activation, g, x);
         }
@@ -841,72 +841,72 @@ LK_DEVICE void lk_lrpe_backward_step(T *dx, const lk_lrpe_step<T, true> &step, c
     if (mine && (!sums || call.write_dx)) lk_store_vec_wb(dx, out);
 }
 
-/* Forward, and backward without dtheta. A walk loads a vector while it uses the one before, a loop over the batch U vectors
- * after it has used U. The launch of dependents comes directly after the wait: after the first loads, the compiler may move it
+/* Forward, and backward without dtheta. A walk loads a vector while it uses the one before, a loop over the batch Vecs vectors
+ * after it has used Vecs. The launch of dependents comes directly after the wait: after the first loads, the compiler may move it
  * behind their first use. */
-template <class T, bool BACKWARD, bool ACT, bool WALK>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_BACKWARD_BLOCKS(ACT, WALK)
-                                                  : WALK   ? LK_LRPE_WALK_BLOCKS
+template <class T, bool Backward, bool Act, bool Walk>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, Backward ? LK_LRPE_BACKWARD_BLOCKS(Act, Walk)
+                                                  : Walk   ? LK_LRPE_WALK_BLOCKS
                                                            : LK_LRPE_FORWARD_BLOCKS)
     lk_lrpe_kernel(const __grid_constant__ lk_lrpe_call call)
 {
-    constexpr int N = LK_VEC<T>, U = WALK ? 1 : LK_LRPE_BATCH_U - (BACKWARD && ACT);
-    LK_SHARED(float2, table, [WALK ? 1 : N * LK_LRPE_GROUP_THREADS]);
-    const lk_lrpe_item item = lk_lrpe_find_vectors<T, WALK>(call);
+    constexpr int Num = LK_VEC<T>, Vecs = Walk ? 1 : LK_LRPE_BATCH_U - (Backward && Act);
+    LK_SHARED(float2, table, [Walk ? 1 : Num * LK_LRPE_GROUP_THREADS]);
+    const lk_lrpe_item item = lk_lrpe_find_vectors<T, Walk>(call);
     const T *in = (const T *)call.in + lk_lrpe_offset(call.in_stride, item.batch, item.head, item.token) + item.feature;
     const T *x = (const T *)call.x + lk_lrpe_offset(call.x_stride, item.batch, item.head, item.token) + item.feature;
     T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, item.batch, item.head, item.token) + item.feature;
-    lk_lrpe_phases<T, WALK> phases;
+    lk_lrpe_phases<T, Walk> phases;
     lk_lrpe_start_phases(&phases, call, item);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    lk_lrpe_step<T, BACKWARD> ahead[U] = {};
-    LK_UNROLL for (int u = 0; u < U; u++, in += call.in_stride[3], x += call.x_stride[3])
-        if (u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, u < phases.prefix);
-    lk_lrpe_angles<N> angles;
-    lk_lrpe_start_angles<!(BACKWARD && ACT)>(&phases, &angles, table, call, item);
-    const int steps = ACT ? call.steps : item.count;
-    LK_NO_UNROLL for (int i = 0; i < steps; i += U) {
-        LK_UNROLL for (int u = 0; u < U; u++, out += call.out_stride[3]) {
-            if (!WALK && i + u >= steps) break;
-            const lk_lrpe_step<T, BACKWARD> now = ahead[u];
-            const bool mine = !ACT || i + u < item.count;
-            if (WALK && i + 1 < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, i + 1 < phases.prefix);
-            if (WALK) in += call.in_stride[3], x += call.x_stride[3];
-            float act[N];
-            if constexpr (!BACKWARD) lk_unpack(act, now.x);
-            if (!BACKWARD && ACT) lk_lrpe_activate_row(act, call, mine);
-            if constexpr (WALK) lk_lrpe_walk(&angles, &phases, i < phases.prefix);
-            if constexpr (BACKWARD) lk_lrpe_backward_step<ACT>(out, now, angles, call, mine, (lk_lrpe_sums<N> *)NULL);
+    lk_lrpe_step<T, Backward> ahead[Vecs] = {};
+    LK_UNROLL for (int u = 0; u < Vecs; u++, in += call.in_stride[3], x += call.x_stride[3])
+        if (u < item.count) lk_lrpe_load_step<Act>(&ahead[u], call, in, x, u < phases.prefix);
+    lk_lrpe_angles<Num> angles;
+    lk_lrpe_start_angles<!(Backward && Act)>(&phases, &angles, table, call, item);
+    const int steps = Act ? call.steps : item.count;
+    LK_NO_UNROLL for (int i = 0; i < steps; i += Vecs) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++, out += call.out_stride[3]) {
+            if (!Walk && i + u >= steps) break;
+            const lk_lrpe_step<T, Backward> now = ahead[u];
+            const bool mine = !Act || i + u < item.count;
+            if (Walk && i + 1 < item.count) lk_lrpe_load_step<Act>(&ahead[u], call, in, x, i + 1 < phases.prefix);
+            if (Walk) in += call.in_stride[3], x += call.x_stride[3];
+            float act[Num];
+            if constexpr (!Backward) lk_unpack(act, now.x);
+            if (!Backward && Act) lk_lrpe_activate_row(act, call, mine);
+            if constexpr (Walk) lk_lrpe_walk(&angles, &phases, i < phases.prefix);
+            if constexpr (Backward) lk_lrpe_backward_step<Act>(out, now, angles, call, mine, (lk_lrpe_sums<Num> *)NULL);
             else if (mine) lk_lrpe_write_y(out, act, angles, call);
         }
-        LK_UNROLL for (int u = 0; u < U && !WALK && i + U < steps; u++, in += call.in_stride[3], x += call.x_stride[3])
-            if (i + U + u < item.count) lk_lrpe_load_step<ACT>(&ahead[u], call, in, x, i + U + u < phases.prefix);
+        LK_UNROLL for (int u = 0; u < Vecs && !Walk && i + Vecs < steps; u++, in += call.in_stride[3], x += call.x_stride[3])
+            if (i + Vecs + u < item.count) lk_lrpe_load_step<Act>(&ahead[u], call, in, x, i + Vecs + u < phases.prefix);
     }
 }
 
 /* ---- Vectors: backward with dtheta --------------------------------------------------------------------------------------- */
 
 /* Backward with dtheta. A thread owns a vector of features of a head, several tokens and a span of the batch, so that there
- * are few slots of partial sums. Its inner loop is over tokens (TOKENS), with new angles in each step, or over the batch,
+ * are few slots of partial sums. Its inner loop is over tokens (Tokens), with new angles in each step, or over the batch,
  * with angles computed once. Threads do not share them, since dtheta needs the positions too. The compensated sums take the
  * registers that more loads would need. Lanes that share a row's softmax take the same number of steps. */
-template <class T, bool TOKENS>
+template <class T, bool Tokens>
 LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
     lk_lrpe_backward_dtheta_kernel(const __grid_constant__ lk_lrpe_call call)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     const lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
-    const int feature = item.owner ? item.lane * N : 0;
-    lk_lrpe_turns<N> turns = {};
-    lk_lrpe_angles<N> angles = {};
-    lk_lrpe_sums<N> sums = {};
+    const int feature = item.owner ? item.lane * Num : 0;
+    lk_lrpe_turns<Num> turns = {};
+    lk_lrpe_angles<Num> angles = {};
+    lk_lrpe_sums<Num> sums = {};
     LK_NO_UNROLL for (int o = 0; o < call.outers; o++) {
-        const int64_t batch = item.batch + (TOKENS ? o : 0);
-        int64_t token = item.token + (TOKENS ? 0 : o * call.token_step);
-        const bool mine = item.owner && o < (TOKENS ? item.batches : item.tokens);
-        const int count = !mine ? 0 : TOKENS ? item.tokens : item.batches;
+        const int64_t batch = item.batch + (Tokens ? o : 0);
+        int64_t token = item.token + (Tokens ? 0 : o * call.token_step);
+        const bool mine = item.owner && o < (Tokens ? item.batches : item.tokens);
+        const int count = !mine ? 0 : Tokens ? item.tokens : item.batches;
         const int steps = call.activation == LK_MD_LRPE_COSINE_SOFTMAX ? call.steps : count;
         const T *dy = (const T *)call.in + lk_lrpe_offset(call.in_stride, batch, item.head, token) + feature;
         const T *x = (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, token) + feature;
@@ -914,31 +914,31 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
         lk_lrpe_step<T, true> next = {};
         if (count > 0) lk_lrpe_load_step<true>(&next, call, dy, x, token < call.grid.prefix);
         if (item.owner) lk_lrpe_load_turns<T, 1>(&turns, call, item.head, feature);
-        if (!TOKENS) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
+        if (!Tokens) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
         LK_NO_UNROLL
         for (int i = 0; i < steps; i++, dx += call.out_stride[3]) {
             const lk_lrpe_step<T, true> now = next;
             const int64_t here = token;
-            dy += call.in_stride[3], x += call.x_stride[3], token += TOKENS ? call.token_step : 0;
+            dy += call.in_stride[3], x += call.x_stride[3], token += Tokens ? call.token_step : 0;
             if (i + 1 < count) lk_lrpe_load_step<true>(&next, call, dy, x, token < call.grid.prefix);
-            if (TOKENS) lk_lrpe_angles_at<1>(&angles, turns, call, here, feature);
+            if (Tokens) lk_lrpe_angles_at<1>(&angles, turns, call, here, feature);
             lk_lrpe_backward_step<true>(dx, now, angles, call, i < count, &sums);
         }
     }
     lk_griddepcontrol_launch_dependents();
     if (!item.owner) return;
     float *slot = call.partial + (item.slot * call.heads + item.head) * call.dim + feature;
-    LK_UNROLL for (int j = 0; j < N; j++) slot[j] = sums.of[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) slot[j] = sums.of[j];
 }
 
 /* ---- Vectors: the launch ------------------------------------------------------------------------------------------------- */
 
 /* The kernel of the vector path. */
-template <class T, bool ACT> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_call)
+template <class T, bool Act> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_call)
 {
     if (dtheta) return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true> : lk_lrpe_backward_dtheta_kernel<T, false>;
-    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, ACT, true> : lk_lrpe_kernel<T, false, ACT, true>;
-    return backward ? lk_lrpe_kernel<T, true, ACT, false> : lk_lrpe_kernel<T, false, ACT, false>;
+    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, Act, true> : lk_lrpe_kernel<T, false, Act, true>;
+    return backward ? lk_lrpe_kernel<T, true, Act, false> : lk_lrpe_kernel<T, false, Act, false>;
 }
 
 template <class T>
@@ -986,9 +986,9 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SUM_THREADS) lk_lrpe_dtheta_kernel(lk_l
                 lk_lrpe_add(&sum, &lost, *term);
         }
     partial[threadIdx.x] = sum;
-    for (int half = LK_LRPE_ELEMENT_THREADS / 2; half > 0; half /= 2) {
+    for (int reach = LK_LRPE_ELEMENT_THREADS / 2; reach > 0; reach /= 2) {
         __syncthreads(); /* partial is complete up to rank 2 half */
-        if (rank < half) partial[threadIdx.x] += partial[threadIdx.x + half * LK_LRPE_ELEMENTS];
+        if (rank < reach) partial[threadIdx.x] += partial[threadIdx.x + reach * LK_LRPE_ELEMENTS];
     }
     lk_griddepcontrol_launch_dependents();
     if (rank > 0 || row >= call.rows) return;
@@ -1007,10 +1007,10 @@ LK_HOST lk_status lk_lrpe_sum_dtheta(const char *op, const lk_device *device, co
 /* ---- Any dim, stride and alignment --------------------------------------------------------------------------------------- */
 
 /* x becomes its softmax, given the state of its row. */
-template <int N> LK_DEVICE void lk_lrpe_normalize(float (&x)[N], lk_lse row)
+template <int Num> LK_DEVICE void lk_lrpe_normalize(float (&x)[Num], lk_lse row)
 {
     const float inverse = lk_is_finite(row.max) ? __frcp_rn(row.sum) : NAN;
-    LK_UNROLL for (int j = 0; j < N; j++) x[j] = inverse * lk_exp(x[j] - row.max);
+    LK_UNROLL for (int j = 0; j < Num; j++) x[j] = inverse * lk_exp(x[j] - row.max);
 }
 
 /* A warp owns rows, and each lane every 32nd feature. A row of up to LK_LRPE_ROW_FEATURES features is read once. A longer row
@@ -1076,19 +1076,19 @@ LK_DEVICE void lk_lrpe_load_dy(float (&u)[LK_LRPE_ROW_N], float (&v)[LK_LRPE_ROW
 template <class T>
 LK_NOINLINE float lk_lrpe_dot(const lk_lrpe_call &call, const T *x, const T *dy, lk_lse state, int64_t head, int64_t token)
 {
-    constexpr int N = LK_LRPE_ROW_N;
+    constexpr int Num = LK_LRPE_ROW_N;
     float dot = 0.0f;
     for (int feature = threadIdx.x % 32; feature < call.dim; feature += LK_LRPE_ROW_FEATURES) {
-        lk_lrpe_turns<N> turns;
-        lk_lrpe_angles<N> angles;
+        lk_lrpe_turns<Num> turns;
+        lk_lrpe_angles<Num> angles;
         lk_lrpe_load_turns<T, 32>(&turns, call, head, feature);
         lk_lrpe_angles_at<32>(&angles, turns, call, token, feature);
-        float act[N], u[N], v[N], g[N];
+        float act[Num], u[Num], v[Num], g[Num];
         lk_lrpe_load_row(act, x, feature, call.dim, -INFINITY);
         lk_lrpe_normalize(act, state);
         lk_lrpe_load_dy(u, v, call, dy, feature, angles.in_prefix);
         lk_lrpe_rotate_back(g, angles, u, v);
-        LK_UNROLL for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < Num; j++)
             if (feature + 32 * j < call.dim) dot = fmaf(g[j], act[j], dot);
     }
     return lk_sum_warp(dot);
@@ -1100,40 +1100,40 @@ LK_DEVICE void lk_lrpe_backward_piece(T *dx, const T *dy, const T *x, const lk_l
                                       lk_lrpe_sums<LK_LRPE_ROW_N> *sums, const lk_lrpe_call &call, int64_t head, int64_t token,
                                       int feature)
 {
-    constexpr int N = LK_LRPE_ROW_N;
-    float u[N], v[N], g[N], raw[N] = {}, act[N];
+    constexpr int Num = LK_LRPE_ROW_N;
+    float u[Num], v[Num], g[Num], raw[Num] = {}, act[Num];
     lk_lse state = lk_lse_empty();
     lk_lrpe_load_dy(u, v, call, dy, feature, angles.in_prefix);
     if (call.read_x) lk_lrpe_load_row(raw, x, feature, call.dim, -INFINITY);
-    LK_UNROLL for (int j = 0; j < N; j++) act[j] = raw[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) act[j] = raw[j];
     lk_lrpe_activate_piece(act, &state, call, x);
     lk_lrpe_rotate_back(g, angles, u, v);
     if (call.partial) lk_lrpe_add_dtheta(sums, angles, act, u, v);
     if (call.activation == LK_MD_LRPE_COSINE_SOFTMAX) {
         float dot = 0.0f;
-        LK_UNROLL for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < Num; j++)
             if (feature + 32 * j < call.dim) dot = fmaf(g[j], act[j], dot);
         dot = call.dim <= LK_LRPE_ROW_FEATURES ? lk_sum_warp(dot) : lk_lrpe_dot(call, x, dy, state, head, token);
-        LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - dot);
+        LK_UNROLL for (int j = 0; j < Num; j++) g[j] = act[j] * (g[j] - dot);
     } else {
         lk_lrpe_chain(call.activation, g, raw);
     }
-    LK_UNROLL for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < Num; j++)
         if (call.write_dx && feature + 32 * j < call.dim) lk_put(dx + feature + 32 * j, g[j]);
 }
 
-template <class T, bool BACKWARD>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOCKS : 6)
+template <class T, bool Backward>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, Backward ? LK_LRPE_DTHETA_BLOCKS : 6)
     lk_lrpe_row_kernel(const __grid_constant__ lk_lrpe_call call)
 {
-    constexpr int N = LK_LRPE_ROW_N;
+    constexpr int Num = LK_LRPE_ROW_N;
     const lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * (LK_LRPE_THREADS / 32) + threadIdx.x / 32);
     lk_griddepcontrol_wait();
     if (!item.owner) return;
     for (int feature = threadIdx.x % 32; feature - (int)(threadIdx.x % 32) < call.dim; feature += LK_LRPE_ROW_FEATURES) {
-        lk_lrpe_turns<N> turns;
-        lk_lrpe_angles<N> angles;
-        lk_lrpe_sums<N> sums = {};
+        lk_lrpe_turns<Num> turns;
+        lk_lrpe_angles<Num> angles;
+        lk_lrpe_sums<Num> sums = {};
         lk_lrpe_load_turns<T, 32>(&turns, call, item.head, feature);
         int64_t token = item.token;
         for (int o = 0; o < item.tokens; o++, token += call.token_step) {
@@ -1141,14 +1141,14 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD ? LK_LRPE_DTHETA_BLOC
             for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
                 const T *in = (const T *)call.in + lk_lrpe_offset(call.in_stride, batch, item.head, token);
                 T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, batch, item.head, token);
-                const T *x = BACKWARD ? (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, token) : in;
-                if (BACKWARD) lk_lrpe_backward_piece(out, in, x, angles, &sums, call, item.head, token, feature);
+                const T *x = Backward ? (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, token) : in;
+                if (Backward) lk_lrpe_backward_piece(out, in, x, angles, &sums, call, item.head, token, feature);
                 else lk_lrpe_forward_piece(out, x, angles, call, feature);
             }
         }
-        LK_UNROLL for (int j = 0; j < N; j++) {
+        LK_UNROLL for (int j = 0; j < Num; j++) {
             const int f = feature + 32 * j;
-            if (BACKWARD && call.partial && f < call.dim)
+            if (Backward && call.partial && f < call.dim)
                 call.partial[(item.slot * call.heads + item.head) * call.dim + f] = sums.of[j];
         }
     }
@@ -1180,107 +1180,107 @@ typedef struct {
 } lk_lrpe_columns_call;
 
 /* u, v and g of a token. */
-template <class T, int N>
-LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[N], float (&v)[N], float (&g)[N], const lk_lrpe_step<T, true> &step,
-                                 const lk_lrpe_angles<N> &angles, const lk_lrpe_call &call)
+template <class T, int Num>
+LK_DEVICE void lk_lrpe_unpack_dy(float (&u)[Num], float (&v)[Num], float (&g)[Num], const lk_lrpe_step<T, true> &step,
+                                 const lk_lrpe_angles<Num> &angles, const lk_lrpe_call &call)
 {
     lk_unpack_n(u, step.first), lk_unpack_n(v, step.second);
-    LK_UNROLL for (int j = 0; j < N && !call.read_dy; j++) u[j] = v[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < Num && !call.read_dy; j++) u[j] = v[j] = 1.0f;
     lk_lrpe_rotate_back(g, angles, u, v);
 }
 
-/* Adds U tokens to the states of N columns. An x of -inf with g = 0 adds nothing. */
-template <bool BACKWARD, int U, int N>
-LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[N], lk_lrpe_column (&lost)[N], const float (&x)[U][N],
-                                  const float (&g)[U][N])
+/* Adds Vecs tokens to the states of Num columns. An x of -inf with g = 0 adds nothing. */
+template <bool Backward, int Vecs, int Num>
+LK_DEVICE void lk_lrpe_add_tokens(lk_lrpe_column (&to)[Num], lk_lrpe_column (&lost)[Num], const float (&x)[Vecs][Num],
+                                  const float (&g)[Vecs][Num])
 {
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         float most = x[0][j], sum = 0.0f, dot = 0.0f;
-        LK_UNROLL for (int u = 1; u < U; u++) most = fmaxf(most, x[u][j]);
+        LK_UNROLL for (int u = 1; u < Vecs; u++) most = fmaxf(most, x[u][j]);
         const float max = most > to[j].max + LK_LRPE_LAZY ? most : to[j].max, reference = lk_lse_reference(max);
         const float factor = lk_exp(to[j].max - reference); /* 1, unless max is raised */
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             const float e = lk_exp(x[u][j] - reference);
             sum += e;
-            if (BACKWARD) dot = fmaf(g[u][j], e, dot);
+            if (Backward) dot = fmaf(g[u][j], e, dot);
         }
         to[j].max = max, to[j].sum *= factor, lost[j].sum *= factor;
         lk_lrpe_add(&to[j].sum, &lost[j].sum, sum);
-        if (!BACKWARD) continue;
+        if (!Backward) continue;
         to[j].dot *= factor, lost[j].dot *= factor;
         lk_lrpe_add(&to[j].dot, &lost[j].dot, dot);
     }
 }
 
 /* Writes y of a token, or dx, and adds its terms of dtheta. x becomes act(x). Forward has no dy: u, v are y[f], y[dim + f]. */
-template <bool BACKWARD, class T, int N>
-LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[N], const lk_lrpe_step<T, true> &step, const lk_lrpe_column (&of)[N],
-                                   const lk_lrpe_angles<N> &angles, lk_lrpe_sums<N> *sums, const lk_lrpe_call &call)
+template <bool Backward, class T, int Num>
+LK_DEVICE void lk_lrpe_write_token(T *out, float (&x)[Num], const lk_lrpe_step<T, true> &step, const lk_lrpe_column (&of)[Num],
+                                   const lk_lrpe_angles<Num> &angles, lk_lrpe_sums<Num> *sums, const lk_lrpe_call &call)
 {
-    float u[N], v[N], g[N];
-    LK_UNROLL for (int j = 0; j < N; j++) x[j] = of[j].sum * lk_exp(x[j] - of[j].max);
-    if (BACKWARD) {
+    float u[Num], v[Num], g[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) x[j] = of[j].sum * lk_exp(x[j] - of[j].max);
+    if (Backward) {
         lk_lrpe_unpack_dy(u, v, g, step, angles, call);
         if (call.partial) lk_lrpe_add_dtheta(sums, angles, x, u, v);
-        LK_UNROLL for (int j = 0; j < N; j++) g[j] = x[j] * (g[j] - of[j].dot);
+        LK_UNROLL for (int j = 0; j < Num; j++) g[j] = x[j] * (g[j] - of[j].dot);
         if (call.write_dx) lk_store_n<true>(out, g);
     } else {
-        LK_UNROLL for (int j = 0; j < N; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) u[j] = x[j] * angles.cos[j], v[j] = angles.in_prefix ? 0.0f : x[j] * angles.sin[j];
         lk_store_n<true>(out, u), lk_store_n<true>(out + call.dim, v);
     }
 }
 
-/* A thread owns an item, N features of a head, and loads U tokens at a time. WRITE: the third kernel; otherwise the first. */
-template <class T, int N, bool BACKWARD, bool WRITE>
-LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, BACKWARD || WRITE ? LK_LRPE_DTHETA_BLOCKS : 4)
+/* A thread owns an item, Num features of a head, and loads Vecs tokens at a time. Write: the third kernel; otherwise the first. */
+template <class T, int Num, bool Backward, bool Write>
+LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, Backward || Write ? LK_LRPE_DTHETA_BLOCKS : 4)
     lk_lrpe_columns_kernel(const __grid_constant__ lk_lrpe_columns_call columns)
 {
-    constexpr int U = BACKWARD ? 2 : 4;
+    constexpr int Vecs = Backward ? 2 : 4;
     const lk_lrpe_call &call = columns.call;
     const lk_lrpe_item item = lk_lrpe_find_item(call, (int64_t)blockIdx.x * LK_LRPE_THREADS + threadIdx.x);
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     if (!item.owner) return;
-    const int feature = item.lane * N;
-    lk_lrpe_turns<N> turns;
-    lk_lrpe_angles<N> angles;
-    lk_lrpe_sums<N> sums = {};
-    if (BACKWARD || WRITE) lk_lrpe_load_turns<T, 1>(&turns, call, item.head, feature);
+    const int feature = item.lane * Num;
+    lk_lrpe_turns<Num> turns;
+    lk_lrpe_angles<Num> angles;
+    lk_lrpe_sums<Num> sums = {};
+    if (Backward || Write) lk_lrpe_load_turns<T, 1>(&turns, call, item.head, feature);
     LK_NO_UNROLL for (int64_t batch = item.batch; batch < item.batch + item.batches; batch++) {
         const T *in = (const T *)call.in + lk_lrpe_offset(call.in_stride, batch, item.head, item.token) + feature, *x = in;
-        if (BACKWARD) x = (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, item.token) + feature;
+        if (Backward) x = (const T *)call.x + lk_lrpe_offset(call.x_stride, batch, item.head, item.token) + feature;
         T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, batch, item.head, item.token) + feature;
-        const int64_t row = (batch * columns.splits + (WRITE ? 0 : item.token)) * call.heads + item.head;
-        lk_lrpe_column column[N], lost[N] = {};
+        const int64_t row = (batch * columns.splits + (Write ? 0 : item.token)) * call.heads + item.head;
+        lk_lrpe_column column[Num], lost[Num] = {};
         LK_UNROLL
-        for (int j = 0; j < N; j++)
-            column[j] = WRITE ? columns.states[row * call.dim + feature + j] : lk_lrpe_column{-INFINITY, 0, 0};
+        for (int j = 0; j < Num; j++)
+            column[j] = Write ? columns.states[row * call.dim + feature + j] : lk_lrpe_column{-INFINITY, 0, 0};
         int64_t token = item.token;
-        LK_NO_UNROLL for (int i = 0; i < item.tokens; i += U) {
-            lk_lrpe_step<T, true> step[U] = {};
-            float value[U][N], g[U][N] = {};
-            LK_UNROLL for (int u = 0; u < U; u++, x += BACKWARD ? call.x_stride[3] : call.in_stride[3], in += call.in_stride[3]) {
+        LK_NO_UNROLL for (int i = 0; i < item.tokens; i += Vecs) {
+            lk_lrpe_step<T, true> step[Vecs] = {};
+            float value[Vecs][Num], g[Vecs][Num] = {};
+            LK_UNROLL for (int u = 0; u < Vecs; u++, x += Backward ? call.x_stride[3] : call.in_stride[3], in += call.in_stride[3]) {
                 if (i + u >= item.tokens) continue;
-                step[u].x = lk_load_n<N, true>(x);
-                if (!BACKWARD || !call.read_dy) continue;
-                step[u].first = lk_load_n<N, true>(in);
-                if (token + u * call.token_step >= call.grid.prefix) step[u].second = lk_load_n<N, true>(in + call.dim);
+                step[u].x = lk_load_n<Num, true>(x);
+                if (!Backward || !call.read_dy) continue;
+                step[u].first = lk_load_n<Num, true>(in);
+                if (token + u * call.token_step >= call.grid.prefix) step[u].second = lk_load_n<Num, true>(in + call.dim);
             }
-            LK_UNROLL for (int u = 0; u < U; u++, token += call.token_step, out += call.out_stride[3]) {
+            LK_UNROLL for (int u = 0; u < Vecs; u++, token += call.token_step, out += call.out_stride[3]) {
                 const bool there = i + u < item.tokens;
-                float first[N], second[N];
+                float first[Num], second[Num];
                 lk_unpack_n(value[u], step[u].x);
-                if ((BACKWARD || WRITE) && there) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
-                if (WRITE && there) lk_lrpe_write_token<BACKWARD>(out, value[u], step[u], column, angles, &sums, call);
-                if (BACKWARD && !WRITE && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, call);
-                LK_UNROLL for (int j = 0; j < N; j++) value[u][j] = there ? value[u][j] : -INFINITY;
+                if ((Backward || Write) && there) lk_lrpe_angles_at<1>(&angles, turns, call, token, feature);
+                if (Write && there) lk_lrpe_write_token<Backward>(out, value[u], step[u], column, angles, &sums, call);
+                if (Backward && !Write && there) lk_lrpe_unpack_dy(first, second, g[u], step[u], angles, call);
+                LK_UNROLL for (int j = 0; j < Num; j++) value[u][j] = there ? value[u][j] : -INFINITY;
             }
-            if (!WRITE) lk_lrpe_add_tokens<BACKWARD>(column, lost, value, g);
+            if (!Write) lk_lrpe_add_tokens<Backward>(column, lost, value, g);
         }
-        LK_UNROLL for (int j = 0; j < N && !WRITE; j++) columns.states[row * call.dim + feature + j] = column[j];
+        LK_UNROLL for (int j = 0; j < Num && !Write; j++) columns.states[row * call.dim + feature + j] = column[j];
     }
-    LK_UNROLL for (int j = 0; j < N; j++)
-        if (BACKWARD && WRITE && call.partial)
+    LK_UNROLL for (int j = 0; j < Num; j++)
+        if (Backward && Write && call.partial)
             call.partial[(item.slot * call.heads + item.head) * call.dim + feature + j] = sums.of[j];
 }
 
@@ -1315,28 +1315,28 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
 
 /* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
  * dtheta those of its slots. */
-template <class T, int N>
+template <class T, int Num>
 LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
                                          bool backward, const lk_lrpe_split &split, cudaStream_t stream)
 {
     lk_lrpe_columns_call columns = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
-    const int64_t lanes = a.dim / N, count = a.batch * a.heads * a.dim;
+    const int64_t lanes = a.dim / Num, count = a.batch * a.heads * a.dim;
     const int threads = LK_LRPE_THREADS;
     lk_lrpe_start_call<T>(&columns.call, a, backward);
     columns.call.vecs = (int)lanes, columns.call.token_step = split.splits, columns.call.batch_span = 1;
     lk_lrpe_number_items(&columns.call, a, lanes, true, 1);
     void (*kernel)(lk_lrpe_columns_call) =
-        backward ? lk_lrpe_columns_kernel<T, N, true, false> : lk_lrpe_columns_kernel<T, N, false, false>;
+        backward ? lk_lrpe_columns_kernel<T, Num, true, false> : lk_lrpe_columns_kernel<T, Num, false, false>;
     lk_status status = lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
     if (!status)
         status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(count, threads), 1, threads, 0, stream, columns);
     if (status) return status;
-    int64_t each = lk_count(count / N, columns.call.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
+    int64_t each = lk_count(count / Num, columns.call.tokens) / ((int64_t)device->sms * LK_LRPE_FILL); /* tokens of an item */
     each = each < 1 ? 1 : each > LK_LRPE_TOKENS_MOST ? LK_LRPE_TOKENS_MOST : each;
     columns.call.token_step = a.dtheta ? split.token_step : lk_ceil_div(columns.call.tokens, each);
     columns.call.batch_span = a.dtheta ? split.batch_span : 1;
     lk_lrpe_number_items(&columns.call, a, lanes, true, 1);
-    kernel = backward ? lk_lrpe_columns_kernel<T, N, true, true> : lk_lrpe_columns_kernel<T, N, false, true>;
+    kernel = backward ? lk_lrpe_columns_kernel<T, Num, true, true> : lk_lrpe_columns_kernel<T, Num, false, true>;
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
 }
 
@@ -1348,10 +1348,10 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
  * ..., whose angles walk along as those of lk_lrpe_kernel. */
 #define LK_LRPE_SLAB_THREADS 256
 #define LK_LRPE_SLAB_WARPS (LK_LRPE_SLAB_THREADS / 32)
-#define LK_LRPE_SLAB_BLOCKS(BACKWARD) (BACKWARD ? 2 : 3) /* per SM: one computes while another one waits */
+#define LK_LRPE_SLAB_BLOCKS(Backward) (Backward ? 2 : 3) /* per SM: one computes while another one waits */
 #define LK_LRPE_SLAB_TOKENS 32 /* the most of a thread: they bound the error of its angles, 2.4e-8 */
 #define LK_LRPE_SLAB_U 4       /* tokens that a thread adds to its columns at once */
-#define LK_LRPE_SLAB_AHEAD 2   /* as many groups of U tokens are on their way to shared memory */
+#define LK_LRPE_SLAB_AHEAD 2   /* as many groups of Vecs tokens are on their way to shared memory */
 
 typedef struct {
     lk_lrpe_call call;
@@ -1360,16 +1360,16 @@ typedef struct {
     int each;                     /* the most tokens of a thread */
 } lk_lrpe_slab_call;
 
-/* A thread's first token, how many it has (count), and its features. V: the vectors that a slab has of a token. */
-template <class T, int V> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe_slab_call &slab)
+/* A thread's first token, how many it has (count), and its features. Width: the vectors that a slab has of a token. */
+template <class T, int Width> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe_slab_call &slab)
 {
-    constexpr int TEAM = 32 / V; /* lanes of a warp with the same features */
+    constexpr int Team = 32 / Width; /* lanes of a warp with the same features */
     const int thread = (int)lk_tid_x(), warp = (int)lk_cluster_ctarank() * LK_LRPE_SLAB_WARPS + thread / 32;
     const int unit = (int)blockIdx.x >> slab.cluster_log2, row = lk_lrpe_divide(unit, slab.slabs);
     const int batch = lk_lrpe_divide(row, slab.heads);
     lk_lrpe_item item = {};
-    item.batch = batch, item.head = row - batch * (int)slab.heads.size, item.token = warp * TEAM + thread % TEAM;
-    item.lane = (unit - row * (int)slab.slabs.size) * V + thread % 32 / TEAM;
+    item.batch = batch, item.head = row - batch * (int)slab.heads.size, item.token = warp * Team + thread % Team;
+    item.lane = (unit - row * (int)slab.slabs.size) * Width + thread % 32 / Team;
     item.owner = item.lane < slab.call.vecs && item.token < slab.call.token_step;
     item.feature = item.owner ? item.lane * LK_VEC<T> : 0;
     item.tokens = slab.each;
@@ -1378,145 +1378,145 @@ template <class T, int V> LK_DEVICE lk_lrpe_item lk_lrpe_find_slab(const lk_lrpe
 }
 
 /* theta of a thread's features. A warp has at most 32 features: a lane computes one of them for all. */
-template <class T, int V, int N>
-LK_DEVICE void lk_lrpe_share_turns(lk_lrpe_turns<N> *turns, const lk_lrpe_call &call, const lk_lrpe_item &item)
+template <class T, int Width, int Num>
+LK_DEVICE void lk_lrpe_share_turns(lk_lrpe_turns<Num> *turns, const lk_lrpe_call &call, const lk_lrpe_item &item)
 {
-    const int lane = threadIdx.x % 32, vec = lane / (32 / V);
+    const int lane = threadIdx.x % 32, vec = lane / (32 / Width);
     lk_lrpe_turns<1> one;
-    lk_lrpe_load_turns<T, 1>(&one, call, item.head, (item.lane - vec) * N + lane % (V * N));
-    LK_UNROLL for (int j = 0; j < N; j++) {
-        turns->of[j].high = __shfl_sync(0xffffffffu, one.of[0].high, vec * N + j);
-        turns->of[j].low = __shfl_sync(0xffffffffu, one.of[0].low, vec * N + j);
+    lk_lrpe_load_turns<T, 1>(&one, call, item.head, (item.lane - vec) * Num + lane % (Width * Num));
+    LK_UNROLL for (int j = 0; j < Num; j++) {
+        turns->of[j].high = __shfl_sync(0xffffffffu, one.of[0].high, vec * Num + j);
+        turns->of[j].low = __shfl_sync(0xffffffffu, one.of[0].low, vec * Num + j);
     }
-    turns->not_finite = __ballot_sync(0xffffffffu, one.not_finite != 0) >> vec * N & ((1u << N) - 1);
+    turns->not_finite = __ballot_sync(0xffffffffu, one.not_finite != 0) >> vec * Num & ((1u << Num) - 1);
 }
 
 /* What a thread copies to shared memory next. There are [token][part][thread] vectors. The parts are x, and in backward dy or
  * g. */
-template <class T, bool BACKWARD> struct lk_lrpe_next {
-    static constexpr int PART = LK_LRPE_SLAB_THREADS, TOKEN = PART * (BACKWARD ? 3 : 1);
+template <class T, bool Backward> struct lk_lrpe_next {
+    static constexpr int Part = LK_LRPE_SLAB_THREADS, Token = Part * (Backward ? 3 : 1);
     lk_vec<T> *to;
     const T *in, *x;
     int k; /* of its tokens, which one */
 };
 
-/* Starts to copy U of the thread's tokens. It has `count` in all, and `prefix` of them are in the prefix. */
-template <int U, class T, bool BACKWARD>
-LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, BACKWARD> *next, const lk_lrpe_call &call, int count, int prefix)
+/* Starts to copy Vecs of the thread's tokens. It has `count` in all, and `prefix` of them are in the prefix. */
+template <int Vecs, class T, bool Backward>
+LK_DEVICE void lk_lrpe_copy(lk_lrpe_next<T, Backward> *next, const lk_lrpe_call &call, int count, int prefix)
 {
-    constexpr int PART = lk_lrpe_next<T, BACKWARD>::PART * 16;
+    constexpr int Part = lk_lrpe_next<T, Backward>::Part * 16;
     const bool any = next->k < count; /* the waits count groups without copies too */
     LK_UNROLL
-    for (int u = 0; u < U && any; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
+    for (int u = 0; u < Vecs && any; u++, next->k++, next->in += call.in_stride[3], next->x += call.x_stride[3]) {
         if (next->k >= count) continue;
-        lk_cp_async_16(next->to, u * next->TOKEN * 16, next->x);
-        if (!BACKWARD || !call.read_dy) continue;
-        lk_cp_async_16(next->to, u * next->TOKEN * 16 + PART, next->in);
-        if (next->k >= prefix) lk_cp_async_16(next->to, u * next->TOKEN * 16 + 2 * PART, next->in + call.dim);
+        lk_cp_async_16(next->to, u * next->Token * 16, next->x);
+        if (!Backward || !call.read_dy) continue;
+        lk_cp_async_16(next->to, u * next->Token * 16 + Part, next->in);
+        if (next->k >= prefix) lk_cp_async_16(next->to, u * next->Token * 16 + 2 * Part, next->in + call.dim);
     }
-    next->to += U * next->TOKEN;
+    next->to += Vecs * next->Token;
     lk_cp_async_commit_group();
 }
 
 /* Merges the states of `team` consecutive lanes, a power of two. All lanes call it; every lane of a team gets the result. */
-template <bool BACKWARD> LK_DEVICE lk_lrpe_column lk_lrpe_merge_lanes(lk_lrpe_column of, int team)
+template <bool Backward> LK_DEVICE lk_lrpe_column lk_lrpe_merge_lanes(lk_lrpe_column of, int team)
 {
     const float max = lk_max_warp(of.max, team), factor = lk_exp(of.max - lk_lse_reference(max));
-    return {max, lk_sum_warp(factor * of.sum, team), BACKWARD ? lk_sum_warp(factor * of.dot, team) : 0.0f};
+    return {max, lk_sum_warp(factor * of.sum, team), Backward ? lk_sum_warp(factor * of.dot, team) : 0.0f};
 }
 
 /* Merges the states of the columns of a slab over the cluster. */
-template <int V, bool BACKWARD, int PIECES>
-LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[PIECES][4], lk_lrpe_column *states)
+template <int Width, bool Backward, int Pieces>
+LK_DEVICE void lk_lrpe_merge_slab(lk_lrpe_column (&column)[Pieces][4], lk_lrpe_column *states)
 {
-    constexpr int N = 4 * PIECES, W = LK_LRPE_SLAB_WARPS, TEAM = 32 / V, COLUMNS = V * N;
-    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), vec = threadIdx.x % 32 / TEAM;
-    const int mine = threadIdx.x / W, nth = threadIdx.x % W; /* W threads merge a column */
-    lk_lrpe_column *const inbox = states + W * COLUMNS;
+    constexpr int Num = 4 * Pieces, Warps = LK_LRPE_SLAB_WARPS, Team = 32 / Width, Columns = Width * Num;
+    const int blocks = (int)lk_cluster_nctarank(), rank = (int)lk_cluster_ctarank(), vec = threadIdx.x % 32 / Team;
+    const int mine = threadIdx.x / Warps, nth = threadIdx.x % Warps; /* Warps threads merge a column */
+    lk_lrpe_column *const inbox = states + Warps * Columns;
     const lk_lrpe_column none = {-INFINITY, 0.0f, 0.0f};
-    LK_UNROLL for (int j = 0; j < N; j++) {
+    LK_UNROLL for (int j = 0; j < Num; j++) {
         lk_lrpe_column *const of = &column[j / 4][j % 4];
-        *of = lk_lrpe_merge_lanes<BACKWARD>(*of, TEAM);
-        if (threadIdx.x % TEAM == 0) states[threadIdx.x / 32 * COLUMNS + vec * N + j] = *of;
+        *of = lk_lrpe_merge_lanes<Backward>(*of, Team);
+        if (threadIdx.x % Team == 0) states[threadIdx.x / 32 * Columns + vec * Num + j] = *of;
     }
     __syncthreads(); /* all warps have written their states */
-    lk_lrpe_column all = mine < COLUMNS ? states[nth * COLUMNS + mine] : none;
-    all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
+    lk_lrpe_column all = mine < Columns ? states[nth * Columns + mine] : none;
+    all = lk_lrpe_merge_lanes<Backward>(all, Warps);
     lk_cluster_ready();
-    lk_lrpe_column *const slot = inbox + rank * COLUMNS + mine;
-    if (mine < COLUMNS && nth < blocks) *(blocks > 1 ? (lk_lrpe_column *)lk_mapa(slot, (unsigned)nth) : slot) = all;
+    lk_lrpe_column *const slot = inbox + rank * Columns + mine;
+    if (mine < Columns && nth < blocks) *(blocks > 1 ? (lk_lrpe_column *)lk_mapa(slot, (unsigned)nth) : slot) = all;
     if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
     else __syncthreads();              /* the same in one block */
-    all = mine < COLUMNS && nth < blocks ? inbox[nth * COLUMNS + mine] : none;
-    all = lk_lrpe_merge_lanes<BACKWARD>(all, W);
+    all = mine < Columns && nth < blocks ? inbox[nth * Columns + mine] : none;
+    all = lk_lrpe_merge_lanes<Backward>(all, Warps);
     lk_lrpe_finish(&all);
-    if (mine < COLUMNS && nth == 0) states[mine] = all;
+    if (mine < Columns && nth == 0) states[mine] = all;
     __syncthreads(); /* orders these writes before their reads */
-    LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = states[vec * N + j];
+    LK_UNROLL for (int j = 0; j < Num; j++) column[j / 4][j % 4] = states[vec * Num + j];
 }
 
-template <class T, int V, bool BACKWARD>
-LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKWARD))
+template <class T, int Width, bool Backward>
+LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(Backward))
     lk_lrpe_slab_kernel(const __grid_constant__ lk_lrpe_slab_call slab)
 {
-    constexpr int N = LK_VEC<T>, U = LK_LRPE_SLAB_U, S = LK_LRPE_SLAB_AHEAD, PART = LK_LRPE_SLAB_THREADS;
-    constexpr int TOKEN = lk_lrpe_next<T, BACKWARD>::TOKEN;
+    constexpr int Num = LK_VEC<T>, Vecs = LK_LRPE_SLAB_U, Span = LK_LRPE_SLAB_AHEAD, Part = LK_LRPE_SLAB_THREADS;
+    constexpr int Token = lk_lrpe_next<T, Backward>::Token;
     LK_DYN_SMEM(lk_vec<T>, memory); /* the vectors, and after them the states of columns */
     const lk_lrpe_call &call = slab.call;
-    const lk_lrpe_item item = lk_lrpe_find_slab<T, V>(slab);
-    lk_lrpe_next<T, BACKWARD> next = {
+    const lk_lrpe_item item = lk_lrpe_find_slab<T, Width>(slab);
+    lk_lrpe_next<T, Backward> next = {
         &memory + threadIdx.x,
         (const T *)call.in + lk_lrpe_offset(call.in_stride, item.batch, item.head, item.token) + item.feature,
         (const T *)call.x + lk_lrpe_offset(call.x_stride, item.batch, item.head, item.token) + item.feature, 0};
     lk_vec<T> *at = next.to;
     lk_lrpe_phases<T, true> phases;
-    lk_lrpe_angles<N> angles;
+    lk_lrpe_angles<Num> angles;
     lk_lrpe_start_phases(&phases, call, item);
     lk_cluster_begin();
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    LK_UNROLL for (int s = 0; s < S; s++) lk_lrpe_copy<U>(&next, call, item.count, phases.prefix);
-    lk_lrpe_turns<N> turns;
-    lk_lrpe_share_turns<T, V>(&turns, call, item);
+    LK_UNROLL for (int s = 0; s < Span; s++) lk_lrpe_copy<Vecs>(&next, call, item.count, phases.prefix);
+    lk_lrpe_turns<Num> turns;
+    lk_lrpe_share_turns<T, Width>(&turns, call, item);
     lk_lrpe_turn_phases<true>(&phases, turns, call);
-    lk_lrpe_column column[N / 4][4], lost[N / 4][4] = {};
-    LK_UNROLL for (int j = 0; j < N; j++) column[j / 4][j % 4] = {-INFINITY, 0.0f, 0.0f};
-    LK_NO_UNROLL for (int k = 0; k < slab.each; k += U, at += U * TOKEN) {
-        lk_cp_async_wait_group<S - 1>();
-        LK_UNROLL for (int u = 0; u < U && BACKWARD; u++) {
+    lk_lrpe_column column[Num / 4][4], lost[Num / 4][4] = {};
+    LK_UNROLL for (int j = 0; j < Num; j++) column[j / 4][j % 4] = {-INFINITY, 0.0f, 0.0f};
+    LK_NO_UNROLL for (int k = 0; k < slab.each; k += Vecs, at += Vecs * Token) {
+        lk_cp_async_wait_group<Span - 1>();
+        LK_UNROLL for (int u = 0; u < Vecs && Backward; u++) {
             if (k + u >= item.count) continue;
-            float first[N], second[N], g[N];
+            float first[Num], second[Num], g[Num];
             lk_lrpe_step<T, true> dy = {};
-            if (call.read_dy) dy.first = at[u * TOKEN + PART];
-            if (call.read_dy && k + u >= phases.prefix) dy.second = at[u * TOKEN + 2 * PART];
+            if (call.read_dy) dy.first = at[u * Token + Part];
+            if (call.read_dy && k + u >= phases.prefix) dy.second = at[u * Token + 2 * Part];
             lk_lrpe_walk(&angles, &phases, k + u < phases.prefix);
             lk_lrpe_unpack_dy(first, second, g, dy, angles, call);
-            LK_UNROLL for (int i = 0; i < N / 4; i++) memcpy(at + u * TOKEN + (1 + i) * PART, &g[4 * i], 16);
+            LK_UNROLL for (int i = 0; i < Num / 4; i++) memcpy(at + u * Token + (1 + i) * Part, &g[4 * i], 16);
         }
-        lk_lrpe_copy<U>(&next, call, item.count, phases.prefix);
-        LK_UNROLL for (int i = 0; i < N / 4; i++) {
-            float value[U][4], g[U][4] = {}, all[N];
-            LK_UNROLL for (int u = 0; u < U; u++) {
+        lk_lrpe_copy<Vecs>(&next, call, item.count, phases.prefix);
+        LK_UNROLL for (int i = 0; i < Num / 4; i++) {
+            float value[Vecs][4], g[Vecs][4] = {}, all[Num];
+            LK_UNROLL for (int u = 0; u < Vecs; u++) {
                 LK_UNROLL for (int j = 0; j < 4; j++) value[u][j] = -INFINITY;
                 if (k + u >= item.count) continue;
-                lk_unpack(all, at[u * TOKEN]);
+                lk_unpack(all, at[u * Token]);
                 LK_UNROLL for (int j = 0; j < 4; j++) value[u][j] = all[4 * i + j];
-                if (BACKWARD) memcpy(g[u], at + u * TOKEN + (1 + i) * PART, 16);
+                if (Backward) memcpy(g[u], at + u * Token + (1 + i) * Part, 16);
             }
-            lk_lrpe_add_tokens<BACKWARD>(column[i], lost[i], value, g);
+            lk_lrpe_add_tokens<Backward>(column[i], lost[i], value, g);
         }
     }
-    lk_lrpe_merge_slab<V, BACKWARD>(column, (lk_lrpe_column *)(&memory + slab.each * TOKEN));
-    const lk_lrpe_item to = lk_lrpe_find_slab<T, V>(slab); /* once more: the loop above needs the registers */
+    lk_lrpe_merge_slab<Width, Backward>(column, (lk_lrpe_column *)(&memory + slab.each * Token));
+    const lk_lrpe_item to = lk_lrpe_find_slab<T, Width>(slab); /* once more: the loop above needs the registers */
     T *out = (T *)call.out + lk_lrpe_offset(call.out_stride, to.batch, to.head, to.token) + to.feature;
     at = &memory + threadIdx.x;
-    LK_NO_UNROLL for (int k = 0; k < to.count; k++, at += TOKEN, out += call.out_stride[3]) {
-        float act[N], g[N];
+    LK_NO_UNROLL for (int k = 0; k < to.count; k++, at += Token, out += call.out_stride[3]) {
+        float act[Num], g[Num];
         lk_unpack(act, at[0]);
-        LK_UNROLL for (int j = 0; j < N; j++) act[j] = column[j / 4][j % 4].sum * lk_exp(act[j] - column[j / 4][j % 4].max);
-        if (BACKWARD) {
-            LK_UNROLL for (int i = 0; i < N / 4; i++) memcpy(&g[4 * i], at + (1 + i) * PART, 16);
-            LK_UNROLL for (int j = 0; j < N; j++) g[j] = act[j] * (g[j] - column[j / 4][j % 4].dot);
+        LK_UNROLL for (int j = 0; j < Num; j++) act[j] = column[j / 4][j % 4].sum * lk_exp(act[j] - column[j / 4][j % 4].max);
+        if (Backward) {
+            LK_UNROLL for (int i = 0; i < Num / 4; i++) memcpy(&g[4 * i], at + (1 + i) * Part, 16);
+            LK_UNROLL for (int j = 0; j < Num; j++) g[j] = act[j] * (g[j] - column[j / 4][j % 4].dot);
             lk_store_n<true>(out, g);
         } else {
             lk_lrpe_walk(&angles, &phases, k < phases.prefix);
@@ -1525,24 +1525,24 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(BACKW
     }
 }
 
-/* Divides the work into slabs of V vectors of a token; clusters are as small as possible, and grow while there are few blocks.
+/* Divides the work into slabs of Width vectors of a token; clusters are as small as possible, and grow while there are few blocks.
  * Returns the bytes of a block's shared memory, or 0 where no slab fits. */
 template <class T>
 LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
-                                  int V)
+                                  int Width)
 {
     lk_lrpe_start_call<T>(&slab->call, a, backward);
     LK_LRPE_SET_STRIDES(slab->call.x_stride, x);
     const int64_t vecs = a.dim / LK_VEC<T>, tokens = slab->call.tokens, cells = slab->call.grid.stride[slab->call.walk_axis].size;
     const int64_t limit = device->smem * 1024 / LK_LRPE_SLAB_BLOCKS(backward) - 1024; /* 1 KiB is the system's */
-    const int64_t slabs = lk_ceil_div(vecs, V);
+    const int64_t slabs = lk_ceil_div(vecs, Width);
     const int most_log2 = device->arch >= 90 ? 3 : 0;
-    if (a.dtheta || tokens < LK_LRPE_SLAB_THREADS / 4 || V >= 2 * vecs) return 0;
+    if (a.dtheta || tokens < LK_LRPE_SLAB_THREADS / 4 || Width >= 2 * vecs) return 0;
     for (int log2 = 0; log2 <= most_log2; log2++) {
-        const int64_t slots = (LK_LRPE_SLAB_THREADS << log2) / V, step = slots / cells * cells;
+        const int64_t slots = (LK_LRPE_SLAB_THREADS << log2) / Width, step = slots / cells * cells;
         const int64_t each = step ? lk_ceil_div(tokens, step) : tokens, blocks = a.batch * a.heads * slabs << log2;
         if (each > LK_LRPE_SLAB_TOKENS || blocks > INT32_MAX) continue;
-        const int64_t states = (LK_LRPE_SLAB_WARPS + (1 << log2)) * V * LK_VEC<T>;
+        const int64_t states = (LK_LRPE_SLAB_WARPS + (1 << log2)) * Width * LK_VEC<T>;
         const int64_t bytes = each * LK_LRPE_SLAB_THREADS * (backward ? 48 : 16) + states * (int)sizeof(lk_lrpe_column);
         if (bytes > limit || (log2 < most_log2 && each > LK_LRPE_SLAB_U && blocks < 2 * device->sms)) continue;
         slab->cluster_log2 = log2, slab->each = (int)each;
@@ -1555,20 +1555,20 @@ LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *devi
     return 0;
 }
 
-/* Launches slabs of V vectors, or of 2. *done: whether any fit. Slabs of one vector are slower than two readings. */
-template <class T, int V>
+/* Launches slabs of Width vectors, or of 2. *done: whether any fit. Slabs of one vector are slower than two readings. */
+template <class T, int Width>
 LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
                                        cudaStream_t stream, bool *done)
 {
     lk_lrpe_slab_call slab = {};
-    const size_t bytes = lk_lrpe_plan_slabs<T>(&slab, device, a, backward, V);
+    const size_t bytes = lk_lrpe_plan_slabs<T>(&slab, device, a, backward, Width);
     *done = bytes > 0;
     if (!*done) {
-        if constexpr (V > 2) return lk_lrpe_launch_slabs<T, V / 2>(op, device, a, backward, stream, done);
+        if constexpr (Width > 2) return lk_lrpe_launch_slabs<T, Width / 2>(op, device, a, backward, stream, done);
         return LK_OK;
     }
     const int64_t grid = a.batch * a.heads * slab.slabs.size << slab.cluster_log2;
-    return lk_launch_pdl(op, device, backward ? lk_lrpe_slab_kernel<T, V, true> : lk_lrpe_slab_kernel<T, V, false>, grid,
+    return lk_launch_pdl(op, device, backward ? lk_lrpe_slab_kernel<T, Width, true> : lk_lrpe_slab_kernel<T, Width, false>, grid,
                          1 << slab.cluster_log2, LK_LRPE_SLAB_THREADS, bytes, stream, slab);
 }
 

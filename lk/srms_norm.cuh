@@ -139,66 +139,66 @@ typedef struct {
 
 /* ---- What both directions share ------------------------------------------------------------------------------------------ */
 
-/* N elements of type E: one, or LK_VEC<T>, in one 16-byte access, or in two where E is float and T has 16 bits. The caches may
- * keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
-template <class E, int N> LK_DEVICE void lk_srms_norm_unpack(float (&x)[N], const lk_vec<E> (&raw)[N / LK_VEC<E>])
+/* Num elements of type Elem: one, or LK_VEC<T>, in one 16-byte access, or in two where Elem is float and T has 16 bits. The caches
+ * may keep them: streaming accesses depend more on the distance of tensors in memory, and rows of odd length share lines. */
+template <class Elem, int Num> LK_DEVICE void lk_srms_norm_unpack(float (&x)[Num], const lk_vec<Elem> (&raw)[Num / LK_VEC<Elem>])
 {
-    LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) {
-        float v[LK_VEC<E>];
+    LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++) {
+        float v[LK_VEC<Elem>];
         lk_unpack(v, raw[i]);
-        LK_UNROLL for (int j = 0; j < LK_VEC<E>; j++) x[i * LK_VEC<E> + j] = v[j];
+        LK_UNROLL for (int j = 0; j < LK_VEC<Elem>; j++) x[i * LK_VEC<Elem> + j] = v[j];
     }
 }
-template <class E, int N> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[N], const E *from)
+template <class Elem, int Num> LK_DEVICE void lk_srms_norm_load_raw(lk_vec<Elem> (&raw)[Num], const Elem *from)
 {
-    LK_UNROLL for (int i = 0; i < N; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<E>);
+    LK_UNROLL for (int i = 0; i < Num; i++) raw[i] = lk_load_vec_ca(from + i * LK_VEC<Elem>);
 }
-template <class E> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const E *from) { x[0] = lk_to_float(*from); }
-template <class E, int N> LK_DEVICE void lk_srms_norm_load(float (&x)[N], const E *from)
+template <class Elem> LK_DEVICE void lk_srms_norm_load(float (&x)[1], const Elem *from) { x[0] = lk_to_float(*from); }
+template <class Elem, int Num> LK_DEVICE void lk_srms_norm_load(float (&x)[Num], const Elem *from)
 {
-    lk_vec<E> raw[N / LK_VEC<E>];
+    lk_vec<Elem> raw[Num / LK_VEC<Elem>];
     lk_srms_norm_load_raw(raw, from);
-    lk_srms_norm_unpack<E, N>(x, raw);
+    lk_srms_norm_unpack<Elem, Num>(x, raw);
 }
-template <class E> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[1]) { lk_put(to, x[0]); }
-template <class E, int N> LK_DEVICE void lk_srms_norm_store(E *to, const float (&x)[N])
+template <class Elem> LK_DEVICE void lk_srms_norm_store(Elem *to, const float (&x)[1]) { lk_put(to, x[0]); }
+template <class Elem, int Num> LK_DEVICE void lk_srms_norm_store(Elem *to, const float (&x)[Num])
 {
-    LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) {
-        float v[LK_VEC<E>];
-        LK_UNROLL for (int j = 0; j < LK_VEC<E>; j++) v[j] = x[i * LK_VEC<E> + j];
-        lk_vec<E> raw;
+    LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++) {
+        float v[LK_VEC<Elem>];
+        LK_UNROLL for (int j = 0; j < LK_VEC<Elem>; j++) v[j] = x[i * LK_VEC<Elem> + j];
+        lk_vec<Elem> raw;
         lk_pack(&raw, v);
-        lk_store_vec_wb(to + i * LK_VEC<E>, raw);
+        lk_store_vec_wb(to + i * LK_VEC<Elem>, raw);
     }
 }
 
-/* x[j] (offset + columns[j]), or with PLUS x[j] + columns[j], without offset. columns is read 16 bytes at a time where it is
+/* x[j] (offset + columns[j]), or with Plus x[j] + columns[j], without offset. columns is read 16 bytes at a time where it is
  * aligned to 16 bytes. Beside the vectors of a row that does not start on 16 bytes it may not be. */
-template <bool PLUS> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
+template <bool Plus> LK_DEVICE float lk_srms_norm_apply(float x, float column, float offset)
 {
-    return PLUS ? x + column : x * (offset + column);
+    return Plus ? x + column : x * (offset + column);
 }
-template <bool PLUS, class E, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const E *columns, float offset)
+template <bool Plus, class Elem, int Num> LK_DEVICE void lk_srms_norm_apply(float (&x)[Num], const Elem *columns, float offset)
 {
-    if constexpr (N % LK_VEC<E> == 0) { /* not 16-bit elements beside vectors of f32 */
+    if constexpr (Num % LK_VEC<Elem> == 0) { /* not 16-bit elements beside vectors of f32 */
         if ((uintptr_t)columns % 16 == 0) {
-            lk_vec<E> raw[N / LK_VEC<E>];
-            float w[N];
-            LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = ((const uint4 *)columns)[i];
-            lk_srms_norm_unpack<E, N>(w, raw);
-            LK_UNROLL for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
+            lk_vec<Elem> raw[Num / LK_VEC<Elem>];
+            float w[Num];
+            LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++) raw[i].raw = ((const uint4 *)columns)[i];
+            lk_srms_norm_unpack<Elem, Num>(w, raw);
+            LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_srms_norm_apply<Plus>(x[j], w[j], offset);
             return;
         }
     }
-    LK_UNROLL for (int j = 0; j < N; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], lk_to_float(columns[j]), offset);
+    LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_srms_norm_apply<Plus>(x[j], lk_to_float(columns[j]), offset);
 }
 /* The same with columns that the thread holds. */
-template <bool PLUS, class T> LK_DEVICE void lk_srms_norm_apply(float (&x)[LK_VEC<T>], lk_vec<T> columns, float offset)
+template <bool Plus, class T> LK_DEVICE void lk_srms_norm_apply(float (&x)[LK_VEC<T>], lk_vec<T> columns, float offset)
 {
     float w[LK_VEC<T>];
     lk_forget(&columns.raw); /* or its floats stay in registers too */
     lk_unpack(w, columns);
-    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_srms_norm_apply<PLUS>(x[j], w[j], offset);
+    LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) x[j] = lk_srms_norm_apply<Plus>(x[j], w[j], offset);
 }
 
 /* A tensor that a kernel reads; data NULL: there is none. part: the number of 16-byte parts of a vector before its own, where a
@@ -212,7 +212,7 @@ typedef struct {
 /* The input of a kernel, and how teams divide it. A row's team is 1 to 32 lanes of a warp, and a block has several teams; or a
  * block; or a cluster; each of its blocks takes a segment of the columns. */
 typedef struct {
-    lk_srms_norm_tensor x, r, dy, dr; /* of T, R, D, R: s = x + r, either may be NULL; r: residual or residual_out; dr:
+    lk_srms_norm_tensor x, r, dy, dr; /* of T, Res, Dy, Res: s = x + r, either may be NULL; r: residual or residual_out; dr:
                                          dresidual_out */
     int parts;                        /* of a vector, in all tensors */
     int team_log2;                    /* 0 to 5, or -1: the team is the block or the cluster */
@@ -237,19 +237,19 @@ LK_DEVICE int lk_srms_norm_group_start(const lk_srms_norm_call &call, int64_t ro
 {
     return call.a.groups > 1 ? (int)(row % call.a.groups * call.a.cols) : 0;
 }
-/* x times w, from element `at` of weight on; with PLUS, x plus bias. */
-template <bool PLUS = false, int N> LK_DEVICE void lk_srms_norm_apply(float (&x)[N], const lk_srms_norm_call &call, int at)
+/* x times w, from element `at` of weight on; with Plus, x plus bias. */
+template <bool Plus = false, int Num> LK_DEVICE void lk_srms_norm_apply(float (&x)[Num], const lk_srms_norm_call &call, int at)
 {
-    const void *columns = PLUS ? call.a.bias : call.a.weight;
+    const void *columns = Plus ? call.a.bias : call.a.weight;
     const float offset = call.a.weight_offset;
     if (!columns) return;
-    if (call.a.weight_dtype == LK_DTYPE_F32) lk_srms_norm_apply<PLUS>(x, (const float *)columns + at, offset);
-    else if (call.a.weight_dtype == LK_DTYPE_F16) lk_srms_norm_apply<PLUS>(x, (const lk_f16 *)columns + at, offset);
-    else lk_srms_norm_apply<PLUS>(x, (const lk_bf16 *)columns + at, offset);
+    if (call.a.weight_dtype == LK_DTYPE_F32) lk_srms_norm_apply<Plus>(x, (const float *)columns + at, offset);
+    else if (call.a.weight_dtype == LK_DTYPE_F16) lk_srms_norm_apply<Plus>(x, (const lk_f16 *)columns + at, offset);
+    else lk_srms_norm_apply<Plus>(x, (const lk_bf16 *)columns + at, offset);
 }
-template <int N> LK_DEVICE void lk_srms_norm_load_w(float (&w)[N], const lk_srms_norm_call &call, int at)
+template <int Num> LK_DEVICE void lk_srms_norm_load_w(float (&w)[Num], const lk_srms_norm_call &call, int at)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f;
+    LK_UNROLL for (int j = 0; j < Num; j++) w[j] = 1.0f;
     lk_srms_norm_apply(w, call, at);
 }
 
@@ -265,10 +265,10 @@ typedef struct {
                                     on stand `tail` columns later */
 } lk_srms_norm_thread;
 
-/* The elements of a row behind the 16-byte boundary before its start, for vectors of N. */
-LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_input &in, int64_t row, int N)
+/* The elements of a row behind the 16-byte boundary before its start, for vectors of Num. */
+LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_input &in, int64_t row, int Num)
 {
-    return (int)((unsigned)in.offset + (unsigned)row * (unsigned)in.offset_step) & (N - 1);
+    return (int)((unsigned)in.offset + (unsigned)row * (unsigned)in.offset_step) & (Num - 1);
 }
 
 /* The split of a block's `cols` columns of a row into vectors and single elements. vec: the thread's first vector; stop: its
@@ -277,11 +277,11 @@ template <class T>
 LK_DEVICE lk_srms_norm_thread lk_srms_norm_split_row(lk_srms_norm_thread at, const lk_srms_norm_input &in, int cols, int vec,
                                                      int stop)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     int vecs = 0; /* where tensors are not aligned to each other all elements are single ones */
-    if (in.aligned) at.head = min(-lk_srms_norm_past(in, at.row, N) & (N - 1), cols), vecs = (cols - at.head) / N;
-    at.edge = cols - vecs * N, at.tail = vecs * N;
-    at.first = at.begin + at.head + vec * N, at.count = min(vecs, stop) - vec;
+    if (in.aligned) at.head = min(-lk_srms_norm_past(in, at.row, Num) & (Num - 1), cols), vecs = (cols - at.head) / Num;
+    at.edge = cols - vecs * Num, at.tail = vecs * Num;
+    at.first = at.begin + at.head + vec * Num, at.count = min(vecs, stop) - vec;
     return at;
 }
 template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
@@ -316,21 +316,21 @@ template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_few_thread(int col
     return at;
 }
 
-/* N elements of s = x + r from global memory. */
-template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_load_s(float (&s)[N], const lk_srms_norm_input &in, int64_t row, int col)
+/* Num elements of s = x + r from global memory. */
+template <class T, class Res, int Num>
+LK_DEVICE void lk_srms_norm_load_s(float (&s)[Num], const lk_srms_norm_input &in, int64_t row, int col)
 {
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] = 0.0f;
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] = 0.0f;
     if (in.x.data) lk_srms_norm_load(s, (const T *)in.x.data + row * in.x.stride + col);
     if (!in.r.data) return;
-    float r[N];
-    lk_srms_norm_load(r, (const R *)in.r.data + row * in.r.stride + col);
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] += r[j];
+    float r[Num];
+    lk_srms_norm_load(r, (const Res *)in.r.data + row * in.r.stride + col);
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] += r[j];
 }
 
-/* A vector of s in a thread's registers, from the sum to the scaling. PACKED: s is one tensor of T, and the vector stays as it
+/* A vector of s in a thread's registers, from the sum to the scaling. Packed: s is one tensor of T, and the vector stays as it
  * was loaded, since unpacking it twice costs less than registers. Otherwise: the float sum. */
-template <class T, bool PACKED> struct lk_srms_norm_held {
+template <class T, bool Packed> struct lk_srms_norm_held {
     lk_vec<T> s;
 };
 template <class T> struct lk_srms_norm_held<T, false> {
@@ -347,63 +347,63 @@ template <class T> LK_DEVICE void lk_srms_norm_get(float (&s)[LK_VEC<T>], lk_srm
 }
 
 /* Prefetches the first vector of a thread's first row into the L2, before loads are allowed. */
-template <class E> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_tensor &t, const lk_srms_norm_thread &at)
+template <class Elem> LK_DEVICE void lk_srms_norm_prefetch(const lk_srms_norm_tensor &t, const lk_srms_norm_thread &at)
 {
-    if (t.data) lk_prefetch_l2((const E *)t.data + at.row * t.stride + at.first);
+    if (t.data) lk_prefetch_l2((const Elem *)t.data + at.row * t.stride + at.first);
 }
 
-/* Loads U vectors per thread, every 32nd from column col on, where `count` vectors are left. */
-template <class E, int PARTS, int U>
-LK_DEVICE void lk_srms_norm_load_raw(lk_vec<E> (&raw)[U][PARTS], const lk_srms_norm_tensor &t, int64_t row, int col, int count)
+/* Loads Vecs vectors per thread, every 32nd from column col on, where `count` vectors are left. */
+template <class Elem, int Parts, int Vecs>
+LK_DEVICE void lk_srms_norm_load_raw(lk_vec<Elem> (&raw)[Vecs][Parts], const lk_srms_norm_tensor &t, int64_t row, int col, int count)
 {
     if (!t.data) return;
-    const E *from = (const E *)t.data + row * t.stride + col;
-    LK_UNROLL for (int u = 0; u < U; u++)
-        if (u * 32 < count) lk_srms_norm_load_raw(raw[u], from + u * 32 * PARTS * LK_VEC<E>);
+    const Elem *from = (const Elem *)t.data + row * t.stride + col;
+    LK_UNROLL for (int u = 0; u < Vecs; u++)
+        if (u * 32 < count) lk_srms_norm_load_raw(raw[u], from + u * 32 * Parts * LK_VEC<Elem>);
 }
 /* s = x + r; either may be NULL. */
-template <class T, class R>
+template <class T, class Res>
 LK_DEVICE void lk_srms_norm_add(float (&s)[LK_VEC<T>], const lk_srms_norm_input &in, const lk_vec<T> (&x)[1],
-                                const lk_vec<R> (&r)[LK_VEC<T> / LK_VEC<R>])
+                                const lk_vec<Res> (&r)[LK_VEC<T> / LK_VEC<Res>])
 {
-    constexpr int N = LK_VEC<T>;
-    float add[N];
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] = 0.0f;
+    constexpr int Num = LK_VEC<T>;
+    float add[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] = 0.0f;
     if (in.x.data) lk_unpack(s, x[0]);
-    lk_srms_norm_unpack<R, N>(add, r);
-    LK_UNROLL for (int j = 0; j < N && in.r.data; j++) s[j] += add[j];
+    lk_srms_norm_unpack<Res, Num>(add, r);
+    LK_UNROLL for (int j = 0; j < Num && in.r.data; j++) s[j] += add[j];
 }
-/* The first U vectors of s of a thread. */
-template <class T, class R, int U>
-LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[U], const lk_srms_norm_input &in, int64_t row, int col,
+/* The first Vecs vectors of s of a thread. */
+template <class T, class Res, int Vecs>
+LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, true> (&held)[Vecs], const lk_srms_norm_input &in, int64_t row, int col,
                                  int count)
 {
     const T *x = (const T *)in.x.data + row * in.x.stride + col;
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u * 32 >= count) break; /* loads under predicates start later, each with its own address; sm_80 spills */
         held[u].s = lk_load_vec_ca(x + u * 32 * LK_VEC<T>);
     }
 }
-template <class T, class R, int U>
-LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[U], const lk_srms_norm_input &in, int64_t row, int col,
+template <class T, class Res, int Vecs>
+LK_DEVICE void lk_srms_norm_hold(lk_srms_norm_held<T, false> (&held)[Vecs], const lk_srms_norm_input &in, int64_t row, int col,
                                  int count)
 {
-    lk_vec<T> x[U][1];
-    lk_vec<R> r[U][LK_VEC<T> / LK_VEC<R>];
+    lk_vec<T> x[Vecs][1];
+    lk_vec<Res> r[Vecs][LK_VEC<T> / LK_VEC<Res>];
     lk_srms_norm_load_raw(x, in.x, row, col, count);
     lk_srms_norm_load_raw(r, in.r, row, col, count);
-    LK_UNROLL for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(held[u].s, in, x[u], r[u]);
+    LK_UNROLL for (int u = 0; u < Vecs; u++) lk_srms_norm_add<T, Res>(held[u].s, in, x[u], r[u]);
 }
 
 /* The sums over a row's team; number: as in lk_sum_cluster. alone: the first of two alone. */
-template <int N> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, float (&v)[N], int number, bool alone = false)
+template <int Num> LK_DEVICE void lk_srms_norm_sum(const lk_srms_norm_input &in, float (&v)[Num], int number, bool alone = false)
 {
-    if constexpr (N == 2) {
+    if constexpr (Num == 2) {
         float first[1] = {v[0]};
         if (alone) return lk_srms_norm_sum(in, first, number), (void)(v[0] = first[0]);
     }
     if (in.team_log2 < 0) return lk_sum_cluster(v, number);
-    LK_UNROLL for (int n = 0; n < N; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
+    LK_UNROLL for (int n = 0; n < Num; n++) v[n] = lk_sum_warp(v[n], 1 << in.team_log2);
 }
 
 /* A sum in short chains: in a long chain of similar terms, such as squares, rounding errors have one sign. */
@@ -418,10 +418,10 @@ LK_DEVICE void lk_srms_norm_add(lk_srms_norm_total *total, float x)
     if (++total->count % 16 == 0) total->sum += total->chain, total->chain = 0.0f;
 }
 
-template <int N> LK_DEVICE float lk_srms_norm_dot(const float (&a)[N], const float (&b)[N])
+template <int Num> LK_DEVICE float lk_srms_norm_dot(const float (&a)[Num], const float (&b)[Num])
 {
     float sum[2] = {0.0f, 0.0f}; /* two chains for vectors of 8, to hide latency */
-    LK_UNROLL for (int j = 0; j < N; j++) sum[j / 4 % 2] = fmaf(a[j], b[j], sum[j / 4 % 2]);
+    LK_UNROLL for (int j = 0; j < Num; j++) sum[j / 4 % 2] = fmaf(a[j], b[j], sum[j / 4 % 2]);
     return sum[0] + sum[1];
 }
 
@@ -497,7 +497,7 @@ typedef struct {
     int64_t grid;
     bool edges;  /* rows have single elements at their ends */
     bool few;    /* the kernel for few rows takes them */
-    bool reread; /* backward's REREAD */
+    bool reread; /* backward's Reread */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
@@ -509,7 +509,7 @@ template <class T>
 LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srms_norm_args *a, bool backward,
                                                  lk_srms_norm_traits traits)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     lk_srms_norm_layout layout = {};
     layout.call.a = *a, layout.cluster = 1;
     const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
@@ -526,10 +526,10 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
         if (!base || t->bytes < base->bytes) base = t;
         if (t->use & LK_OUT) continue;
         *inputs[i] = {t->pointer, *t->dim[0].stride, in->parts};
-        in->parts += N * t->bytes / 16;
+        in->parts += Num * t->bytes / 16;
     }
-    if (base) in->offset = (int)((uintptr_t)base->pointer / (unsigned)base->bytes % (unsigned)N);
-    if (base) in->offset_step = (int)(*base->dim[0].stride % N);
+    if (base) in->offset = (int)((uintptr_t)base->pointer / (unsigned)base->bytes % (unsigned)Num);
+    if (base) in->offset_step = (int)(*base->dim[0].stride % Num);
     for (int i = 0; i < count; i++) {
         const int vec = 16 / given[i]->bytes;
         const int64_t offset = (int64_t)((uintptr_t)given[i]->pointer / (unsigned)given[i]->bytes);
@@ -537,9 +537,9 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     }
     const int64_t rows = a->rows, cols = a->cols;
     int path = a->path;
-    layout.edges = in->offset || in->offset_step || cols % N;
+    layout.edges = in->offset || in->offset_step || cols % Num;
     /* What threads share out: the vectors of a row, or its elements where tensors are not aligned to each other. */
-    const int64_t units = in->aligned ? lk_ceil_div(cols, N) : cols;
+    const int64_t units = in->aligned ? lk_ceil_div(cols, Num) : cols;
     layout.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
     if (path == LK_SRMS_NORM_AUTO && in->aligned && !layout.edges && layout.threads <= LK_SRMS_NORM_THREADS &&
         rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * layout.threads <= (int64_t)traits.few_rows_limit * device->sms) {
@@ -559,7 +559,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     }
     in->segment = (int)cols;
     if (path == LK_SRMS_NORM_WARP) {
-        const int64_t lanes = traits.singles && layout.edges && units < 2 * N - 2 ? 2 * N - 2 : units;
+        const int64_t lanes = traits.singles && layout.edges && units < 2 * Num - 2 ? 2 * Num - 2 : units;
         while (in->team_log2 < 5 && 1 << in->team_log2 < lanes) in->team_log2++;
         layout.threads = traits.team_threads;
         layout.grid = lk_ceil_div(rows, layout.threads >> in->team_log2);
@@ -569,14 +569,14 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     if (path == LK_SRMS_NORM_CLUSTER) {
         layout.cluster = 2;
         while (layout.cluster < 8 && lk_ceil_div(units, layout.cluster) > most * traits.most_vecs) layout.cluster *= 2;
-        in->segment = (int)(lk_ceil_div(lk_ceil_div(cols, layout.cluster), 8 * N) * 8 * N); /* whole lines of 128 bytes */
+        in->segment = (int)(lk_ceil_div(lk_ceil_div(cols, layout.cluster), 8 * Num) * 8 * Num); /* whole lines of 128 bytes */
     }
     const int64_t block_units = lk_ceil_div(units, layout.cluster);
     int64_t threads = lk_ceil_div(block_units, thread_vecs);
     while (threads < block_units && rows * layout.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
     threads = lk_ceil_div(threads < block_units ? threads : block_units, 32) * 32;
     layout.threads = (int)(threads < most ? threads : most);
-    in->warp_span = in->aligned ? (int)lk_ceil_div(block_units, layout.threads) * 32 : 32; /* 2^30 times N is no int */
+    in->warp_span = in->aligned ? (int)lk_ceil_div(block_units, layout.threads) * 32 : 32; /* 2^30 times Num is no int */
     layout.grid = rows * layout.cluster;
     return layout;
 }
@@ -589,100 +589,100 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
  * has just started waits for its instructions. GENERAL: any rows and options; weight and bias are read behind the sum. */
 enum { LK_SRMS_NORM_BARE, LK_SRMS_NORM_WEIGHED, LK_SRMS_NORM_FEW, LK_SRMS_NORM_GENERAL };
 
-/* Writes N elements of a row. weight: what the thread of WEIGHED or FEW holds of it. */
-template <class T, class R, int KIND, int N>
-LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_call &call, float rstd, float (&s)[N], int64_t row, int col, int group,
+/* Writes Num elements of a row. weight: what the thread of WEIGHED or FEW holds of it. */
+template <class T, class Res, int Kind, int Num>
+LK_DEVICE void lk_srms_norm_forward_put(const lk_srms_norm_call &call, float rstd, float (&s)[Num], int64_t row, int col, int group,
                                         lk_vec<T> weight)
 {
-    if (call.a.residual_out) lk_srms_norm_store((R *)call.a.residual_out + row * call.a.residual_out_stride + col, s);
+    if (call.a.residual_out) lk_srms_norm_store((Res *)call.a.residual_out + row * call.a.residual_out_stride + col, s);
     if (!call.a.y) return;
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] *= rstd;
-    if constexpr (KIND == LK_SRMS_NORM_GENERAL) {
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] *= rstd;
+    if constexpr (Kind == LK_SRMS_NORM_GENERAL) {
         lk_srms_norm_apply(s, call, group + col);
         lk_srms_norm_apply<true>(s, call, group + col);
     }
-    if constexpr (KIND == LK_SRMS_NORM_WEIGHED || KIND == LK_SRMS_NORM_FEW)
+    if constexpr (Kind == LK_SRMS_NORM_WEIGHED || Kind == LK_SRMS_NORM_FEW)
         if (call.a.weight) lk_srms_norm_apply<false>(s, weight, call.a.weight_offset);
-    if constexpr (KIND == LK_SRMS_NORM_WEIGHED)
+    if constexpr (Kind == LK_SRMS_NORM_WEIGHED)
         if (call.a.bias) lk_srms_norm_apply<true>(s, lk_load_vec_ca((const T *)call.a.bias + col), 0.0f);
     lk_srms_norm_store((T *)call.a.y + row * call.a.y_stride + col, s);
 }
 
-/* A team owns a row. Each thread holds its first U vectors. All their loads start before it waits for one. It reads the other
+/* A team owns a row. Each thread holds its first Vecs vectors. All their loads start before it waits for one. It reads the other
  * vectors twice, and so the single elements at a row's ends. */
-template <class T, class R, bool PACKED, int KIND>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED && KIND != LK_SRMS_NORM_GENERAL))
+template <class T, class Res, bool Packed, int Kind>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOCKS(T, Packed && Kind != LK_SRMS_NORM_GENERAL))
     lk_srms_norm_forward_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
-    constexpr bool FEW = KIND == LK_SRMS_NORM_FEW, HOLDS_WEIGHT = FEW || KIND == LK_SRMS_NORM_WEIGHED;
-    constexpr int REST = KIND == LK_SRMS_NORM_BARE ? KIND : LK_SRMS_NORM_GENERAL;
-    constexpr int N = LK_VEC<T>, U = FEW ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(PACKED && !HOLDS_WEIGHT);
+    constexpr bool Few = Kind == LK_SRMS_NORM_FEW, HoldsWeight = Few || Kind == LK_SRMS_NORM_WEIGHED;
+    constexpr int Rest = Kind == LK_SRMS_NORM_BARE ? Kind : LK_SRMS_NORM_GENERAL;
+    constexpr int Num = LK_VEC<T>, Vecs = Few ? LK_SRMS_NORM_FEW_VECS : LK_SRMS_NORM_FORWARD_VECS(Packed && !HoldsWeight);
     const lk_srms_norm_input &in = call.in;
     const lk_srms_norm_thread at =
-        FEW ? lk_srms_norm_few_thread<T>((int)call.a.cols) : lk_srms_norm_thread_of<T>(in, (int)call.a.cols);
-    const bool owner = FEW || at.row < call.a.rows; /* lanes without a row still take part in the warp's reduction */
+        Few ? lk_srms_norm_few_thread<T>((int)call.a.cols) : lk_srms_norm_thread_of<T>(in, (int)call.a.cols);
+    const bool owner = Few || at.row < call.a.rows; /* lanes without a row still take part in the warp's reduction */
     const int count = owner ? at.count : 0, edge = owner ? at.edge : 0;
-    if (!FEW) lk_cluster_begin();
+    if (!Few) lk_cluster_begin();
     /* Larger teams are slower with a prefetch and an early start of the next kernel. On sm_80 the prefetch only spills. */
-    const bool early = FEW || (LK_ARCH >= 900 && at.size <= 64);
+    const bool early = Few || (LK_ARCH >= 900 && at.size <= 64);
     if (early && count > 0) {
         lk_srms_norm_prefetch<T>(in.x, at);
-        lk_srms_norm_prefetch<R>(in.r, at);
-        if (FEW) lk_srms_norm_prefetch<T>({call.a.weight, 0, 0}, at);
+        lk_srms_norm_prefetch<Res>(in.r, at);
+        if (Few) lk_srms_norm_prefetch<T>({call.a.weight, 0, 0}, at);
     }
     lk_griddepcontrol_wait();
     if (early) lk_griddepcontrol_launch_dependents();
 
-    lk_vec<T> weight[U][1];
-    if (HOLDS_WEIGHT) lk_srms_norm_load_raw(weight, {call.a.weight, 0, 0}, 0, at.first, count);
-    lk_srms_norm_held<T, PACKED> held[U];
-    lk_srms_norm_hold<T, R>(held, in, at.row, at.first, count);
+    lk_vec<T> weight[Vecs][1];
+    if (HoldsWeight) lk_srms_norm_load_raw(weight, {call.a.weight, 0, 0}, 0, at.first, count);
+    lk_srms_norm_held<T, Packed> held[Vecs];
+    lk_srms_norm_hold<T, Res>(held, in, at.row, at.first, count);
     lk_srms_norm_total total = {};
-    float s[N], one[1];
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        if (!FEW && u * 32 >= count) break; /* FEW takes fewer registers without it, the others more */
+    float s[Num], one[1];
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
+        if (!Few && u * 32 >= count) break; /* FEW takes fewer registers without it, the others more */
         lk_srms_norm_get<T>(s, &held[u]);
         if (u * 32 < count) total.sum += lk_srms_norm_dot(s, s);
     }
-    LK_NO_UNROLL for (int i = U * 32; !FEW && i < count; i += 32) {
-        lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
+    LK_NO_UNROLL for (int i = Vecs * 32; !Few && i < count; i += 32) {
+        lk_srms_norm_load_s<T, Res>(s, in, at.row, at.first + i * Num);
         lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
     }
-    for (int i = at.rank; !FEW && i < edge; i += at.size) {
-        lk_srms_norm_load_s<T, R>(one, in, at.row, lk_srms_norm_edge(at, i));
+    for (int i = at.rank; !Few && i < edge; i += at.size) {
+        lk_srms_norm_load_s<T, Res>(one, in, at.row, lk_srms_norm_edge(at, i));
         lk_srms_norm_add(&total, one[0] * one[0]);
     }
-    if (!FEW) lk_cluster_ready();
+    if (!Few) lk_cluster_ready();
     float sum[1] = {total.sum + total.chain};
-    if (FEW) lk_sum_cluster<1, true>(sum, 0);
+    if (Few) lk_sum_cluster<1, true>(sum, 0);
     else lk_srms_norm_sum(in, sum, 0);
     if (!early) lk_griddepcontrol_launch_dependents();
 
     const float rstd = lk_rsqrt(fmaf(sum[0], in.inverse_cols, call.a.eps));
-    const int group = KIND == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group_start(call, at.row) : 0;
+    const int group = Kind == LK_SRMS_NORM_GENERAL ? lk_srms_norm_group_start(call, at.row) : 0;
     if (owner && at.begin == 0 && at.rank == 0 && call.a.rstd) call.a.rstd[at.row] = rstd;
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u * 32 >= count) break;
         lk_srms_norm_get<T>(s, &held[u]);
-        lk_srms_norm_forward_put<T, R, KIND>(call, rstd, s, at.row, at.first + u * 32 * N, group, weight[u][0]);
+        lk_srms_norm_forward_put<T, Res, Kind>(call, rstd, s, at.row, at.first + u * 32 * Num, group, weight[u][0]);
     }
-    LK_NO_UNROLL for (int i = U * 32; !FEW && i < count; i += 32) {
-        lk_srms_norm_load_s<T, R>(s, in, at.row, at.first + i * N);
-        lk_srms_norm_forward_put<T, R, REST>(call, rstd, s, at.row, at.first + i * N, group, {});
+    LK_NO_UNROLL for (int i = Vecs * 32; !Few && i < count; i += 32) {
+        lk_srms_norm_load_s<T, Res>(s, in, at.row, at.first + i * Num);
+        lk_srms_norm_forward_put<T, Res, Rest>(call, rstd, s, at.row, at.first + i * Num, group, {});
     }
-    LK_NO_UNROLL for (int i = at.rank; !FEW && i < edge; i += at.size) {
+    LK_NO_UNROLL for (int i = at.rank; !Few && i < edge; i += at.size) {
         const int col = lk_srms_norm_edge(at, i);
-        lk_srms_norm_load_s<T, R>(one, in, at.row, col);
-        lk_srms_norm_forward_put<T, R, REST>(call, rstd, one, at.row, col, group, {});
+        lk_srms_norm_load_s<T, Res>(one, in, at.row, col);
+        lk_srms_norm_forward_put<T, Res, Rest>(call, rstd, one, at.row, col, group, {});
     }
 }
 
-template <class T, class R, bool PACKED> LK_HOST void (*lk_srms_norm_forward_choose(int kind))(lk_srms_norm_call)
+template <class T, class Res, bool Packed> LK_HOST void (*lk_srms_norm_forward_choose(int kind))(lk_srms_norm_call)
 {
-    return kind == LK_SRMS_NORM_FEW       ? lk_srms_norm_forward_kernel<T, R, false, LK_SRMS_NORM_FEW>
-           : kind == LK_SRMS_NORM_WEIGHED ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_WEIGHED>
-           : kind == LK_SRMS_NORM_BARE    ? lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_BARE>
-                                          : lk_srms_norm_forward_kernel<T, R, PACKED, LK_SRMS_NORM_GENERAL>;
+    return kind == LK_SRMS_NORM_FEW       ? lk_srms_norm_forward_kernel<T, Res, false, LK_SRMS_NORM_FEW>
+           : kind == LK_SRMS_NORM_WEIGHED ? lk_srms_norm_forward_kernel<T, Res, Packed, LK_SRMS_NORM_WEIGHED>
+           : kind == LK_SRMS_NORM_BARE    ? lk_srms_norm_forward_kernel<T, Res, Packed, LK_SRMS_NORM_BARE>
+                                          : lk_srms_norm_forward_kernel<T, Res, Packed, LK_SRMS_NORM_GENERAL>;
 }
 
 template <class T>
@@ -722,9 +722,9 @@ typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
 
-/* Where N elements of a row are read: COPIED: in the lane's slots for a vector; else in global memory. group: the first element
+/* Where Num elements of a row are read: Copied: in the lane's slots for a vector; else in global memory. group: the first element
  * of the row's weight. */
-template <bool COPIED> struct lk_srms_norm_where {
+template <bool Copied> struct lk_srms_norm_where {
     int64_t row;
     int col, group;
     const uint4 *slot;
@@ -736,185 +736,185 @@ typedef struct {
     float rstd, slope; /* slope: mean(g h) rstd */
 } lk_srms_norm_row;
 
-/* Starts the copies of a thread's first U vectors of a tensor into its slots. L1: they go through it. */
-template <class E, int N, bool L1>
+/* Starts the copies of a thread's first Vecs vectors of a tensor into its slots. L1: they go through it. */
+template <class Elem, int Num, bool InL1>
 LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS;
+    constexpr int Vecs = LK_SRMS_NORM_BACKWARD_VECS;
     if (!t.data) return;
-    const E *from = (const E *)t.data + row * t.stride + at.first;
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    const Elem *from = (const Elem *)t.data + row * t.stride + at.first;
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u * 32 >= at.count) break;
-        LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++)
-            lk_cp_async_16<L1>(slot + t.part * U * 32, (i * U + u) * 512, from + u * 32 * N + i * LK_VEC<E>);
+        LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++)
+            lk_cp_async_16<InL1>(slot + t.part * Vecs * 32, (i * Vecs + u) * 512, from + u * 32 * Num + i * LK_VEC<Elem>);
     }
 }
-template <class T, class R, class D>
+template <class T, class Res, class Dy>
 LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    constexpr bool L1 = sizeof(D) > sizeof(T); /* a lane copies both halves of each 32-byte sector of dy */
-    lk_srms_norm_fetch<T, LK_VEC<T>, L1>(in.x, slot, row, at);
-    lk_srms_norm_fetch<R, LK_VEC<T>, L1>(in.r, slot, row, at);
-    lk_srms_norm_fetch<D, LK_VEC<T>, L1>(in.dy, slot, row, at);
-    lk_srms_norm_fetch<R, LK_VEC<T>, L1>(in.dr, slot, row, at);
+    constexpr bool InL1 = sizeof(Dy) > sizeof(T); /* a lane copies both halves of each 32-byte sector of dy */
+    lk_srms_norm_fetch<T, LK_VEC<T>, InL1>(in.x, slot, row, at);
+    lk_srms_norm_fetch<Res, LK_VEC<T>, InL1>(in.r, slot, row, at);
+    lk_srms_norm_fetch<Dy, LK_VEC<T>, InL1>(in.dy, slot, row, at);
+    lk_srms_norm_fetch<Res, LK_VEC<T>, InL1>(in.dr, slot, row, at);
 }
 
-/* N elements of a tensor. */
-template <class E, int N>
-LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<false> where)
+/* Num elements of a tensor. */
+template <class Elem, int Num>
+LK_DEVICE void lk_srms_norm_get(float (&x)[Num], const lk_srms_norm_tensor &t, lk_srms_norm_where<false> where)
 {
-    lk_srms_norm_load(x, (const E *)t.data + where.row * t.stride + where.col);
+    lk_srms_norm_load(x, (const Elem *)t.data + where.row * t.stride + where.col);
 }
-template <class E, int N>
-LK_DEVICE void lk_srms_norm_get(float (&x)[N], const lk_srms_norm_tensor &t, lk_srms_norm_where<true> where)
+template <class Elem, int Num>
+LK_DEVICE void lk_srms_norm_get(float (&x)[Num], const lk_srms_norm_tensor &t, lk_srms_norm_where<true> where)
 {
-    lk_vec<E> raw[N / LK_VEC<E>];
-    LK_UNROLL for (int i = 0; i < N / LK_VEC<E>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
-    lk_srms_norm_unpack<E, N>(x, raw);
+    lk_vec<Elem> raw[Num / LK_VEC<Elem>];
+    LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
+    lk_srms_norm_unpack<Elem, Num>(x, raw);
 }
 
-/* s and dy, N elements of each. Here and below, REREAD is for any rows: a thread reads vectors beyond its first U, and single
- * elements, twice, and their sums for dweight are in the workspace from the start. Without REREAD the threads hold all elements
+/* s and dy, Num elements of each. Here and below, Reread is for any rows: a thread reads vectors beyond its first Vecs, and single
+ * elements, twice, and their sums for dweight are in the workspace from the start. Without Reread the threads hold all elements
  * of a row, each at most one single element; dy is given, and s is one tensor. */
-template <class T, class R, class D, bool REREAD, bool COPIED, int N>
-LK_DEVICE void lk_srms_norm_get_both(float (&s)[N], float (&dy)[N], const lk_srms_norm_input &in,
-                                     lk_srms_norm_where<COPIED> where)
+template <class T, class Res, class Dy, bool Reread, bool Copied, int Num>
+LK_DEVICE void lk_srms_norm_get_both(float (&s)[Num], float (&dy)[Num], const lk_srms_norm_input &in,
+                                     lk_srms_norm_where<Copied> where)
 {
-    if constexpr (!REREAD) {
-        lk_srms_norm_get<D>(dy, in.dy, where);
-        if (sizeof(R) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
-        else lk_srms_norm_get<R>(s, in.r, where);
+    if constexpr (!Reread) {
+        lk_srms_norm_get<Dy>(dy, in.dy, where);
+        if (sizeof(Res) == sizeof(T) || in.x.data) lk_srms_norm_get<T>(s, in.x, where);
+        else lk_srms_norm_get<Res>(s, in.r, where);
     } else {
-        float x[N];
-        LK_UNROLL for (int j = 0; j < N; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
-        if (in.dy.data) lk_srms_norm_get<D>(dy, in.dy, where);
-        if (in.r.data) lk_srms_norm_get<R>(s, in.r, where);
+        float x[Num];
+        LK_UNROLL for (int j = 0; j < Num; j++) s[j] = x[j] = 0.0f, dy[j] = 1.0f;
+        if (in.dy.data) lk_srms_norm_get<Dy>(dy, in.dy, where);
+        if (in.r.data) lk_srms_norm_get<Res>(s, in.r, where);
         if (in.x.data) lk_srms_norm_get<T>(x, in.x, where);
-        LK_UNROLL for (int j = 0; j < N; j++) s[j] += x[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) s[j] += x[j];
     }
 }
 
-/* What a thread holds of the weight of N elements: w as floats; but T where dy of float lies beside T of 16 bits, since registers
- * are too few for floats there (lk_srms_norm_packs_w). REREAD holds nothing. */
-template <class T, class D, bool REREAD, int N, bool PACKED = !REREAD && (sizeof(D) > sizeof(T))> struct lk_srms_norm_held_w {
-    float w[N];
+/* What a thread holds of the weight of Num elements: w as floats; but T where dy of float lies beside T of 16 bits, since registers
+ * are too few for floats there (lk_srms_norm_packs_w). Reread holds nothing. */
+template <class T, class Dy, bool Reread, int Num, bool Packed = !Reread && (sizeof(Dy) > sizeof(T))> struct lk_srms_norm_held_w {
+    float w[Num];
 };
-template <class T, class D, int N> struct lk_srms_norm_held_w<T, D, false, N, true> {
+template <class T, class Dy, int Num> struct lk_srms_norm_held_w<T, Dy, false, Num, true> {
     lk_vec<T> packed;
 };
-template <class T, class D, int N> struct lk_srms_norm_held_w<T, D, true, N, false> {};
+template <class T, class Dy, int Num> struct lk_srms_norm_held_w<T, Dy, true, Num, false> {};
 
-/* Reads it; the N elements begin at element `at` of weight. */
-template <class T, class D, bool REREAD, int N>
-LK_DEVICE void lk_srms_norm_hold_w(lk_srms_norm_held_w<T, D, REREAD, N> *held, const lk_srms_norm_call &call, int at)
+/* Reads it; the Num elements begin at element `at` of weight. */
+template <class T, class Dy, bool Reread, int Num>
+LK_DEVICE void lk_srms_norm_hold_w(lk_srms_norm_held_w<T, Dy, Reread, Num> *held, const lk_srms_norm_call &call, int at)
 {
-    if constexpr (!REREAD && sizeof(D) > sizeof(T)) {
+    if constexpr (!Reread && sizeof(Dy) > sizeof(T)) {
         if (call.a.weight) held->packed = lk_load_vec_ca((const T *)call.a.weight + at);
-    } else if constexpr (!REREAD) {
+    } else if constexpr (!Reread) {
         lk_srms_norm_load_w(held->w, call, at);
     }
 }
 
 /* g times w. */
-template <class T, class D, bool REREAD, int N>
-LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[N], const lk_srms_norm_call &call,
-                                           const lk_srms_norm_held_w<T, D, REREAD, N> &held, int at)
+template <class T, class Dy, bool Reread, int Num>
+LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[Num], const lk_srms_norm_call &call,
+                                           const lk_srms_norm_held_w<T, Dy, Reread, Num> &held, int at)
 {
-    if constexpr (REREAD) {
+    if constexpr (Reread) {
         lk_srms_norm_apply(g, call, at);
-    } else if constexpr (sizeof(D) > sizeof(T)) {
+    } else if constexpr (sizeof(Dy) > sizeof(T)) {
         if (call.a.weight) lk_srms_norm_apply<false>(g, held.packed, call.a.weight_offset);
     } else {
-        LK_UNROLL for (int j = 0; j < N; j++) g[j] *= held.w[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) g[j] *= held.w[j];
     }
 }
 
-/* The sums of g s over N elements of a row and, where rstd is not given, of s^2. */
-template <class T, class R, class D, bool WEIGHT, bool REREAD, int N, bool COPIED>
+/* The sums of g s over Num elements of a row and, where rstd is not given, of s^2. */
+template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, bool Copied>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2],
-                                          const lk_srms_norm_held_w<T, D, REREAD, N> &w, lk_srms_norm_where<COPIED> where)
+                                          const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where)
 {
-    float s[N], g[N];
-    lk_srms_norm_get_both<T, R, D, REREAD>(s, g, call.in, where);
-    if (WEIGHT) lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
+    float s[Num], g[Num];
+    lk_srms_norm_get_both<T, Res, Dy, Reread>(s, g, call.in, where);
+    if (Weight) lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = call.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
-/* Writes N elements of ds. */
-template <class T, class R, int N>
-LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_t row, int col, const float (&ds)[N])
+/* Writes Num elements of ds. */
+template <class T, class Res, int Num>
+LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_t row, int col, const float (&ds)[Num])
 {
     if (call.a.dx) lk_srms_norm_store((T *)call.a.dx + row * call.a.dx_stride + col, ds);
-    if (call.a.dresidual) lk_srms_norm_store((R *)call.a.dresidual + row * call.a.dresidual_stride + col, ds);
+    if (call.a.dresidual) lk_srms_norm_store((Res *)call.a.dresidual + row * call.a.dresidual_stride + col, ds);
 }
 
-/* Writes N elements of a row, and adds their terms to dweight's sums. */
-template <class T, class R, class D, bool WEIGHT, bool REREAD, int N, bool COPIED>
-LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[N],
-                                         const lk_srms_norm_held_w<T, D, REREAD, N> &w, lk_srms_norm_where<COPIED> where)
+/* Writes Num elements of a row, and adds their terms to dweight's sums. */
+template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, bool Copied>
+LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[Num],
+                                         const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where)
 {
-    float s[N], g[N];
-    lk_srms_norm_get_both<T, R, D, REREAD>(s, g, call.in, where);
-    if (WEIGHT) {
-        LK_UNROLL for (int j = 0; j < N; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
+    float s[Num], g[Num];
+    lk_srms_norm_get_both<T, Res, Dy, Reread>(s, g, call.in, where);
+    if (Weight) {
+        LK_UNROLL for (int j = 0; j < Num; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
         lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
     }
-    LK_UNROLL for (int j = 0; j < N; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
+    LK_UNROLL for (int j = 0; j < Num; j++) g[j] = row.rstd * fmaf(-s[j], row.slope, g[j]);
     if (call.in.dr.data) {
-        lk_srms_norm_get<R>(s, call.in.dr, where);
-        LK_UNROLL for (int j = 0; j < N; j++) g[j] += s[j];
+        lk_srms_norm_get<Res>(s, call.in.dr, where);
+        LK_UNROLL for (int j = 0; j < Num; j++) g[j] += s[j];
     }
-    lk_srms_norm_backward_store<T, R>(call, row.number, where.col, g);
+    lk_srms_norm_backward_store<T, Res>(call, row.number, where.col, g);
 }
 
 /* A team's row of the workspace. A team's number is that of its first row. */
-LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_call &call, int64_t team, int N)
+LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_call &call, int64_t team, int Num)
 {
-    return (float *)call.a.workspace + team * call.pitch + lk_srms_norm_past(call.in, team, N);
+    return (float *)call.a.workspace + team * call.pitch + lk_srms_norm_past(call.in, team, Num);
 }
 
-/* REREAD's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements.
+/* Reread's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements.
  * clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as for held elements, but in
  * short chains (see lk_srms_norm_total). put: writes the results and adds to partial. */
-template <int N> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
+template <int Num> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
 {
     for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
     for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
-        for (int j = 0; j < N; j++) partial[at.first + i * N + j] = 0.0f;
+        for (int j = 0; j < Num; j++) partial[at.first + i * Num + j] = 0.0f;
 }
-template <class T, class R, class D, bool WEIGHT, int N>
+template <class T, class Res, class Dy, bool Weight, int Num>
 LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_norm_total (&total)[2],
                                       lk_srms_norm_where<false> where)
 {
     float more[2];
-    lk_srms_norm_backward_sums<T, R, D, WEIGHT, true, N>(call, more, {}, where);
+    lk_srms_norm_backward_sums<T, Res, Dy, Weight, true, Num>(call, more, {}, where);
     lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
-template <class T, class R, class D, bool WEIGHT, int N>
+template <class T, class Res, class Dy, bool Weight, int Num>
 LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float *partial,
                                      lk_srms_norm_where<false> where)
 {
-    const bool has_sums = WEIGHT && call.a.dweight;
-    float sums[N];
+    const bool has_sums = Weight && call.a.dweight;
+    float sums[Num];
     partial += where.col;
-    LK_UNROLL for (int j = 0; j < N; j++) sums[j] = has_sums ? partial[j] : 0.0f;
-    lk_srms_norm_backward_put<T, R, D, WEIGHT, true, N>(call, row, sums, {}, where);
-    LK_UNROLL for (int j = 0; j < N; j++)
+    LK_UNROLL for (int j = 0; j < Num; j++) sums[j] = has_sums ? partial[j] : 0.0f;
+    lk_srms_norm_backward_put<T, Res, Dy, Weight, true, Num>(call, row, sums, {}, where);
+    LK_UNROLL for (int j = 0; j < Num; j++)
         if (has_sums) partial[j] = sums[j];
 }
 
 /* Writes the sums of a thread's vectors. */
-template <int U, int N> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sums)[U][N], int count)
+template <int Vecs, int Num> LK_DEVICE void lk_srms_norm_put_sums(float *to, const float (&sums)[Vecs][Num], int count)
 {
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u * 32 >= count) break;
-        LK_UNROLL for (int j = 0; j < N; j += 4)
-            *(float4 *)(to + u * 32 * N + j) = make_float4(sums[u][j], sums[u][j + 1], sums[u][j + 2], sums[u][j + 3]);
+        LK_UNROLL for (int j = 0; j < Num; j += 4)
+            *(float4 *)(to + u * 32 * Num + j) = make_float4(sums[u][j], sums[u][j + 1], sums[u][j + 2], sums[u][j + 3]);
     }
 }
 
-/* A thread's single element, unless REREAD: its column, w and sum for dweight, in shared memory, since registers are few;
+/* A thread's single element, unless Reread: its column, w and sum for dweight, in shared memory, since registers are few;
  * and of one row. */
 typedef struct {
     int col;
@@ -924,49 +924,49 @@ typedef struct {
     float s, dy, dr;
 } lk_srms_norm_single;
 
-template <class T, class R, class D>
+template <class T, class Res, class Dy>
 LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input &in, int64_t row, int col)
 {
     const lk_srms_norm_where<false> where = {row, col, 0, NULL};
     float s[1], dy[1], dr[1] = {0.0f};
-    lk_srms_norm_get_both<T, R, D, false>(s, dy, in, where);
-    if (in.dr.data) lk_srms_norm_get<R>(dr, in.dr, where);
+    lk_srms_norm_get_both<T, Res, Dy, false>(s, dy, in, where);
+    if (in.dr.data) lk_srms_norm_get<Res>(dr, in.dr, where);
     return {s[0], dy[0], dr[0]};
 }
 
-/* A team owns a row. WEIGHT: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
+/* A team owns a row. Weight: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
  * are at the same columns, and copies its next row while it works on this one. */
-template <class T, class R, class D, bool WEIGHT, bool REREAD>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ? 1 : 2)
+template <class T, class Res, class Dy, bool Weight, bool Reread>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
-    constexpr int U = LK_SRMS_NORM_BACKWARD_VECS, N = LK_VEC<T>, STAGES = LK_SRMS_NORM_BACKWARD_STAGES(WEIGHT);
+    constexpr int Vecs = LK_SRMS_NORM_BACKWARD_VECS, Num = LK_VEC<T>, Stages = LK_SRMS_NORM_BACKWARD_STAGES(Weight);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(call.in, (int)call.a.cols);
-    const int stage_size = call.in.parts * U * 32;
-    uint4 *slots = smem.held + (int)threadIdx.x / 32 * STAGES * stage_size + (int)threadIdx.x % 32;
-    const int group = WEIGHT ? lk_srms_norm_group_start(call, at.row) : 0; /* the same for all rows of the team */
-    float sums[WEIGHT ? U : 1][N] = {};
-    lk_srms_norm_held_w<T, D, REREAD, N> w[WEIGHT ? U : 1];
+    const int stage_size = call.in.parts * Vecs * 32;
+    uint4 *slots = smem.held + (int)threadIdx.x / 32 * Stages * stage_size + (int)threadIdx.x % 32;
+    const int group = Weight ? lk_srms_norm_group_start(call, at.row) : 0; /* the same for all rows of the team */
+    float sums[Weight ? Vecs : 1][Num] = {};
+    lk_srms_norm_held_w<T, Dy, Reread, Num> w[Weight ? Vecs : 1];
     lk_cluster_begin();
     if (at.row < call.a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(call.in.x, at);
-        lk_srms_norm_prefetch<R>(call.in.r, at);
-        lk_srms_norm_prefetch<D>(call.in.dy, at);
-        lk_srms_norm_prefetch<R>(call.in.dr, at);
+        lk_srms_norm_prefetch<Res>(call.in.r, at);
+        lk_srms_norm_prefetch<Dy>(call.in.dy, at);
+        lk_srms_norm_prefetch<Res>(call.in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
-    if (WEIGHT && REREAD && call.a.dweight) lk_srms_norm_rest_clear<N>(lk_srms_norm_partial(call, at.row, N), at);
-    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, R, D>(call.in, slots, at.row, at);
+    if (Weight && Reread && call.a.dweight) lk_srms_norm_rest_clear<Num>(lk_srms_norm_partial(call, at.row, Num), at);
+    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, Res, Dy>(call.in, slots, at.row, at);
     lk_cp_async_commit_group();
-    LK_UNROLL for (int u = 0; WEIGHT && u < U; u++)
-        if (u * 32 < at.count) lk_srms_norm_hold_w(&w[u], call, group + at.first + u * 32 * N);
-    const bool single = !REREAD && at.rank < at.edge;
+    LK_UNROLL for (int u = 0; Weight && u < Vecs; u++)
+        if (u * 32 < at.count) lk_srms_norm_hold_w(&w[u], call, group + at.first + u * 32 * Num);
+    const bool single = !Reread && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
     lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
     if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f};
-    if (WEIGHT && single) lk_srms_norm_load_w(column->w, call, group + column->col);
+    if (Weight && single) lk_srms_norm_load_w(column->w, call, group + column->col);
     lk_cluster_ready();
 
     int number = 0;
@@ -974,29 +974,29 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
     for (; row - at.team < call.a.rows; row += at.step, number++) {
         const bool owner = row < call.a.rows; /* lanes without a row still take part in the warp's reduction */
         const int count = owner ? at.count : 0;
-        const uint4 *slot = slots + (WEIGHT ? (number & 1) * stage_size : 0);
-        if (WEIGHT) {
+        const uint4 *slot = slots + (Weight ? (number & 1) * stage_size : 0);
+        if (Weight) {
             if (row + at.step < call.a.rows)
-                lk_srms_norm_fetch_row<T, R, D>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
+                lk_srms_norm_fetch_row<T, Res, Dy>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, call.a.rstd && owner ? call.a.rstd[row] : 0.0f, 0.0f};
         float sum[2] = {0.0f, 0.0f}, more[2];
-        if constexpr (REREAD) {
+        if constexpr (Reread) {
             lk_srms_norm_total total[2] = {};
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_sums<T, R, D, WEIGHT, 1>(call, total, {row, lk_srms_norm_edge(at, i), group, NULL});
-            for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_rest_sums<T, R, D, WEIGHT, N>(call, total, {row, at.first + i * N, group, NULL});
+                lk_srms_norm_rest_sums<T, Res, Dy, Weight, 1>(call, total, {row, lk_srms_norm_edge(at, i), group, NULL});
+            for (int i = Vecs * 32; i < count; i += 32)
+                lk_srms_norm_rest_sums<T, Res, Dy, Weight, Num>(call, total, {row, at.first + i * Num, group, NULL});
             sum[0] = total[0].sum + total[0].chain, sum[1] = total[1].sum + total[1].chain;
         }
         lk_srms_norm_single one = {}; /* its line is in the L2 with the copies of this row */
-        if (single && owner) one = lk_srms_norm_load_single<T, R, D>(call.in, row, column->col);
-        lk_cp_async_wait_group<STAGES - 1>();
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        if (single && owner) one = lk_srms_norm_load_single<T, Res, Dy>(call.in, row, column->col);
+        lk_cp_async_wait_group<Stages - 1>();
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
-            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_sums<T, R, D, WEIGHT, REREAD, N>(call, more, w[WEIGHT ? u : 0], where);
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
+            lk_srms_norm_backward_sums<T, Res, Dy, Weight, Reread, Num>(call, more, w[Weight ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
         if (single) sum[0] += one.s * (one.dy * column->w[0]), sum[1] += one.s * one.s;
@@ -1007,24 +1007,24 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
         if (single && owner) {
             column->sum = fmaf(one.dy * here.rstd, one.s, column->sum);
             const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * column->w[0]) + one.dr};
-            lk_srms_norm_backward_store<T, R>(call, row, column->col, ds);
+            lk_srms_norm_backward_store<T, Res>(call, row, column->col, ds);
         }
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
-            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * N, group, slot + u * 32};
-            lk_srms_norm_backward_put<T, R, D, WEIGHT, REREAD>(call, here, sums[WEIGHT ? u : 0], w[WEIGHT ? u : 0], where);
+            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
+            lk_srms_norm_backward_put<T, Res, Dy, Weight, Reread>(call, here, sums[Weight ? u : 0], w[Weight ? u : 0], where);
         }
-        if constexpr (REREAD) {
-            float *const partial = WEIGHT ? lk_srms_norm_partial(call, row - (int64_t)number * at.step, N) : NULL;
-            for (int i = U * 32; i < count; i += 32)
-                lk_srms_norm_rest_put<T, R, D, WEIGHT, N>(call, here, partial, {row, at.first + i * N, group, NULL});
+        if constexpr (Reread) {
+            float *const partial = Weight ? lk_srms_norm_partial(call, row - (int64_t)number * at.step, Num) : NULL;
+            for (int i = Vecs * 32; i < count; i += 32)
+                lk_srms_norm_rest_put<T, Res, Dy, Weight, Num>(call, here, partial, {row, at.first + i * Num, group, NULL});
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_put<T, R, D, WEIGHT, 1>(call, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
+                lk_srms_norm_rest_put<T, Res, Dy, Weight, 1>(call, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
         }
-        if (!WEIGHT) break;
+        if (!Weight) break;
     }
-    if (!WEIGHT || !call.a.dweight) return;
-    float *const partial = lk_srms_norm_partial(call, row - (int64_t)number * at.step, N);
+    if (!Weight || !call.a.dweight) return;
+    float *const partial = lk_srms_norm_partial(call, row - (int64_t)number * at.step, Num);
     if (single) partial[column->col] = column->sum;
     lk_srms_norm_put_sums(partial + at.first, sums, at.count); /* a team without rows writes zeros */
 }
@@ -1032,11 +1032,11 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(WEIGHT), REREAD ?
 /* ---- Backward of few rows ------------------------------------------------------------------------------------------------ */
 
 /* Few rows, as in forward, without dweight. */
-template <class T, class R>
+template <class T, class Res>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
-    constexpr int U = LK_SRMS_NORM_FEW_VECS, N = LK_VEC<T>, PARTS = N / LK_VEC<R>;
+    constexpr int Vecs = LK_SRMS_NORM_FEW_VECS, Num = LK_VEC<T>, Parts = Num / LK_VEC<Res>;
     const lk_srms_norm_input &in = call.in;
     const lk_srms_norm_thread at = lk_srms_norm_few_thread<T>((int)call.a.cols);
     const int64_t row = at.row;
@@ -1044,24 +1044,24 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
         lk_srms_norm_prefetch<T>(in.dy, at);
         lk_srms_norm_prefetch<T>(in.x, at);
         lk_srms_norm_prefetch<T>({call.a.weight, 0, 0}, at);
-        lk_srms_norm_prefetch<R>(in.r, at);
-        lk_srms_norm_prefetch<R>(in.dr, at);
+        lk_srms_norm_prefetch<Res>(in.r, at);
+        lk_srms_norm_prefetch<Res>(in.dr, at);
     }
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
 
-    lk_vec<T> weight[U][1], x[U][1], dy[U][1];
-    lk_vec<R> r[U][PARTS], dr[U][PARTS];
+    lk_vec<T> weight[Vecs][1], x[Vecs][1], dy[Vecs][1];
+    lk_vec<Res> r[Vecs][Parts], dr[Vecs][Parts];
     float rstd = call.a.rstd ? call.a.rstd[row] : 0.0f;
     lk_srms_norm_load_raw(dy, in.dy, row, at.first, at.count);
     lk_srms_norm_load_raw(x, in.x, row, at.first, at.count);
     lk_srms_norm_load_raw(weight, {call.a.weight, 0, 0}, 0, at.first, at.count);
     lk_srms_norm_load_raw(r, in.r, row, at.first, at.count);
     lk_srms_norm_load_raw(dr, in.dr, row, at.first, at.count);
-    float s[U][N], g[U][N], sum[2] = {0.0f, 0.0f};
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        lk_srms_norm_add<T, R>(s[u], in, x[u], r[u]);
-        LK_UNROLL for (int j = 0; j < N; j++) g[u][j] = 1.0f;
+    float s[Vecs][Num], g[Vecs][Num], sum[2] = {0.0f, 0.0f};
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
+        lk_srms_norm_add<T, Res>(s[u], in, x[u], r[u]);
+        LK_UNROLL for (int j = 0; j < Num; j++) g[u][j] = 1.0f;
         if (in.dy.data) lk_unpack(g[u], dy[u][0]);
         if (call.a.weight) lk_srms_norm_apply<false>(g[u], weight[u][0], call.a.weight_offset);
         if (u * 32 < at.count) sum[0] += lk_srms_norm_dot(s[u], g[u]), sum[1] += lk_srms_norm_dot(s[u], s[u]);
@@ -1070,12 +1070,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
 
     if (!call.a.rstd) rstd = lk_rsqrt(fmaf(sum[1], in.inverse_cols, call.a.eps));
     const float slope = sum[0] * rstd * in.inverse_cols * rstd;
-    LK_UNROLL for (int u = 0; u < U; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         if (u * 32 >= at.count) break;
-        float add[N] = {};
-        if (in.dr.data) lk_srms_norm_unpack<R, N>(add, dr[u]);
-        LK_UNROLL for (int j = 0; j < N; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        lk_srms_norm_backward_store<T, R>(call, row, at.first + u * 32 * N, g[u]);
+        float add[Num] = {};
+        if (in.dr.data) lk_srms_norm_unpack<Res, Num>(add, dr[u]);
+        LK_UNROLL for (int j = 0; j < Num; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
+        lk_srms_norm_backward_store<T, Res>(call, row, at.first + u * 32 * Num, g[u]);
     }
 }
 
@@ -1179,7 +1179,7 @@ template <class T> LK_HOST bool lk_srms_norm_packs_w(const lk_srms_norm_args *a,
 /* The launch for checked arguments. */
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
-    constexpr int N = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
+    constexpr int Num = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight;
     const bool few = !a->dweight && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
     const int few_rows_limit = few ? 256 : 0; /* see forward */
@@ -1191,7 +1191,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     lk_srms_norm_input *const in = &call->in;
     layout.smem = layout.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
     if (weight && !layout.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
-        call->pitch = lk_ceil_div(a->cols, N) * N + N; /* vectors, and the elements before the first */
+        call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
         const int64_t fit = device->smem * 1024 / ((int64_t)layout.smem + 8 * 1024); /* static shared memory and the system's */
         const int64_t by_smem = fit > 1 ? fit : 1;
         const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / layout.threads;
@@ -1202,7 +1202,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
         if (layout.grid > most) blocks = lk_ceil_div(most, layout.cluster);
         if (a->dweight && blocks * teams > cap) blocks = cap / teams;
         const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
-        int64_t period = in->offset_step ? turn * lk_ceil_div(N, teams) : turn; /* every N-th row starts at the same offset */
+        int64_t period = in->offset_step ? turn * lk_ceil_div(Num, teams) : turn; /* every Num-th row starts at the same offset */
         if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
         if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
         if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
@@ -1214,7 +1214,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     const size_t dbias_bytes = dbias_partials > a->groups ? (size_t)(dbias_partials * a->cols) * sizeof(float) : 0;
     if (dbias_bytes > layout.workspace) layout.workspace = dbias_bytes; /* the same bytes: dbias is done before dweight begins */
     const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
-                           (in->team_log2 < 0 || lk_ceil_div(a->cols, N) <= (int64_t)vecs << in->team_log2);
+                           (in->team_log2 < 0 || lk_ceil_div(a->cols, Num) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* s is one tensor */
     layout.reread = !(holds_row && a->dy && one && (a->dy_dtype == lk_dtype<T> || lk_srms_norm_packs_w<T>(a, in)));
     if (!layout.few && !layout.reread && !in->x.data && a->residual_dtype == lk_dtype<T>)
@@ -1222,20 +1222,20 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     return layout;
 }
 
-/* R, D: the types of residual and dy. */
-template <class T, class R, class D>
+/* Res, Dy: the types of residual and dy. */
+template <class T, class Res, class Dy>
 LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
 {
     const bool reread = layout.reread;
-    if (layout.few) return lk_srms_norm_backward_few_kernel<T, R>;
+    if (layout.few) return lk_srms_norm_backward_few_kernel<T, Res>;
     if (layout.call.a.weight || layout.call.a.dweight)
-        return reread ? lk_srms_norm_backward_kernel<T, R, D, true, true> : lk_srms_norm_backward_kernel<T, R, D, true, false>;
-    return reread ? lk_srms_norm_backward_kernel<T, R, D, false, true> : lk_srms_norm_backward_kernel<T, R, D, false, false>;
+        return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, true, true> : lk_srms_norm_backward_kernel<T, Res, Dy, true, false>;
+    return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, false, true> : lk_srms_norm_backward_kernel<T, Res, Dy, false, false>;
 }
-template <class T, class R> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
+template <class T, class Res> LK_HOST void (*lk_srms_norm_backward_choose(const lk_srms_norm_layout &layout))(lk_srms_norm_call)
 {
-    return layout.call.a.dy_dtype == lk_dtype<T> ? lk_srms_norm_backward_choose_of<T, R, T>(layout)
-                                                 : lk_srms_norm_backward_choose_of<T, R, float>(layout);
+    return layout.call.a.dy_dtype == lk_dtype<T> ? lk_srms_norm_backward_choose_of<T, Res, T>(layout)
+                                                 : lk_srms_norm_backward_choose_of<T, Res, float>(layout);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */

@@ -154,53 +154,53 @@ LK_DEVICE void lk_srms_norm_fp8_raise(const lk_srms_norm_fp8_call &call, float m
 
 /* ---- Elements ------------------------------------------------------------------------------------------------------------ */
 
-/* N elements. The row has `left` of them; the others are 0. WIDE: it has all of them, on 16 bytes. */
-template <bool WIDE, class E, int N> LK_DEVICE void lk_srms_norm_fp8_load(float (&x)[N], const E *from, int left)
+/* Num elements. The row has `left` of them; the others are 0. Wide: it has all of them, on 16 bytes. */
+template <bool Wide, class Elem, int Num> LK_DEVICE void lk_srms_norm_fp8_load(float (&x)[Num], const Elem *from, int left)
 {
-    if constexpr (WIDE) lk_srms_norm_load(x, from);
+    if constexpr (Wide) lk_srms_norm_load(x, from);
     else
-        LK_UNROLL for (int j = 0; j < N; j++) x[j] = j < left ? lk_to_float(from[j]) : 0.0f;
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] = j < left ? lk_to_float(from[j]) : 0.0f;
 }
-template <bool WIDE, class E, int N> LK_DEVICE void lk_srms_norm_fp8_store(E *to, const float (&x)[N], int left)
+template <bool Wide, class Elem, int Num> LK_DEVICE void lk_srms_norm_fp8_store(Elem *to, const float (&x)[Num], int left)
 {
-    if constexpr (WIDE) lk_srms_norm_store(to, x);
+    if constexpr (Wide) lk_srms_norm_store(to, x);
     else
-        LK_UNROLL for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < Num; j++)
             if (j < left) lk_put(to + j, x[j]);
 }
 /* s = x + r. */
-template <bool WIDE, class T, class R, int N>
-LK_DEVICE void lk_srms_norm_fp8_load_s(float (&s)[N], const lk_srms_norm_fp8_call &call, int64_t row, int col)
+template <bool Wide, class T, class Res, int Num>
+LK_DEVICE void lk_srms_norm_fp8_load_s(float (&s)[Num], const lk_srms_norm_fp8_call &call, int64_t row, int col)
 {
     const lk_srms_norm_input &in = call.norm.in;
     const int left = (int)call.norm.a.cols - col;
-    float r[N];
-    lk_srms_norm_fp8_load<WIDE>(s, (const T *)in.x.data + row * in.x.stride + col, left);
+    float r[Num];
+    lk_srms_norm_fp8_load<Wide>(s, (const T *)in.x.data + row * in.x.stride + col, left);
     if (!in.r.data) return;
-    lk_srms_norm_fp8_load<WIDE>(r, (const R *)in.r.data + row * in.r.stride + col, left);
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] += r[j];
+    lk_srms_norm_fp8_load<Wide>(r, (const Res *)in.r.data + row * in.r.stride + col, left);
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] += r[j];
 }
-/* s w. group: the first element of the row's weight. HOLDS: weight is of T and on 16 bytes, or NULL. */
-template <class T, bool HOLDS, bool WIDE, int N>
-LK_DEVICE void lk_srms_norm_fp8_weigh(float (&s)[N], const lk_srms_norm_fp8_call &call, int group, int col)
+/* s w. group: the first element of the row's weight. Holds: weight is of T and on 16 bytes, or NULL. */
+template <class T, bool Holds, bool Wide, int Num>
+LK_DEVICE void lk_srms_norm_fp8_weigh(float (&s)[Num], const lk_srms_norm_fp8_call &call, int group, int col)
 {
     const lk_srms_norm_args &a = call.norm.a;
-    if constexpr (HOLDS) {
+    if constexpr (Holds) {
         if (a.weight) lk_srms_norm_apply<false>(s, lk_load_vec_ca((const T *)a.weight + col), a.weight_offset);
-    } else if constexpr (WIDE) {
+    } else if constexpr (Wide) {
         lk_srms_norm_apply(s, call.norm, group + col);
     } else {
-        LK_UNROLL for (int j = 0; j < N; j++) {
+        LK_UNROLL for (int j = 0; j < Num; j++) {
             float one[1] = {s[j]};
             if (col + j < (int)a.cols) lk_srms_norm_apply(one, call.norm, group + col + j);
             s[j] = one[0];
         }
     }
 }
-/* The largest of most and |x|. NUMBERS: that is no NaN; else a NaN is the largest. */
-template <bool NUMBERS, int N> LK_DEVICE float lk_srms_norm_fp8_most(float most, const float (&x)[N])
+/* The largest of most and |x|. Numbers: that is no NaN; else a NaN is the largest. */
+template <bool Numbers, int Num> LK_DEVICE float lk_srms_norm_fp8_most(float most, const float (&x)[Num])
 {
-    LK_UNROLL for (int j = 0; j < N; j++) most = NUMBERS ? fmaxf(most, fabsf(x[j])) : lk_max_nan(most, fabsf(x[j]));
+    LK_UNROLL for (int j = 0; j < Num; j++) most = Numbers ? fmaxf(most, fabsf(x[j])) : lk_max_nan(most, fabsf(x[j]));
     return most;
 }
 /* lk_max_warp, where a NaN is the largest. */
@@ -210,20 +210,20 @@ LK_DEVICE float lk_srms_norm_fp8_max_warp(float x, int team)
         if (offset < team) x = lk_max_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
-/* Stores N numbers of 8 bits: x times inverse. format: call.x.format, a constant where the caller has chosen by it. */
-template <bool WIDE, int N>
-LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int format, int64_t row, int col, const float (&x)[N],
+/* Stores Num numbers of 8 bits: x times inverse. format: call.x.format, a constant where the caller has chosen by it. */
+template <bool Wide, int Num>
+LK_DEVICE void lk_srms_norm_fp8_put(const lk_srms_norm_fp8_call &call, int format, int64_t row, int col, const float (&x)[Num],
                                     float inverse)
 {
     uint8_t *to = (uint8_t *)call.x.q + row * call.x.q_stride + col;
-    uint32_t word[N / 4];
-    LK_UNROLL for (int i = 0; i < N / 4; i++)
+    uint32_t word[Num / 4];
+    LK_UNROLL for (int i = 0; i < Num / 4; i++)
         word[i] = lk_fp8x2(format, x[4 * i] * inverse, x[4 * i + 1] * inverse) |
                   lk_fp8x2(format, x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
-    if constexpr (WIDE && N == 8) *(uint2 *)to = make_uint2(word[0], word[1]);
-    else if constexpr (WIDE) *(uint32_t *)to = word[0];
+    if constexpr (Wide && Num == 8) *(uint2 *)to = make_uint2(word[0], word[1]);
+    else if constexpr (Wide) *(uint32_t *)to = word[0];
     else
-        LK_UNROLL for (int j = 0; j < N; j++)
+        LK_UNROLL for (int j = 0; j < Num; j++)
             if (col + j < (int)call.norm.a.cols) to[j] = (uint8_t)(word[j / 4] >> j % 4 * 8);
 }
 
@@ -258,10 +258,10 @@ LK_DEVICE void lk_srms_norm_fp8_reduce(const lk_srms_norm_input &in, float (&v)[
 
 /* BLOCK and MX: stores the scale of the block that y belongs to, and returns its inverse. The lanes of a block are side by side.
  * Called by: all lanes of a warp. */
-template <int N>
-LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&y)[N], bool there)
+template <int Num>
+LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_t row, int col, const float (&y)[Num], bool there)
 {
-    const int lanes = call.block_log2 - (N == 8 ? 3 : 2);
+    const int lanes = call.block_log2 - (Num == 8 ? 3 : 2);
     const float most = lk_srms_norm_fp8_max_warp(lk_srms_norm_fp8_most<false>(0.0f, y), 1 << lanes);
     const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, most);
     const int block = col >> call.block_log2;
@@ -270,105 +270,105 @@ LK_DEVICE float lk_srms_norm_fp8_block(const lk_srms_norm_fp8_call &call, int64_
     return scale.inverse;
 }
 
-/* Writes N elements of a row; s is s w, and becomes y. BLOCKS: all lanes of a warp call it, and those without elements say
+/* Writes Num elements of a row; s is s w, and becomes y. Blocks: all lanes of a warp call it, and those without elements say
  * there = false. */
-template <class T, bool WIDE, bool BLOCKS, int N>
-LK_DEVICE void lk_srms_norm_fp8_write(const lk_srms_norm_fp8_call &call, float rstd, float inverse, float (&s)[N], int64_t row,
+template <class T, bool Wide, bool Blocks, int Num>
+LK_DEVICE void lk_srms_norm_fp8_write(const lk_srms_norm_fp8_call &call, float rstd, float inverse, float (&s)[Num], int64_t row,
                                       int col, bool there)
 {
     const lk_srms_norm_args &a = call.norm.a;
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] = there ? s[j] * rstd : 0.0f;
-    if (there && a.y) lk_srms_norm_fp8_store<WIDE>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
-    if constexpr (BLOCKS) inverse = lk_srms_norm_fp8_block(call, row, col, s, there);
-    if (there) lk_srms_norm_fp8_put<WIDE>(call, call.x.format, row, col, s, inverse);
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] = there ? s[j] * rstd : 0.0f;
+    if (there && a.y) lk_srms_norm_fp8_store<Wide>((T *)a.y + row * a.y_stride + col, s, (int)a.cols - col);
+    if constexpr (Blocks) inverse = lk_srms_norm_fp8_block(call, row, col, s, there);
+    if (there) lk_srms_norm_fp8_put<Wide>(call, call.x.format, row, col, s, inverse);
 }
-/* Stores N elements of s. */
-template <class R, bool WIDE, int N>
-LK_DEVICE void lk_srms_norm_fp8_put_s(const lk_srms_norm_fp8_call &call, const float (&s)[N], int64_t row, int col)
+/* Stores Num elements of s. */
+template <class Res, bool Wide, int Num>
+LK_DEVICE void lk_srms_norm_fp8_put_s(const lk_srms_norm_fp8_call &call, const float (&s)[Num], int64_t row, int col)
 {
     const lk_srms_norm_args &a = call.norm.a;
     if (a.residual_out)
-        lk_srms_norm_fp8_store<WIDE>((R *)a.residual_out + row * a.residual_out_stride + col, s, (int)a.cols - col);
+        lk_srms_norm_fp8_store<Wide>((Res *)a.residual_out + row * a.residual_out_stride + col, s, (int)a.cols - col);
 }
 
-/* A thread's first U vectors of a row: all loads start before the first is waited for. 0 where the row has none. */
-template <class T, int U>
-LK_DEVICE void lk_srms_norm_fp8_start(lk_vec<T> (&x)[U][1], const T *from, int count)
+/* A thread's first Vecs vectors of a row: all loads start before the first is waited for. 0 where the row has none. */
+template <class T, int Vecs>
+LK_DEVICE void lk_srms_norm_fp8_start(lk_vec<T> (&x)[Vecs][1], const T *from, int count)
 {
-    if (count > (U - 1) * 32) { /* without predicates */
-        LK_UNROLL for (int u = 0; u < U; u++) x[u][0] = lk_load_vec_ca(from + u * 32 * LK_VEC<T>);
+    if (count > (Vecs - 1) * 32) { /* without predicates */
+        LK_UNROLL for (int u = 0; u < Vecs; u++) x[u][0] = lk_load_vec_ca(from + u * 32 * LK_VEC<T>);
     } else {
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             x[u][0].raw = make_uint4(0, 0, 0, 0);
             if (u * 32 < count) x[u][0] = lk_load_vec_ca(from + u * 32 * LK_VEC<T>);
         }
     }
 }
 /* The same into the thread's slots of shared memory, 32 apart, which take no registers meanwhile. A thread reads only its own. */
-template <class T, int U> LK_DEVICE void lk_srms_norm_fp8_start(uint4 *slot, const T *from, int count)
+template <class T, int Vecs> LK_DEVICE void lk_srms_norm_fp8_start(uint4 *slot, const T *from, int count)
 {
-    if (count > (U - 1) * 32) {
-        LK_UNROLL for (int u = 0; u < U; u++) lk_cp_async_16(slot, u * 32 * 16, from + u * 32 * LK_VEC<T>);
+    if (count > (Vecs - 1) * 32) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++) lk_cp_async_16(slot, u * 32 * 16, from + u * 32 * LK_VEC<T>);
     } else {
-        LK_UNROLL for (int u = 0; u < U; u++) {
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 < count) lk_cp_async_16(slot, u * 32 * 16, from + u * 32 * LK_VEC<T>);
             else slot[u * 32] = make_uint4(0, 0, 0, 0);
         }
     }
 }
 /* t: s of the same vectors where that is more than x. Stores s. */
-template <class T, class R, bool WIDE, int U>
-LK_DEVICE void lk_srms_norm_fp8_take(float (&t)[U][LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
+template <class T, class Res, bool Wide, int Vecs>
+LK_DEVICE void lk_srms_norm_fp8_take(float (&t)[Vecs][LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
                                      int count)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     const lk_srms_norm_input &in = call.norm.in;
-    if constexpr (WIDE) {
-        lk_vec<T> x[U][1] = {};
-        lk_vec<R> r[U][N / LK_VEC<R>] = {};
+    if constexpr (Wide) {
+        lk_vec<T> x[Vecs][1] = {};
+        lk_vec<Res> r[Vecs][Num / LK_VEC<Res>] = {};
         lk_srms_norm_load_raw(x, in.x, at.row, at.first, count);
         lk_srms_norm_load_raw(r, in.r, at.row, at.first, count);
-        LK_UNROLL for (int u = 0; u < U; u++) lk_srms_norm_add<T, R>(t[u], in, x[u], r[u]);
+        LK_UNROLL for (int u = 0; u < Vecs; u++) lk_srms_norm_add<T, Res>(t[u], in, x[u], r[u]);
     } else {
-        LK_UNROLL for (int u = 0; u < U; u++) {
-            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] = 0.0f;
-            if (u * 32 < count) lk_srms_norm_fp8_load_s<false, T, R>(t[u], call, at.row, at.first + u * 32 * N);
+        LK_UNROLL for (int u = 0; u < Vecs; u++) {
+            LK_UNROLL for (int j = 0; j < Num; j++) t[u][j] = 0.0f;
+            if (u * 32 < count) lk_srms_norm_fp8_load_s<false, T, Res>(t[u], call, at.row, at.first + u * 32 * Num);
         }
     }
     if (call.norm.a.residual_out)
-        LK_UNROLL for (int u = 0; u < U; u++)
-            if (u * 32 < count) lk_srms_norm_fp8_put_s<R, WIDE>(call, t[u], at.row, at.first + u * 32 * N);
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
+            if (u * 32 < count) lk_srms_norm_fp8_put_s<Res, Wide>(call, t[u], at.row, at.first + u * 32 * Num);
 }
-/* t, or where PACKED x, is s: t becomes s w, and 0 where the row has none. Returns the sum of the squares of s. The thread then
- * holds the products, so that the pass behind the sum neither unpacks nor multiplies again. slot: MANY has x there, and weight in
- * the next U slots. weight: of HOLDS. OFFSET: there is one; most calls have none, and need no addition. */
-template <class T, bool PACKED, bool HOLDS, bool WIDE, bool MANY, bool OFFSET, int U>
-LK_DEVICE float lk_srms_norm_fp8_hold(float (&t)[U][LK_VEC<T>], const lk_vec<T> (&x)[U][1], const lk_vec<T> (&weight)[U][1],
+/* t, or where Packed x, is s: t becomes s w, and 0 where the row has none. Returns the sum of the squares of s. The thread then
+ * holds the products, so that the pass behind the sum neither unpacks nor multiplies again. slot: Many has x there, and weight in
+ * the next Vecs slots. weight: of Holds. Offset: there is one; most calls have none, and need no addition. */
+template <class T, bool Packed, bool Holds, bool Wide, bool Many, bool Offset, int Vecs>
+LK_DEVICE float lk_srms_norm_fp8_hold(float (&t)[Vecs][LK_VEC<T>], const lk_vec<T> (&x)[Vecs][1], const lk_vec<T> (&weight)[Vecs][1],
                                       const uint4 *slot, const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at,
                                       int count, int group)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     float squares = 0.0f;
-    LK_UNROLL for (int u = 0; u < U; u++) {
-        if constexpr (MANY) lk_unpack(t[u], lk_vec<T>{slot[u * 32]});
-        else if constexpr (PACKED) lk_unpack(t[u], x[u][0]);
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
+        if constexpr (Many) lk_unpack(t[u], lk_vec<T>{slot[u * 32]});
+        else if constexpr (Packed) lk_unpack(t[u], x[u][0]);
         squares += lk_srms_norm_dot(t[u], t[u]);
-        if constexpr (HOLDS) {
-            float w[N];
+        if constexpr (Holds) {
+            float w[Num];
             if (!call.norm.a.weight) continue;
-            if constexpr (MANY) lk_unpack(w, lk_vec<T>{slot[(U + u) * 32]});
+            if constexpr (Many) lk_unpack(w, lk_vec<T>{slot[(Vecs + u) * 32]});
             else lk_unpack(w, weight[u][0]);
-            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= OFFSET ? call.norm.a.weight_offset + w[j] : w[j];
+            LK_UNROLL for (int j = 0; j < Num; j++) t[u][j] *= Offset ? call.norm.a.weight_offset + w[j] : w[j];
         } else if (u * 32 < count) {
-            lk_srms_norm_fp8_weigh<T, false, WIDE>(t[u], call, group, at.first + u * 32 * N);
+            lk_srms_norm_fp8_weigh<T, false, Wide>(t[u], call, group, at.first + u * 32 * Num);
         }
     }
     return squares;
 }
 
-/* BLOCK and MX: the largest |t| of the blocks of a thread's U vectors, all in one exchange; most[u]: of its own elements. The lanes
- * of a block, 1 << lanes of them, share the maxima of U blocks. At each of the first two steps a lane passes on half of what it has,
- * so that it ends with one maximum: returns which, of vector *number. U is 4. Called by: all lanes of a warp. */
+/* BLOCK and MX: the largest |t| of the blocks of a thread's Vecs vectors, all in one exchange; most[u]: of its own elements. The
+ * lanes of a block, 1 << lanes of them, share the maxima of Vecs blocks. At each of the first two steps a lane passes on half of
+ * what it has, so that it ends with one maximum: returns which, of vector *number. Vecs is 4. Called by: all lanes of a warp. */
 LK_DEVICE float lk_srms_norm_fp8_share(const float (&most)[4], int lanes, int *number)
 {
     const int far = 1 << (lanes - 1), near = far >> 1, lane = (int)threadIdx.x;
@@ -391,16 +391,16 @@ LK_DEVICE float lk_srms_norm_fp8_shared(float x, int lanes, int u)
 /* Whether t rstd times inverse may be t times (rstd inverse): the factor is a normal number. The same bits for powers of two. */
 LK_DEVICE bool lk_srms_norm_fp8_joins(float factor) { return factor >= FLT_MIN && factor <= FLT_MAX; }
 
-/* BLOCK and MX: stores the scales of the blocks of a thread's U vectors. factor: what q is t times. t becomes y where y is wanted,
+/* BLOCK and MX: stores the scales of the blocks of a thread's Vecs vectors. factor: what q is t times. t becomes y where y is wanted,
  * or where the factor of a lane of the warp is no normal number. Called by: all lanes of a warp. */
-template <int N, int U>
+template <int Num, int Vecs>
 LK_DEVICE void lk_srms_norm_fp8_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_thread &at, int count, float rstd,
-                                       float (&t)[U][N], float (&factor)[U])
+                                       float (&t)[Vecs][Num], float (&factor)[Vecs])
 {
-    const int lanes = call.block_log2 - (N == 8 ? 3 : 2), team = call.norm.in.team_log2, lane = (int)threadIdx.x % 32;
+    const int lanes = call.block_log2 - (Num == 8 ? 3 : 2), team = call.norm.in.team_log2, lane = (int)threadIdx.x % 32;
     const bool alone = team >= 0 && team < 5; /* the team's lanes have one vector at most */
-    float most[U];
-    LK_UNROLL for (int u = 0; u < U; u++) most[u] = lk_srms_norm_fp8_most<false>(0.0f, t[u]);
+    float most[Vecs];
+    LK_UNROLL for (int u = 0; u < Vecs; u++) most[u] = lk_srms_norm_fp8_most<false>(0.0f, t[u]);
     int number = 0, own = lanes;
     float mine;
     if (alone) own = min(team, lanes), mine = lk_srms_norm_fp8_max_warp(most[0], 1 << own);
@@ -408,103 +408,103 @@ LK_DEVICE void lk_srms_norm_fp8_scales(const lk_srms_norm_fp8_call &call, const 
     const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, mine * rstd); /* rounding keeps the order */
     const int past = lane & ((1 << own) - 1), behind = alone ? past : past & ((1 << (lanes - 2)) - 1); /* of its block's lanes */
     if (behind == 0 && number * 32 < count + past && at.row < call.norm.a.rows) {
-        const int block = (at.first + number * 32 * N) >> call.block_log2;
+        const int block = (at.first + number * 32 * Num) >> call.block_log2;
         const int64_t to = at.row * call.x.scale_stride + block * call.x.scale_block_stride;
         lk_srms_norm_fp8_put_scale(call, call.x.scale, to, scale.scale);
     }
     float joined = scale.inverse * rstd;
     if (call.norm.a.y || !__all_sync(0xffffffffu, lk_srms_norm_fp8_joins(joined))) {
         joined = scale.inverse;
-        LK_UNROLL for (int u = 0; u < U; u++)
-            LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= rstd;
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
+            LK_UNROLL for (int j = 0; j < Num; j++) t[u][j] *= rstd;
     }
-    LK_UNROLL for (int u = 0; u < U; u++) factor[u] = alone ? joined : lk_srms_norm_fp8_shared(joined, lanes, u);
+    LK_UNROLL for (int u = 0; u < Vecs; u++) factor[u] = alone ? joined : lk_srms_norm_fp8_shared(joined, lanes, u);
 }
 
-template <bool WIDE, int N, int U>
+template <bool Wide, int Num, int Vecs>
 LK_DEVICE void lk_srms_norm_fp8_put_all(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_thread &at, int count,
-                                        const float (&t)[U][N], const float (&factor)[U])
+                                        const float (&t)[Vecs][Num], const float (&factor)[Vecs])
 {
-    LK_UNROLL for (int u = 0; u < U; u++)
-        if (u * 32 < count) lk_srms_norm_fp8_put<WIDE>(call, format, at.row, at.first + u * 32 * N, t[u], factor[u]);
+    LK_UNROLL for (int u = 0; u < Vecs; u++)
+        if (u * 32 < count) lk_srms_norm_fp8_put<Wide>(call, format, at.row, at.first + u * 32 * Num, t[u], factor[u]);
 }
 
-/* A team owns a row; MANY: rows in turn, and loads the next one while it works on one. Each thread holds its first U vectors, and
- * reads the others of a longer row twice. HOLDS: weight is of T and on 16 bytes, or NULL.
- * PACKED: s is x, and not stored. BLOCKS: BLOCK and MX, else TENSOR and ROW. */
-template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool BLOCKS, bool MANY>
-LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_NORM_THREADS,
-                                 MANY ? 2 : LK_ARCH < 900 ? 1 : LK_SRMS_NORM_FORWARD_BLOCKS(T, PACKED))
+/* A team owns a row; Many: rows in turn, and loads the next one while it works on one. Each thread holds its first Vecs vectors, and
+ * reads the others of a longer row twice. Holds: weight is of T and on 16 bytes, or NULL.
+ * Packed: s is x, and not stored. Blocks: BLOCK and MX, else TENSOR and ROW. */
+template <class T, class Res, bool Packed, bool Holds, bool Wide, bool Blocks, bool Many>
+LK_KERNEL void __launch_bounds__(Many ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_NORM_THREADS,
+                                 Many ? 2 : LK_ARCH < 900 ? 1 : LK_SRMS_NORM_FORWARD_BLOCKS(T, Packed))
     lk_srms_norm_fp8_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
 {
-    constexpr int N = LK_VEC<T>, U = LK_SRMS_NORM_FP8_VECS;
+    constexpr int Num = LK_VEC<T>, Vecs = LK_SRMS_NORM_FP8_VECS;
     const lk_srms_norm_input &in = call.norm.in;
     const lk_srms_norm_args &a = call.norm.a;
     const int cols = (int)a.cols, lane = (int)threadIdx.x % 32;
-    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(in, (cols + N - 1) / N * N);
+    lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(in, (cols + Num - 1) / Num * Num);
     const int before = in.team_log2 >= 0 ? lane >> in.team_log2 : 0; /* rows of the warp: its lanes go together */
-    const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR, wants_most = !BLOCKS && (!tensor || call.x.amax);
+    const bool tensor = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR, wants_most = !Blocks && (!tensor || call.x.amax);
     const bool early = LK_ARCH >= 900 && at.size <= 64; /* as in forward */
     if (early && at.row < a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(in.x, at);
-        lk_srms_norm_prefetch<R>(in.r, at);
+        lk_srms_norm_prefetch<Res>(in.r, at);
     }
     lk_griddepcontrol_wait();
-    if (early && !MANY) lk_griddepcontrol_launch_dependents();
+    if (early && !Many) lk_griddepcontrol_launch_dependents();
 
     float inverse = 1.0f, seen = 0.0f;
-    if (!BLOCKS && tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
-    if (!BLOCKS && tensor && call.x.amax && at.rank == 0) seen = lk_ld_relaxed(call.x.amax);
-    uint4 *slot = NULL; /* of MANY: [warp][x, weight][vector][lane] */
-    if constexpr (MANY) {
+    if (!Blocks && tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
+    if (!Blocks && tensor && call.x.amax && at.rank == 0) seen = lk_ld_relaxed(call.x.amax);
+    uint4 *slot = NULL; /* of Many: [warp][x, weight][vector][lane] */
+    if constexpr (Many) {
         LK_DYN_SMEM(uint4, slots);
-        slot = &slots + (int)threadIdx.x / 32 * (2 * U * 32) + lane;
+        slot = &slots + (int)threadIdx.x / 32 * (2 * Vecs * 32) + lane;
         if (at.row - before >= a.rows) return; /* a warp without rows; a block has one */
-        lk_srms_norm_fp8_start<T, U>(slot, (const T *)in.x.data + at.row * in.x.stride + at.first, at.row < a.rows ? at.count : 0);
-        if (a.weight) lk_srms_norm_fp8_start<T, U>(slot + U * 32, (const T *)a.weight + at.first, at.count);
+        lk_srms_norm_fp8_start<T, Vecs>(slot, (const T *)in.x.data + at.row * in.x.stride + at.first, at.row < a.rows ? at.count : 0);
+        if (a.weight) lk_srms_norm_fp8_start<T, Vecs>(slot + Vecs * 32, (const T *)a.weight + at.first, at.count);
         lk_cp_async_commit_group();
     }
     LK_NO_UNROLL for (int number = 0; at.row - before < a.rows; at.row += at.step, number++) {
         const bool owner = at.row < a.rows, first = owner && at.rank == 0;
-        const bool last = !MANY || at.row + at.step - before >= a.rows;
-        const int count = owner ? at.count : 0, group = HOLDS ? 0 : lk_srms_norm_group_start(call.norm, at.row);
-        float t[U][N], s[N], most = 0.0f;
+        const bool last = !Many || at.row + at.step - before >= a.rows;
+        const int count = owner ? at.count : 0, group = Holds ? 0 : lk_srms_norm_group_start(call.norm, at.row);
+        float t[Vecs][Num], s[Num], most = 0.0f;
         lk_srms_norm_total total = {};
-        lk_vec<T> weight[U][1], x[U][1];
-        if (!MANY && HOLDS && a.weight) lk_srms_norm_fp8_start(weight, (const T *)a.weight + at.first, count);
-        if constexpr (MANY) lk_cp_async_wait_group<0>();
-        else if constexpr (PACKED) lk_srms_norm_fp8_start(x, (const T *)in.x.data + at.row * in.x.stride + at.first, count);
-        else lk_srms_norm_fp8_take<T, R, WIDE>(t, call, at, count);
-        if (HOLDS && a.weight && a.weight_offset != 0.0f)
-            total.sum = lk_srms_norm_fp8_hold<T, PACKED, HOLDS, WIDE, MANY, true>(t, x, weight, slot, call, at, count, group);
-        else total.sum = lk_srms_norm_fp8_hold<T, PACKED, HOLDS, WIDE, MANY, false>(t, x, weight, slot, call, at, count, group);
-        if (MANY && !last) {
+        lk_vec<T> weight[Vecs][1], x[Vecs][1];
+        if (!Many && Holds && a.weight) lk_srms_norm_fp8_start(weight, (const T *)a.weight + at.first, count);
+        if constexpr (Many) lk_cp_async_wait_group<0>();
+        else if constexpr (Packed) lk_srms_norm_fp8_start(x, (const T *)in.x.data + at.row * in.x.stride + at.first, count);
+        else lk_srms_norm_fp8_take<T, Res, Wide>(t, call, at, count);
+        if (Holds && a.weight && a.weight_offset != 0.0f)
+            total.sum = lk_srms_norm_fp8_hold<T, Packed, Holds, Wide, Many, true>(t, x, weight, slot, call, at, count, group);
+        else total.sum = lk_srms_norm_fp8_hold<T, Packed, Holds, Wide, Many, false>(t, x, weight, slot, call, at, count, group);
+        if (Many && !last) {
             const int64_t next = at.row + at.step;
             const T *const from = (const T *)in.x.data + next * in.x.stride + at.first;
-            lk_srms_norm_fp8_start<T, U>(slot, from, next < a.rows ? at.count : 0);
+            lk_srms_norm_fp8_start<T, Vecs>(slot, from, next < a.rows ? at.count : 0);
             lk_cp_async_commit_group();
         }
         if (wants_most && tensor) { /* amax passes over a NaN; a row's scale becomes one */
-            LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most<true>(most, t[u]);
+            LK_UNROLL for (int u = 0; u < Vecs; u++) most = lk_srms_norm_fp8_most<true>(most, t[u]);
         } else if (wants_most) {
-            LK_UNROLL for (int u = 0; u < U; u++) most = lk_srms_norm_fp8_most<false>(most, t[u]);
+            LK_UNROLL for (int u = 0; u < Vecs; u++) most = lk_srms_norm_fp8_most<false>(most, t[u]);
         }
-        LK_NO_UNROLL for (int i = U * 32; i < count; i += 32) {
-            const int col = at.first + i * N;
-            lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
+        LK_NO_UNROLL for (int i = Vecs * 32; i < count; i += 32) {
+            const int col = at.first + i * Num;
+            lk_srms_norm_fp8_load_s<Wide, T, Res>(s, call, at.row, col);
             lk_srms_norm_add(&total, lk_srms_norm_dot(s, s));
             if (!wants_most) continue;
-            lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+            lk_srms_norm_fp8_weigh<T, Holds, Wide>(s, call, group, col);
             most = tensor ? lk_srms_norm_fp8_most<true>(most, s) : lk_srms_norm_fp8_most<false>(most, s);
         }
         float both[2] = {total.sum + total.chain, most};
         lk_srms_norm_fp8_reduce(in, both, wants_most, number);
-        if ((MANY || !early) && last) lk_griddepcontrol_launch_dependents();
+        if ((Many || !early) && last) lk_griddepcontrol_launch_dependents();
 
         const float rstd = lk_rsqrt(fmaf(both[0], in.inverse_cols, a.eps));
         if (first && a.rstd) a.rstd[at.row] = rstd;
-        float factor[U];
-        if constexpr (BLOCKS) {
+        float factor[Vecs];
+        if constexpr (Blocks) {
             lk_srms_norm_fp8_scales(call, at, count, rstd, t, factor);
         } else {
             const float amax = both[1] * rstd; /* the largest |y|: rounding keeps the order */
@@ -517,29 +517,29 @@ LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_
             float joined = rstd * inverse;
             if (a.y || !lk_srms_norm_fp8_joins(joined)) {
                 joined = inverse;
-                LK_UNROLL for (int u = 0; u < U; u++)
-                    LK_UNROLL for (int j = 0; j < N; j++) t[u][j] *= rstd;
+                LK_UNROLL for (int u = 0; u < Vecs; u++)
+                    LK_UNROLL for (int j = 0; j < Num; j++) t[u][j] *= rstd;
             }
-            LK_UNROLL for (int u = 0; u < U; u++) factor[u] = joined;
+            LK_UNROLL for (int u = 0; u < Vecs; u++) factor[u] = joined;
         }
         if (a.y) /* then t is y */
-            LK_UNROLL for (int u = 0; u < U; u++) {
-                const int col = at.first + u * 32 * N;
-                if (u * 32 < count) lk_srms_norm_fp8_store<WIDE>((T *)a.y + at.row * a.y_stride + col, t[u], cols - col);
+            LK_UNROLL for (int u = 0; u < Vecs; u++) {
+                const int col = at.first + u * 32 * Num;
+                if (u * 32 < count) lk_srms_norm_fp8_store<Wide>((T *)a.y + at.row * a.y_stride + col, t[u], cols - col);
             }
-        if (call.x.format == LK_FP8_E5M2) lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E5M2, at, count, t, factor);
-        else lk_srms_norm_fp8_put_all<WIDE>(call, LK_FP8_E4M3, at, count, t, factor);
-        /* With BLOCKS the lanes of a warp go together: as many steps as its first lane has. */
-        const int steps = !BLOCKS ? count : owner ? at.count + lane : 0;
-        LK_NO_UNROLL for (int i = U * 32; i < steps; i += 32) {
+        if (call.x.format == LK_FP8_E5M2) lk_srms_norm_fp8_put_all<Wide>(call, LK_FP8_E5M2, at, count, t, factor);
+        else lk_srms_norm_fp8_put_all<Wide>(call, LK_FP8_E4M3, at, count, t, factor);
+        /* With Blocks the lanes of a warp go together: as many steps as its first lane has. */
+        const int steps = !Blocks ? count : owner ? at.count + lane : 0;
+        LK_NO_UNROLL for (int i = Vecs * 32; i < steps; i += 32) {
             const bool there = i < count;
-            const int col = at.first + i * N;
+            const int col = at.first + i * Num;
             if (there) {
-                lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row, col);
-                lk_srms_norm_fp8_put_s<R, WIDE>(call, s, at.row, col);
-                lk_srms_norm_fp8_weigh<T, HOLDS, WIDE>(s, call, group, col);
+                lk_srms_norm_fp8_load_s<Wide, T, Res>(s, call, at.row, col);
+                lk_srms_norm_fp8_put_s<Res, Wide>(call, s, at.row, col);
+                lk_srms_norm_fp8_weigh<T, Holds, Wide>(s, call, group, col);
             }
-            lk_srms_norm_fp8_write<T, WIDE, BLOCKS>(call, rstd, inverse, s, at.row, col, there);
+            lk_srms_norm_fp8_write<T, Wide, Blocks>(call, rstd, inverse, s, at.row, col, there);
         }
         if (last) break;
     }
@@ -548,18 +548,18 @@ LK_KERNEL void __launch_bounds__(MANY ? LK_SRMS_NORM_FP8_MANY_THREADS : LK_SRMS_
 /* Divides the rows among teams; returns the blocks. */
 template <class T> LK_HOST int64_t lk_srms_norm_fp8_lay_out(const lk_device *device, lk_srms_norm_fp8_call *call, int *threads)
 {
-    constexpr int U = LK_SRMS_NORM_FP8_VECS;
+    constexpr int Vecs = LK_SRMS_NORM_FP8_VECS;
     const lk_srms_norm_args *const a = &call->norm.a;
     lk_srms_norm_input *const in = &call->norm.in;
     const int64_t vecs = lk_ceil_div(a->cols, LK_VEC<T>), rows = a->rows;
     int path = a->path;
-    if (path == LK_SRMS_NORM_AUTO) path = vecs <= 32 * U || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+    if (path == LK_SRMS_NORM_AUTO) path = vecs <= 32 * Vecs || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
     if (path == LK_SRMS_NORM_WARP) {
         while (in->team_log2 < 5 && 1 << in->team_log2 < vecs) in->team_log2++;
         *threads = 128;
         return lk_ceil_div(rows, *threads >> in->team_log2);
     }
-    int64_t wanted = lk_ceil_div(vecs, U);
+    int64_t wanted = lk_ceil_div(vecs, Vecs);
     while (wanted < vecs && rows * wanted < 1024 * (int64_t)device->sms) wanted *= 2; /* few rows */
     wanted = lk_ceil_div(wanted < vecs ? wanted : vecs, 32) * 32;
     *threads = (int)(wanted < LK_SRMS_NORM_THREADS ? wanted : LK_SRMS_NORM_THREADS);
@@ -567,13 +567,13 @@ template <class T> LK_HOST int64_t lk_srms_norm_fp8_lay_out(const lk_device *dev
     return rows;
 }
 
-template <class T, class R, bool PACKED, bool HOLDS, bool WIDE, bool MANY>
+template <class T, class Res, bool Packed, bool Holds, bool Wide, bool Many>
 LK_HOST void (*lk_srms_norm_fp8_choose(bool blocks))(lk_srms_norm_fp8_call)
 {
-    return blocks ? lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, true, MANY>
-                  : lk_srms_norm_fp8_kernel<T, R, PACKED, HOLDS, WIDE, false, MANY>;
+    return blocks ? lk_srms_norm_fp8_kernel<T, Res, Packed, Holds, Wide, true, Many>
+                  : lk_srms_norm_fp8_kernel<T, Res, Packed, Holds, Wide, false, Many>;
 }
-template <class T, class R>
+template <class T, class Res>
 LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
                                         cudaStream_t stream)
 {
@@ -581,17 +581,17 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
     const bool holds = wide && lk_srms_norm_plain<T>(&a, a.weight), blocks = call.x.scaling >= LK_SRMS_NORM_FP8_BLOCK;
     int threads = 0;
     int64_t grid = lk_srms_norm_fp8_lay_out<T>(device, &call, &threads);
-    void (*kernel)(lk_srms_norm_fp8_call) = !wide    ? lk_srms_norm_fp8_choose<T, R, false, false, false, false>(blocks)
-                                            : !holds ? lk_srms_norm_fp8_choose<T, R, false, false, true, false>(blocks)
-                                                     : lk_srms_norm_fp8_choose<T, R, false, true, true, false>(blocks);
+    void (*kernel)(lk_srms_norm_fp8_call) = !wide    ? lk_srms_norm_fp8_choose<T, Res, false, false, false, false>(blocks)
+                                            : !holds ? lk_srms_norm_fp8_choose<T, Res, false, false, true, false>(blocks)
+                                                     : lk_srms_norm_fp8_choose<T, Res, false, true, true, false>(blocks);
     size_t smem = 0;
     bool pdl = device->arch >= 90;
-    if constexpr (sizeof(T) == sizeof(R)) {
+    if constexpr (sizeof(T) == sizeof(Res)) {
         const bool packed = holds && !a.residual && !a.residual_out;
         if (packed && threads > LK_SRMS_NORM_FP8_MANY_THREADS) {
-            kernel = lk_srms_norm_fp8_choose<T, R, true, true, true, false>(blocks);
+            kernel = lk_srms_norm_fp8_choose<T, Res, true, true, true, false>(blocks);
         } else if (packed) {
-            kernel = lk_srms_norm_fp8_choose<T, R, true, true, true, true>(blocks);
+            kernel = lk_srms_norm_fp8_choose<T, Res, true, true, true, true>(blocks);
             smem = (size_t)threads * 2 * LK_SRMS_NORM_FP8_VECS * 16;
             const int by_smem = device->smem * 1024 / ((int)smem + 1280); /* static, and what CUDA takes of each block */
             const int by_threads = LK_SRMS_NORM_FP8_MANY_RESIDENT / threads;
@@ -607,7 +607,7 @@ LK_HOST lk_status lk_srms_norm_fp8_rows(const char *op, const lk_device *device,
 
 /* A cluster has 128 rows, each of its blocks some chunks of their columns, a warp some rows of a chunk, and a lane a vector of
  * each. A lane keeps its vectors in slots of shared memory, since registers have no room for them. Chunks that a block has no
- * slots for are read again, into those of its first chunk. W: warps of a block. */
+ * slots for are read again, into those of its first chunk. Warps: warps of a block. */
 #define LK_SRMS_NORM_FP8_BAND 128
 #define LK_SRMS_NORM_FP8_EACH(warps) (LK_SRMS_NORM_FP8_BAND / (warps))
 #define LK_SRMS_NORM_FP8_CLUSTER 16 /* blocks at most; more than 8 by permission */
@@ -626,56 +626,56 @@ typedef struct {
 
 /* Vector i of a thread, of the chunk that is in the block's slots number k (-1: in none, and is read from global memory); 0 where
  * there is none. Slots: [chunk][warp][row][slot of a vector][lane]. */
-template <class T, bool PACKED> LK_DEVICE uint4 *lk_srms_norm_fp8_slot(const lk_srms_norm_fp8_place &at, int k, int i)
+template <class T, bool Packed> LK_DEVICE uint4 *lk_srms_norm_fp8_slot(const lk_srms_norm_fp8_place &at, int k, int i)
 {
-    return at.slot + (k * LK_SRMS_NORM_FP8_BAND + i) * LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * 32;
+    return at.slot + (k * LK_SRMS_NORM_FP8_BAND + i) * LK_SRMS_NORM_FP8_SLOTS(T, Packed) * 32;
 }
-template <class T, class R, bool PACKED, bool WIDE>
+template <class T, class Res, bool Packed, bool Wide>
 LK_DEVICE void lk_srms_norm_fp8_get(float (&s)[LK_VEC<T>], const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at,
                                     int k, int i, int col)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     if (k >= 0) {
-        const uint4 *slot = lk_srms_norm_fp8_slot<T, PACKED>(at, k, i);
-        if constexpr (PACKED) lk_unpack(s, lk_vec<T>{slot[0]});
+        const uint4 *slot = lk_srms_norm_fp8_slot<T, Packed>(at, k, i);
+        if constexpr (Packed) lk_unpack(s, lk_vec<T>{slot[0]});
         else
-            LK_UNROLL for (int m = 0; m < N / 4; m++) {
+            LK_UNROLL for (int m = 0; m < Num / 4; m++) {
                 float four[4];
                 lk_unpack(four, lk_vec<float>{slot[32 * m]});
                 LK_UNROLL for (int j = 0; j < 4; j++) s[4 * m + j] = four[j];
             }
         return;
     }
-    LK_UNROLL for (int j = 0; j < N; j++) s[j] = 0.0f;
+    LK_UNROLL for (int j = 0; j < Num; j++) s[j] = 0.0f;
     if (at.row + i < call.norm.a.rows && col < (int)call.norm.a.cols)
-        lk_srms_norm_fp8_load_s<WIDE, T, R>(s, call, at.row + i, col);
+        lk_srms_norm_fp8_load_s<Wide, T, Res>(s, call, at.row + i, col);
 }
 
 /* Fills the slots number `to` of a thread with chunk k. A lane reads only its own slots, behind lk_cp_async_wait_group. */
-template <class T, class R, int W, bool PACKED, bool WIDE>
+template <class T, class Res, int Warps, bool Packed, bool Wide>
 LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int k, int to)
 {
-    constexpr int N = LK_VEC<T>, EACH = LK_SRMS_NORM_FP8_EACH(W), AT_ONCE = 4;
-    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * N;
+    constexpr int Num = LK_VEC<T>, Each = LK_SRMS_NORM_FP8_EACH(Warps), AtOnce = 4;
+    const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * Num;
     const bool column = col < (int)call.norm.a.cols;
-    if constexpr (PACKED && WIDE) {
+    if constexpr (Packed && Wide) {
         const T *from = (const T *)call.norm.in.x.data + at.row * call.norm.in.x.stride + col;
-        LK_UNROLL_BY(4) for (int i = 0; i < EACH; i++, from += call.norm.in.x.stride) {
-            uint4 *const slot = lk_srms_norm_fp8_slot<T, PACKED>(at, to, i);
+        LK_UNROLL_BY(4) for (int i = 0; i < Each; i++, from += call.norm.in.x.stride) {
+            uint4 *const slot = lk_srms_norm_fp8_slot<T, Packed>(at, to, i);
             if (column && at.row + i < call.norm.a.rows) lk_cp_async_16(slot, 0, from);
             else *slot = make_uint4(0, 0, 0, 0);
         }
     } else {
-        LK_NO_UNROLL for (int i = 0; i < EACH; i += AT_ONCE) {
-            float s[AT_ONCE][N] = {};
-            LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
+        LK_NO_UNROLL for (int i = 0; i < Each; i += AtOnce) {
+            float s[AtOnce][Num] = {};
+            LK_UNROLL for (int n = 0; n < AtOnce; n++)
                 if (column && at.row + i + n < call.norm.a.rows)
-                    lk_srms_norm_fp8_load_s<WIDE, T, R>(s[n], call, at.row + i + n, col);
-            LK_UNROLL for (int n = 0; n < AT_ONCE; n++)
-                LK_UNROLL for (int m = 0; m < N / 4; m++) {
+                    lk_srms_norm_fp8_load_s<Wide, T, Res>(s[n], call, at.row + i + n, col);
+            LK_UNROLL for (int n = 0; n < AtOnce; n++)
+                LK_UNROLL for (int m = 0; m < Num / 4; m++) {
                     lk_vec<float> four;
                     lk_pack(&four, {s[n][4 * m], s[n][4 * m + 1], s[n][4 * m + 2], s[n][4 * m + 3]});
-                    lk_srms_norm_fp8_slot<T, PACKED>(at, to, i + n)[32 * m] = four.raw;
+                    lk_srms_norm_fp8_slot<T, Packed>(at, to, i + n)[32 * m] = four.raw;
                 }
         }
     }
@@ -686,24 +686,24 @@ LK_DEVICE void lk_srms_norm_fp8_fetch(const lk_srms_norm_fp8_call &call, const l
 LK_DEVICE float lk_srms_norm_fp8_sums(float (&v)[8])
 {
     const int lane = (int)threadIdx.x % 32;
-    LK_UNROLL for (int half = 4; half > 0; half /= 2) {
-        const bool upper = lane & 4 * half;
-        LK_UNROLL for (int i = 0; i < half; i++) {
-            const float given = upper ? v[i] : v[half + i], kept = upper ? v[half + i] : v[i];
-            v[i] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * half);
+    LK_UNROLL for (int reach = 4; reach > 0; reach /= 2) {
+        const bool upper = lane & 4 * reach;
+        LK_UNROLL for (int i = 0; i < reach; i++) {
+            const float given = upper ? v[i] : v[reach + i], kept = upper ? v[reach + i] : v[i];
+            v[i] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * reach);
         }
     }
     return __shfl_sync(0xffffffffu, lk_sum_warp(v[0], 4), lane * 4 % 32);
 }
 
 /* The sums of squares of the warp's rows over all columns, row i's in lane i. inbox: [block][row of the cluster]. */
-template <class T, class R, int W, bool PACKED, bool WIDE>
+template <class T, class Res, int Warps, bool Packed, bool Wide>
 LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, float *inbox)
 {
-    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), BAND = LK_SRMS_NORM_FP8_BAND;
-    const int blocks = (int)lk_cluster_nctarank(), row = at.warp * EACH + at.lane;
+    constexpr int Each = LK_SRMS_NORM_FP8_EACH(Warps), Band = LK_SRMS_NORM_FP8_BAND;
+    const int blocks = (int)lk_cluster_nctarank(), row = at.warp * Each + at.lane;
     float mine = 0.0f;
-    LK_NO_UNROLL for (int i = 0; i < EACH; i += 8) { /* eight rows at once: their sums take registers */
+    LK_NO_UNROLL for (int i = 0; i < Each; i += 8) { /* eight rows at once: their sums take registers */
         float sum[8] = {};
         LK_NO_UNROLL for (int k = 0; k < call.chunks;) {
             float part[8] = {}; /* short chains, as in lk_srms_norm_total */
@@ -711,7 +711,7 @@ LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, cons
                 LK_UNROLL for (int n = 0; n < 8; n++) {
                     float s[LK_VEC<T>];
                     const int col = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T) + at.lane * LK_VEC<T>;
-                    lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s, call, at, k < call.held ? k : -1, i + n, col);
+                    lk_srms_norm_fp8_get<T, Res, Packed, Wide>(s, call, at, k < call.held ? k : -1, i + n, col);
                     part[n] += lk_srms_norm_dot(s, s);
                 }
             LK_UNROLL for (int n = 0; n < 8; n++) sum[n] += part[n];
@@ -720,65 +720,65 @@ LK_DEVICE float lk_srms_norm_fp8_squares(const lk_srms_norm_fp8_call &call, cons
         if (at.lane / 8 == i / 8) mine = eight;
     }
     lk_cluster_ready();
-    for (int block = 0; block < blocks && at.lane < EACH; block++) {
-        float *slot = inbox + (int)lk_cluster_ctarank() * BAND + row;
+    for (int block = 0; block < blocks && at.lane < Each; block++) {
+        float *slot = inbox + (int)lk_cluster_ctarank() * Band + row;
         if (blocks > 1) slot = (float *)lk_mapa(slot, (unsigned)block);
         *slot = mine;
     }
     if (blocks > 1) lk_cluster_sync(); /* orders the writes into every block's inbox before their reads */
     mine = 0.0f;
-    for (int block = 0; block < blocks && at.lane < EACH; block++) mine += inbox[block * BAND + row];
+    for (int block = 0; block < blocks && at.lane < Each; block++) mine += inbox[block * Band + row];
     return mine;
 }
 
 /* Puts numbers of 8 bits of rows i to i + 3 into shared memory, the four rows of a column in a word, in slots of the warp that it
- * has read: [group of 4 rows][N / 4][lane ^ warp], so that the words of a column from 8 warps lie in different banks. */
-template <int N>
-LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &at, int i, uint4 *turned, const float (&x)[4][N])
+ * has read: [group of 4 rows][Num / 4][lane ^ warp], so that the words of a column from 8 warps lie in different banks. */
+template <int Num>
+LK_DEVICE void lk_srms_norm_fp8_turn(int format, const lk_srms_norm_fp8_place &at, int i, uint4 *turned, const float (&x)[4][Num])
 {
-    uint32_t word[N];
-    LK_UNROLL for (int j = 0; j < N; j++)
+    uint32_t word[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++)
         word[j] = lk_fp8x2(format, x[0][j], x[1][j]) | lk_fp8x2(format, x[2][j], x[3][j]) << 16;
     __syncwarp(); /* all lanes have read the slots that are overwritten; shuffles order no memory */
-    LK_UNROLL for (int m = 0; m < N / 4; m++)
-        turned[(i / 4 * (N / 4) + m) * 32 + (at.lane ^ at.warp)] =
+    LK_UNROLL for (int m = 0; m < Num / 4; m++)
+        turned[(i / 4 * (Num / 4) + m) * 32 + (at.lane ^ at.warp)] =
             make_uint4(word[4 * m], word[4 * m + 1], word[4 * m + 2], word[4 * m + 3]);
 }
 
 /* Writes the rows of a chunk, four at a time. k: its slots; col: the lane's first column. Returns the largest |y| of each of the
  * lane's columns, over the warp's rows. TENSOR: turns them, too. Rows that are not there have y 0, and columns that are not there 0
  * or the NaN of their whole row. format: call.x.format. */
-template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
+template <class T, class Res, int Warps, bool Packed, bool Wide, bool Tensor>
 LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
                                          int col, float rstds, float inverse, const float (&w)[LK_VEC<T>], float (&most)[LK_VEC<T>],
                                          uint4 *turned)
 {
-    constexpr int N = LK_VEC<T>;
+    constexpr int Num = LK_VEC<T>;
     const lk_srms_norm_args &a = call.norm.a;
-    const int lanes = call.block_log2 - (N == 8 ? 3 : 2);
-    const bool wants_most = !TENSOR || call.x.amax;
-    LK_UNROLL for (int j = 0; j < N; j++) most[j] = 0.0f;
-    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
+    const int lanes = call.block_log2 - (Num == 8 ? 3 : 2);
+    const bool wants_most = !Tensor || call.x.amax;
+    LK_UNROLL for (int j = 0; j < Num; j++) most[j] = 0.0f;
+    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(Warps); i += 4) {
         const int64_t row = at.row + i;
         const int left = col < (int)a.cols ? (int)min(a.rows - row, (int64_t)4) : 0; /* rows to write */
-        float s[4][N];
-        LK_UNROLL for (int n = 0; n < 4; n++) lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
+        float s[4][Num];
+        LK_UNROLL for (int n = 0; n < 4; n++) lk_srms_norm_fp8_get<T, Res, Packed, Wide>(s[n], call, at, k, i + n, col);
         if (a.residual_out)
             LK_UNROLL for (int n = 0; n < 4; n++)
-                if (n < left) lk_srms_norm_fp8_put_s<R, WIDE>(call, s[n], row + n, col);
+                if (n < left) lk_srms_norm_fp8_put_s<Res, Wide>(call, s[n], row + n, col);
         LK_UNROLL for (int n = 0; n < 4; n++) {
             const float rstd = __shfl_sync(0xffffffffu, rstds, i + n);
-            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] = s[n][j] * w[j] * rstd;
+            LK_UNROLL for (int j = 0; j < Num; j++) s[n][j] = s[n][j] * w[j] * rstd;
         }
         if (wants_most)
             LK_UNROLL for (int n = 0; n < 4; n++)
-                LK_UNROLL for (int j = 0; j < N; j++)
-                    most[j] = TENSOR ? fmaxf(most[j], fabsf(s[n][j])) : lk_max_nan(most[j], fabsf(s[n][j]));
+                LK_UNROLL for (int j = 0; j < Num; j++)
+                    most[j] = Tensor ? fmaxf(most[j], fabsf(s[n][j])) : lk_max_nan(most[j], fabsf(s[n][j]));
         if (a.y)
             LK_UNROLL for (int n = 0; n < 4; n++)
-                if (n < left) lk_srms_norm_fp8_store<WIDE>((T *)a.y + (row + n) * a.y_stride + col, s[n], (int)a.cols - col);
+                if (n < left) lk_srms_norm_fp8_store<Wide>((T *)a.y + (row + n) * a.y_stride + col, s[n], (int)a.cols - col);
         float mine = 0.0f; /* the inverse that this lane has of the four rows' blocks */
-        if constexpr (!TENSOR) {
+        if constexpr (!Tensor) {
             float of_row[4];
             int number;
             LK_UNROLL for (int n = 0; n < 4; n++) of_row[n] = lk_srms_norm_fp8_most<false>(0.0f, s[n]);
@@ -790,27 +790,27 @@ LK_DEVICE void lk_srms_norm_fp8_put_rows(const lk_srms_norm_fp8_call &call, int 
             mine = scale.inverse;
         }
         LK_UNROLL for (int n = 0; n < 4; n++) {
-            const float own = TENSOR ? inverse : lk_srms_norm_fp8_shared(mine, lanes, n);
-            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] *= own;
-            if (n < left) lk_srms_norm_fp8_put<WIDE>(call, format, row + n, col, s[n], 1.0f);
+            const float own = Tensor ? inverse : lk_srms_norm_fp8_shared(mine, lanes, n);
+            LK_UNROLL for (int j = 0; j < Num; j++) s[n][j] *= own;
+            if (n < left) lk_srms_norm_fp8_put<Wide>(call, format, row + n, col, s[n], 1.0f);
         }
-        if constexpr (TENSOR) lk_srms_norm_fp8_turn(format, at, i, turned, s);
+        if constexpr (Tensor) lk_srms_norm_fp8_turn(format, at, i, turned, s);
     }
 }
 
 /* BLOCK and MX: the same for the columns' scales, once these are known. */
-template <class T, class R, int W, bool PACKED, bool WIDE>
+template <class T, class Res, int Warps, bool Packed, bool Wide>
 LK_DEVICE void lk_srms_norm_fp8_turn_rows(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
                                           int col, float rstds, const float (&inverse)[LK_VEC<T>], const float (&w)[LK_VEC<T>],
                                           uint4 *turned)
 {
-    constexpr int N = LK_VEC<T>;
-    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(W); i += 4) {
-        float s[4][N];
+    constexpr int Num = LK_VEC<T>;
+    LK_NO_UNROLL for (int i = 0; i < LK_SRMS_NORM_FP8_EACH(Warps); i += 4) {
+        float s[4][Num];
         LK_UNROLL for (int n = 0; n < 4; n++) {
             const float rstd = __shfl_sync(0xffffffffu, rstds, i + n);
-            lk_srms_norm_fp8_get<T, R, PACKED, WIDE>(s[n], call, at, k, i + n, col);
-            LK_UNROLL for (int j = 0; j < N; j++) s[n][j] = s[n][j] * w[j] * rstd * inverse[j];
+            lk_srms_norm_fp8_get<T, Res, Packed, Wide>(s[n], call, at, k, i + n, col);
+            LK_UNROLL for (int j = 0; j < Num; j++) s[n][j] = s[n][j] * w[j] * rstd * inverse[j];
         }
         lk_srms_norm_fp8_turn(format, at, i, turned, s);
     }
@@ -819,144 +819,144 @@ LK_DEVICE void lk_srms_norm_fp8_turn_rows(const lk_srms_norm_fp8_call &call, int
 /* The inverse scales of the lane's columns for the warp's rows; most: their largest |y|. A thread computes and stores each scale
  * for all warps. begin: the chunk's first column. inbox: [warp][element of a vector][lane], where 36 for 32 lanes lets
  * neighbouring columns lie in different banks. Called by: all threads of the block. */
-template <int W, int N>
+template <int Warps, int Num>
 LK_DEVICE void lk_srms_norm_fp8_column_scales(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int begin,
-                                              const float (&most)[N], float (&inverse)[N], float *inbox)
+                                              const float (&most)[Num], float (&inverse)[Num], float *inbox)
 {
-    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W);
-    const int warps = (1 << call.block_log2) / EACH; /* of a scale */
-    const int64_t band = at.row - at.warp * EACH;
-    LK_UNROLL for (int j = 0; j < N; j++) inbox[(at.warp * N + j) * 36 + at.lane] = most[j];
+    constexpr int Each = LK_SRMS_NORM_FP8_EACH(Warps);
+    const int warps = (1 << call.block_log2) / Each; /* of a scale */
+    const int64_t band = at.row - at.warp * Each;
+    LK_UNROLL for (int j = 0; j < Num; j++) inbox[(at.warp * Num + j) * 36 + at.lane] = most[j];
     __syncthreads(); /* the maxima of all warps are there */
-    LK_NO_UNROLL for (int i = (int)threadIdx.x; i < W / warps * 32 * N; i += 32 * W) {
-        const int first = i / (32 * N) * warps, c = i % (32 * N);
-        float *const from = inbox + (first * N + c % N) * 36 + c / N;
+    LK_NO_UNROLL for (int i = (int)threadIdx.x; i < Warps / warps * 32 * Num; i += 32 * Warps) {
+        const int first = i / (32 * Num) * warps, c = i % (32 * Num);
+        float *const from = inbox + (first * Num + c % Num) * 36 + c / Num;
         float all = 0.0f;
-        LK_UNROLL_BY(4) for (int warp = 0; warp < warps; warp++) all = lk_max_nan(all, from[warp * N * 36]);
+        LK_UNROLL_BY(4) for (int warp = 0; warp < warps; warp++) all = lk_max_nan(all, from[warp * Num * 36]);
         const lk_srms_norm_fp8_scale scale = lk_srms_norm_fp8_scale_of(call, all);
-        const int64_t row = band + first * EACH, block = row >> call.block_log2;
+        const int64_t row = band + first * Each, block = row >> call.block_log2;
         const int64_t to = (begin + c) * call.x.transposed_scale_stride + block * call.x.transposed_block_stride;
         if (row < call.norm.a.rows && begin + c < (int)call.norm.a.cols)
             lk_srms_norm_fp8_put_scale(call, call.x.transposed_scale, to, scale.scale);
         *from = scale.inverse; /* no other thread reads or writes these places before the barrier */
     }
     __syncthreads(); /* the inverse scales are there */
-    LK_UNROLL for (int j = 0; j < N; j++) inverse[j] = inbox[(at.warp / warps * warps * N + j) * 36 + at.lane];
+    LK_UNROLL for (int j = 0; j < Num; j++) inverse[j] = inbox[(at.warp / warps * warps * Num + j) * 36 + at.lane];
 }
 
-/* Writes a chunk of q_transposed: W threads write the 128 rows of a column. first: the warps' slots, `step` slots apart. */
-template <int N, int W>
+/* Writes a chunk of q_transposed: Warps threads write the 128 rows of a column. first: the warps' slots, `step` slots apart. */
+template <int Num, int Warps>
 LK_DEVICE void lk_srms_norm_fp8_put_columns(const lk_srms_norm_fp8_call &call, const lk_srms_norm_fp8_place &at, int col,
                                             const uint4 *first, int step)
 {
-    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W);
-    const int warp = (int)threadIdx.x % W;
-    const int64_t row = at.row + (warp - at.warp) * EACH, left = call.norm.a.rows - row;
-    LK_UNROLL_BY(4) for (int c = (int)threadIdx.x / W; c < 32 * N; c += 32) {
-        const uint32_t *from = (const uint32_t *)(first + warp * step + c % N / 4 * 32 + (c / N ^ warp)) + c % 4;
-        uint32_t word[EACH / 4];
-        LK_UNROLL for (int g = 0; g < EACH / 4; g++) word[g] = from[g * (N / 4) * 128];
+    constexpr int Each = LK_SRMS_NORM_FP8_EACH(Warps);
+    const int warp = (int)threadIdx.x % Warps;
+    const int64_t row = at.row + (warp - at.warp) * Each, left = call.norm.a.rows - row;
+    LK_UNROLL_BY(4) for (int c = (int)threadIdx.x / Warps; c < 32 * Num; c += 32) {
+        const uint32_t *from = (const uint32_t *)(first + warp * step + c % Num / 4 * 32 + (c / Num ^ warp)) + c % 4;
+        uint32_t word[Each / 4];
+        LK_UNROLL for (int g = 0; g < Each / 4; g++) word[g] = from[g * (Num / 4) * 128];
         if (col + c >= (int)call.norm.a.cols) break;
         uint8_t *const to = (uint8_t *)call.x.q_transposed + (col + c) * call.x.q_transposed_stride + row;
-        if (call.wide && left >= EACH) {
-            if constexpr (EACH == 16) *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
+        if (call.wide && left >= Each) {
+            if constexpr (Each == 16) *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
             else *(uint2 *)to = make_uint2(word[0], word[1]);
         } else {
-            LK_UNROLL for (int i = 0; i < EACH; i++)
+            LK_UNROLL for (int i = 0; i < Each; i++)
                 if (i < left) to[i] = (uint8_t)(word[i / 4] >> i % 4 * 8);
         }
     }
 }
 
 /* What a block does for chunk k with the rows' rstd. largest: the largest |y| so far, for amax. */
-template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
+template <class T, class Res, int Warps, bool Packed, bool Wide, bool Tensor>
 LK_DEVICE void lk_srms_norm_fp8_put_chunk(const lk_srms_norm_fp8_call &call, int format, const lk_srms_norm_fp8_place &at, int k,
                                           float rstds, float inverse, float *largest, float *inbox, uint4 *slots)
 {
-    constexpr int N = LK_VEC<T>, SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * LK_SRMS_NORM_FP8_EACH(W) * 32;
-    const int begin = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T), col = begin + at.lane * N;
-    const int place = k < call.held ? k : call.held ? 0 : -1, step = place < 0 ? 16 * LK_SRMS_NORM_FP8_EACH(W) : SLOTS;
-    uint4 *const all = slots + (place < 0 ? 0 : place * W * SLOTS), *const turned = all + at.warp * step;
+    constexpr int Num = LK_VEC<T>, Slots = LK_SRMS_NORM_FP8_SLOTS(T, Packed) * LK_SRMS_NORM_FP8_EACH(Warps) * 32;
+    const int begin = (at.chunk + k) * LK_SRMS_NORM_FP8_CHUNK(T), col = begin + at.lane * Num;
+    const int place = k < call.held ? k : call.held ? 0 : -1, step = place < 0 ? 16 * LK_SRMS_NORM_FP8_EACH(Warps) : Slots;
+    uint4 *const all = slots + (place < 0 ? 0 : place * Warps * Slots), *const turned = all + at.warp * step;
     if (k >= call.held) __syncthreads(); /* the columns before have been read from where these go */
-    if (k >= call.held && place == 0) lk_srms_norm_fp8_fetch<T, R, W, PACKED, WIDE>(call, at, k, 0);
-    if (PACKED && WIDE && k >= call.held) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>();
-    float w[N], most[N];
-    LK_UNROLL for (int j = 0; j < N; j++) w[j] = 1.0f;
-    if (col < (int)call.norm.a.cols) lk_srms_norm_fp8_weigh<T, false, WIDE>(w, call, 0, col);
-    lk_srms_norm_fp8_put_rows<T, R, W, PACKED, WIDE, TENSOR>(call, format, at, place, col, rstds, inverse, w, most, turned);
-    if constexpr (TENSOR) {
+    if (k >= call.held && place == 0) lk_srms_norm_fp8_fetch<T, Res, Warps, Packed, Wide>(call, at, k, 0);
+    if (Packed && Wide && k >= call.held) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>();
+    float w[Num], most[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) w[j] = 1.0f;
+    if (col < (int)call.norm.a.cols) lk_srms_norm_fp8_weigh<T, false, Wide>(w, call, 0, col);
+    lk_srms_norm_fp8_put_rows<T, Res, Warps, Packed, Wide, Tensor>(call, format, at, place, col, rstds, inverse, w, most, turned);
+    if constexpr (Tensor) {
         *largest = lk_srms_norm_fp8_most<true>(*largest, most);
     } else {
-        float inverses[N];
-        lk_srms_norm_fp8_column_scales<W>(call, at, begin, most, inverses, inbox);
-        lk_srms_norm_fp8_turn_rows<T, R, W, PACKED, WIDE>(call, format, at, place, col, rstds, inverses, w, turned);
+        float inverses[Num];
+        lk_srms_norm_fp8_column_scales<Warps>(call, at, begin, most, inverses, inbox);
+        lk_srms_norm_fp8_turn_rows<T, Res, Warps, Packed, Wide>(call, format, at, place, col, rstds, inverses, w, turned);
     }
     __syncthreads(); /* all warps' columns are there, and the maxima have been read */
-    lk_srms_norm_fp8_put_columns<N, W>(call, at, begin, all, step);
+    lk_srms_norm_fp8_put_columns<Num, Warps>(call, at, begin, all, step);
 }
 
-/* A cluster owns 128 rows. PACKED, WIDE: as in lk_srms_norm_fp8_kernel. TENSOR: else BLOCK or MX. W: 8 warps where several blocks
+/* A cluster owns 128 rows. Packed, Wide: as in lk_srms_norm_fp8_kernel. Tensor: else BLOCK or MX. Warps: 8 warps where several blocks
  * fit on an SM, else 16. */
-template <class T, class R, int W, bool PACKED, bool WIDE, bool TENSOR>
-LK_KERNEL void __launch_bounds__(32 * W, !(PACKED && WIDE && W == 8) ? 1 : LK_ARCH >= 900 ? 3 : 2)
+template <class T, class Res, int Warps, bool Packed, bool Wide, bool Tensor>
+LK_KERNEL void __launch_bounds__(32 * Warps, !(Packed && Wide && Warps == 8) ? 1 : LK_ARCH >= 900 ? 3 : 2)
     lk_srms_norm_fp8_transpose_kernel(const __grid_constant__ lk_srms_norm_fp8_call call)
 {
-    constexpr int EACH = LK_SRMS_NORM_FP8_EACH(W), SLOTS = LK_SRMS_NORM_FP8_SLOTS(T, PACKED) * EACH * 32;
+    constexpr int Each = LK_SRMS_NORM_FP8_EACH(Warps), Slots = LK_SRMS_NORM_FP8_SLOTS(T, Packed) * Each * 32;
     LK_DYN_SMEM(uint4, slots);
-    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_INBOX(W)]); /* of a cluster's sums, or of the maxima of W warps */
+    LK_SHARED(float, inbox, [LK_SRMS_NORM_FP8_INBOX(Warps)]); /* of a cluster's sums, or of the maxima of Warps warps */
     const lk_srms_norm_args &a = call.norm.a;
     const unsigned blocks = lk_cluster_nctarank();
     lk_srms_norm_fp8_place at;
     at.warp = (int)threadIdx.x / 32, at.lane = (int)threadIdx.x % 32;
-    at.row = (int64_t)(blockIdx.x / blocks) * LK_SRMS_NORM_FP8_BAND + at.warp * EACH;
+    at.row = (int64_t)(blockIdx.x / blocks) * LK_SRMS_NORM_FP8_BAND + at.warp * Each;
     at.chunk = (int)lk_cluster_ctarank() * call.chunks;
-    at.slot = &slots + at.warp * SLOTS + at.lane;
+    at.slot = &slots + at.warp * Slots + at.lane;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    LK_NO_UNROLL for (int k = 0; k < call.held; k++) lk_srms_norm_fp8_fetch<T, R, W, PACKED, WIDE>(call, at, k, k);
-    if constexpr (PACKED && WIDE) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>();
+    LK_NO_UNROLL for (int k = 0; k < call.held; k++) lk_srms_norm_fp8_fetch<T, Res, Warps, Packed, Wide>(call, at, k, k);
+    if constexpr (Packed && Wide) lk_cp_async_commit_group(), lk_cp_async_wait_group<0>();
     lk_griddepcontrol_launch_dependents();
     float inverse = 1.0f, seen = 0.0f, largest = 0.0f;
-    if (TENSOR && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
-    if (TENSOR && call.x.amax) seen = lk_ld_relaxed(call.x.amax);
-    const float squares = lk_srms_norm_fp8_squares<T, R, W, PACKED, WIDE>(call, at, inbox);
-    const bool there = at.lane < EACH && at.row + at.lane < a.rows;
+    if (Tensor && call.x.tensor_scale) inverse = lk_srms_norm_fp8_inverse(*call.x.tensor_scale);
+    if (Tensor && call.x.amax) seen = lk_ld_relaxed(call.x.amax);
+    const float squares = lk_srms_norm_fp8_squares<T, Res, Warps, Packed, Wide>(call, at, inbox);
+    const bool there = at.lane < Each && at.row + at.lane < a.rows;
     /* Of row i in lane i. 0 where there is no row: with eps 0 its y would be NaN, and a column's largest. */
     const float rstds = there ? lk_rsqrt(fmaf(squares, call.norm.in.inverse_cols, a.eps)) : 0.0f;
     if (lk_cluster_ctarank() == 0 && there && a.rstd) a.rstd[at.row + at.lane] = rstds;
     __syncthreads(); /* the sums have been read: the inbox is free for the maxima of columns */
     if (call.x.format == LK_FP8_E5M2) {
         LK_NO_UNROLL for (int k = 0; k < call.chunks; k++)
-            lk_srms_norm_fp8_put_chunk<T, R, W, PACKED, WIDE, TENSOR>(call, LK_FP8_E5M2, at, k, rstds, inverse, &largest, inbox,
-                                                                      &slots);
+            lk_srms_norm_fp8_put_chunk<T, Res, Warps, Packed, Wide, Tensor>(call, LK_FP8_E5M2, at, k, rstds, inverse, &largest, inbox,
+                                                                            &slots);
     } else {
         LK_NO_UNROLL for (int k = 0; k < call.chunks; k++)
-            lk_srms_norm_fp8_put_chunk<T, R, W, PACKED, WIDE, TENSOR>(call, LK_FP8_E4M3, at, k, rstds, inverse, &largest, inbox,
-                                                                      &slots);
+            lk_srms_norm_fp8_put_chunk<T, Res, Warps, Packed, Wide, Tensor>(call, LK_FP8_E4M3, at, k, rstds, inverse, &largest, inbox,
+                                                                            &slots);
     }
-    if (!TENSOR || !call.x.amax) return;
+    if (!Tensor || !call.x.amax) return;
     largest = lk_max_warp(largest);
     if (at.lane == 0) lk_srms_norm_fp8_raise(call, largest, seen);
 }
 
-template <class T, class R, int W, bool PACKED, bool WIDE>
+template <class T, class Res, int Warps, bool Packed, bool Wide>
 LK_HOST lk_status lk_srms_norm_fp8_run_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, int cluster,
                                              int most_held, cudaStream_t stream)
 {
-    constexpr int bytes = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED), least = 64 * 32 * 16; /* what a turned chunk takes */
+    constexpr int bytes = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, Packed), least = 64 * 32 * 16; /* what a turned chunk takes */
     void (*const kernel)(lk_srms_norm_fp8_call) = call.x.scaling == LK_SRMS_NORM_FP8_TENSOR
-                                                      ? lk_srms_norm_fp8_transpose_kernel<T, R, W, PACKED, WIDE, true>
-                                                      : lk_srms_norm_fp8_transpose_kernel<T, R, W, PACKED, WIDE, false>;
-    const int room = (device->smem - 2) * 1024 - LK_SRMS_NORM_FP8_INBOX(W) * 4;
+                                                      ? lk_srms_norm_fp8_transpose_kernel<T, Res, Warps, Packed, Wide, true>
+                                                      : lk_srms_norm_fp8_transpose_kernel<T, Res, Warps, Packed, Wide, false>;
+    const int room = (device->smem - 2) * 1024 - LK_SRMS_NORM_FP8_INBOX(Warps) * 4;
     call.held = most_held < room / bytes ? most_held : room / bytes;
     const size_t smem = call.held ? (size_t)call.held * bytes : least;
     cudaError_t error = cudaSuccess;
     if (cluster > 8) error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error) return lk_launched(op, error);
-    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.norm.a.rows, LK_SRMS_NORM_FP8_BAND) * cluster, cluster, 32 * W, smem,
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.norm.a.rows, LK_SRMS_NORM_FP8_BAND) * cluster, cluster, 32 * Warps, smem,
                          stream, call);
 }
-template <class T, class R, bool PACKED, bool WIDE>
+template <class T, class Res, bool Packed, bool Wide>
 LK_HOST lk_status lk_srms_norm_fp8_divide_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call,
                                                 cudaStream_t stream)
 {
@@ -964,24 +964,24 @@ LK_HOST lk_status lk_srms_norm_fp8_divide_bands(const char *op, const lk_device 
     const int64_t chunks = lk_ceil_div(call.norm.a.cols, LK_SRMS_NORM_FP8_CHUNK(T));
     call.chunks = (int)lk_ceil_div(chunks, most);
     const int cluster = (int)lk_ceil_div(chunks, call.chunks);
-    const int chunk_kb = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, PACKED) / 1024, chunks_held = call.chunks;
+    const int chunk_kb = LK_SRMS_NORM_FP8_CHUNK_BYTES(T, Packed) / 1024, chunks_held = call.chunks;
     const bool alone = 2 * (call.chunks * chunk_kb + 10) > device->smem;
     if (alone && 3 * (chunk_kb + 10) <= device->smem) /* one chunk and three blocks on an SM; it reads the others again */
-        return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, 1, stream);
-    if constexpr (WIDE)
+        return lk_srms_norm_fp8_run_bands<T, Res, 8, Packed, Wide>(op, device, call, cluster, 1, stream);
+    if constexpr (Wide)
         if (alone && chunk_kb + 22 < device->smem) /* else none is held */
-            return lk_srms_norm_fp8_run_bands<T, R, 16, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
-    return lk_srms_norm_fp8_run_bands<T, R, 8, PACKED, WIDE>(op, device, call, cluster, chunks_held, stream);
+            return lk_srms_norm_fp8_run_bands<T, Res, 16, Packed, Wide>(op, device, call, cluster, chunks_held, stream);
+    return lk_srms_norm_fp8_run_bands<T, Res, 8, Packed, Wide>(op, device, call, cluster, chunks_held, stream);
 }
-template <class T, class R>
+template <class T, class Res>
 LK_HOST lk_status lk_srms_norm_fp8_bands(const char *op, const lk_device *device, lk_srms_norm_fp8_call &call, bool wide,
                                          cudaStream_t stream)
 {
     call.wide = (uintptr_t)call.x.q_transposed % 16 == 0 && call.x.q_transposed_stride % 16 == 0;
-    if (!wide) return lk_srms_norm_fp8_divide_bands<T, R, false, false>(op, device, call, stream);
-    if constexpr (sizeof(T) == sizeof(R))
-        if (!call.norm.a.residual) return lk_srms_norm_fp8_divide_bands<T, R, true, true>(op, device, call, stream);
-    return lk_srms_norm_fp8_divide_bands<T, R, false, true>(op, device, call, stream);
+    if (!wide) return lk_srms_norm_fp8_divide_bands<T, Res, false, false>(op, device, call, stream);
+    if constexpr (sizeof(T) == sizeof(Res))
+        if (!call.norm.a.residual) return lk_srms_norm_fp8_divide_bands<T, Res, true, true>(op, device, call, stream);
+    return lk_srms_norm_fp8_divide_bands<T, Res, false, true>(op, device, call, stream);
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
