@@ -735,7 +735,7 @@ static void chunks(int type, int direction, int)
         p.has[DLOGP] = direction != FORWARD && i % 2, p.has[DLSE] = direction != FORWARD && i % 3 == 1;
         p.has[ROW_WEIGHT] = i % 4 == 2;
         if (i < 6) p.chunk = 1 + i * 4;
-        if (i == 9) p.slice = 4; /* what dweight holds, which is no scratch memory where it is rounded after each chunk */
+        if (i == 9) p.slice = 4;
         check(&p);
     }
 }
