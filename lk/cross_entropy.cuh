@@ -895,14 +895,15 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         lk_cp_async_wait_group<0>();
         lk_put((T *)slot + target, -INFINITY);
     }
+    const bool follows = sizeof(T) == 4 && call.a.dlogits_dtype != LK_DTYPE_E5M2; /* 8 bits do not show the digits that it saves */
     const lk_vec<T> *next = slot;
     LK_UNROLL_BY(4) for (int u = 0; u < halfway; u++, next += threads) {
-        sum *= lk_lse_follow(*next, rate, &reference, &base);
+        if (follows) sum *= lk_lse_follow(*next, rate, &reference, &base);
         sum += lk_lse_terms(*next, rate, base);
     }
     lk_cp_async_wait_group<0>();
     LK_UNROLL_BY(4) for (int u = halfway; u < in_slots; u++, next += threads) {
-        sum *= lk_lse_follow(*next, rate, &reference, &base);
+        if (follows) sum *= lk_lse_follow(*next, rate, &reference, &base);
         sum += lk_lse_terms(*next, rate, base);
     }
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;

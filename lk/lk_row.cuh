@@ -460,15 +460,17 @@ template <class T> LK_DEVICE float lk_lse_terms(lk_vec<T> raw, float rate, float
  * reference follows its largest term, up to a factor of 4: what the lane has summed up is then to be multiplied by the result. */
 template <class T, int n> LK_DEVICE float lk_lse_follow(const float (&x)[n], float rate, float *reference, float *base)
 {
-    float top = 2.0f;
-    if (sizeof(T) != 4) return 1.0f;
-    LK_UNROLL for (int j = 0; j < n; j++) top = fmaxf(top, fmaf(rate, x[j], -*base));
-    if (!(top > 2.0f)) return 1.0f; /* few vectors have a larger one */
-    const float before = *base;
-    LK_UNROLL for (int j = 0; j < n; j++)
-        if (fmaf(rate, x[j], -before) == top) *reference = x[j];
-    *base = rate * *reference;
-    return lk_ex2(before - *base);
+    if constexpr (sizeof(T) != 4) return 1.0f;
+    else {
+        float top = 2.0f;
+        LK_UNROLL for (int j = 0; j < n; j++) top = fmaxf(top, fmaf(rate, x[j], -*base));
+        if (!(top > 2.0f)) return 1.0f; /* few vectors have a larger one */
+        const float before = *base;
+        LK_UNROLL for (int j = 0; j < n; j++)
+            if (fmaf(rate, x[j], -before) == top) *reference = x[j];
+        *base = rate * *reference;
+        return lk_ex2(before - *base);
+    }
 }
 template <class T> LK_DEVICE float lk_lse_follow(lk_vec<T> raw, float rate, float *reference, float *base)
 {

@@ -121,21 +121,22 @@ LK_DEVICE float lk_srms_norm_fp8_inverse(float x)
     return fmaf(fmaf(-x, r, 1.0f), r, r);
 }
 
-/* The scale of elements whose largest magnitude is amax. */
+/* The scale of elements whose largest magnitude is amax. Without branches: lanes have different blocks. */
 LK_DEVICE lk_srms_norm_fp8_scale lk_srms_norm_fp8_scale_of(const lk_srms_norm_fp8_call &call, float amax)
 {
-    if (!(amax <= FLT_MAX)) return {NAN, NAN}; /* else an infinity would become the largest number */
-    if (call.x.scaling != LK_SRMS_NORM_FP8_MX) {
-        if (amax == 0.0f) return {1.0f, 1.0f};
-        amax = fmaxf(amax, 0x1p-80f); /* below, 1 / scale overflows at last */
-    }
+    const bool mx = call.x.scaling == LK_SRMS_NORM_FP8_MX;
+    const float of = mx ? amax : fmaxf(amax, 0x1p-80f); /* below, 1 / scale overflows at last */
+    lk_srms_norm_fp8_scale s;
     if (call.narrow) { /* the exponent of 0 is MX's least scale; the float that stands for it is not used */
-        const int exponent = max((int)((__float_as_uint(amax) + call.up) >> 23) - call.emax, 0);
-        return {__uint_as_float((uint32_t)exponent << 23), __uint_as_float((uint32_t)(254 - exponent) << 23)};
+        const int exponent = max((int)((__float_as_uint(of) + call.up) >> 23) - call.emax, 0);
+        s = {__uint_as_float((uint32_t)exponent << 23), __uint_as_float((uint32_t)(254 - exponent) << 23)};
+    } else {
+        const float quotient = of * call.inverse; /* and once more, to round correctly */
+        s.scale = fmaf(fmaf(-call.most, quotient, of), call.inverse, quotient), s.inverse = lk_srms_norm_fp8_inverse(s.scale);
     }
-    const float quotient = amax * call.inverse; /* and once more, to round correctly */
-    const float scale = fmaf(fmaf(-call.most, quotient, amax), call.inverse, quotient);
-    return {scale, lk_srms_norm_fp8_inverse(scale)};
+    const float instead = amax == 0.0f ? 1.0f : NAN; /* an infinity would become the largest number */
+    if (!(amax <= FLT_MAX) || (amax == 0.0f && !mx)) s.scale = s.inverse = instead;
+    return s;
 }
 
 /* Stores a scale: a float, or in MX its exponent, of NaN 255. */
