@@ -15,6 +15,8 @@
 
 #include "lk/lk_row.cuh"
 
+LK_DEFINE_COMMON /* lk_last_error and lk_status_string: no other file of this program has an LK_DEFINE_ line */
+
 #define THREADS 256
 
 typedef struct {

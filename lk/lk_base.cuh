@@ -310,6 +310,12 @@ template <class Once> struct lk_common {
     }
 };
 #define LK_EMIT_COMMON ((void)lk_common<void>(), (void)lk_last_error, (void)lk_version, (void)lk_status_string)
+/* The same in a file without other LK_DEFINE_ lines, whose own kernels use lk's device functions and lk_launch. */
+#define LK_DEFINE_COMMON                                                                                                       \
+    static inline __attribute__((used)) void lk_uses_common(void)                                                              \
+    {                                                                                                                          \
+        LK_EMIT_COMMON;                                                                                                        \
+    }
 #ifdef LK_API_GIVEN /* in every file, or compilers warn of static functions that are declared alone */
 static_assert(sizeof(lk_common<void>) > 0, "");
 #endif
