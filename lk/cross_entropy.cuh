@@ -869,6 +869,19 @@ template <class T> LK_DEVICE int64_t lk_ce_find_argmax(const lk_ce_share<T> &at,
     return lk_ce_add_top(lk_ce_row_empty(), x, col).top;
 }
 
+/* sum and the terms of a thread's slots from `from` on, against base; follows: the reference follows them. */
+template <bool follows, class T>
+LK_DEVICE float lk_ce_add_slots(const lk_vec<T> *slot, int from, int end, int step, float rate, float sum, float *reference,
+                                float *base)
+{
+    const lk_vec<T> *next = slot + from * step;
+    LK_UNROLL_BY(4) for (int u = from; u < end; u++, next += step) {
+        if constexpr (follows) sum *= lk_lse_follow(*next, rate, reference, base);
+        sum += lk_lse_terms(*next, rate, *base);
+    }
+    return sum;
+}
+
 /* The state of a warp's part of a plain row without the target; the empty state of a row that is not read. Its max is the
  * reference: the largest of the lanes' first vectors and single elements. Teams smaller than a warp each get their own state.
  * Called by: all lanes of a warp. As lk_ce_plain_read otherwise. */
@@ -895,23 +908,19 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         lk_cp_async_wait_group<0>();
         lk_put((T *)slot + target, -INFINITY);
     }
-    const bool follows = sizeof(T) == 4 && call.a.dlogits_dtype != LK_DTYPE_E5M2; /* 8 bits do not show the digits that it saves */
-    const lk_vec<T> *next = slot;
-    LK_UNROLL_BY(4) for (int u = 0; u < halfway; u++, next += threads) {
-        if (follows) sum *= lk_lse_follow(*next, rate, &reference, &base);
-        sum += lk_lse_terms(*next, rate, base);
-    }
+    /* dlogits of fewer bits do not show the digits that a reference that follows saves, and heads have many such rows. */
+    const bool follows = sizeof(T) == 4 && (call.a.dlogits_dtype == LK_DTYPE_T || call.a.dlogits_dtype == LK_DTYPE_F32);
+    if (follows) sum = lk_ce_add_slots<true>(slot, 0, halfway, threads, rate, sum, &reference, &base);
+    else sum = lk_ce_add_slots<false>(slot, 0, halfway, threads, rate, sum, &reference, &base);
     lk_cp_async_wait_group<0>();
-    LK_UNROLL_BY(4) for (int u = halfway; u < in_slots; u++, next += threads) {
-        if (follows) sum *= lk_lse_follow(*next, rate, &reference, &base);
-        sum += lk_lse_terms(*next, rate, base);
-    }
+    if (follows) sum = lk_ce_add_slots<true>(slot, halfway, in_slots, threads, rate, sum, &reference, &base);
+    else sum = lk_ce_add_slots<false>(slot, halfway, in_slots, threads, rate, sum, &reference, &base);
     const bool fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
     if (__all_sync(0xffffffffu, fast || !t.read)) {
         lk_ce_row s = lk_ce_row_empty();
         s.max = reference; /* base differs from rate reference by a rounding error, which is known exactly */
-        s.sum = (sizeof(T) == 4 ? sum : lk_sum_warp(sum, team)) * lk_ex2(-fmaf(rate, reference, -base));
-        if (sizeof(T) == 4) s = lk_ce_row_warp<false, true>(s, call.a.logit_scale, team);
+        s.sum = (follows ? sum : lk_sum_warp(sum, team)) * lk_ex2(-fmaf(rate, reference, -base));
+        if (follows) s = lk_ce_row_warp<false, true>(s, call.a.logit_scale, team);
         return s;
     }
     return lk_ce_reduce_all<true>(call, t.row, slot, t.y, t.read, call.a.logit_scale);

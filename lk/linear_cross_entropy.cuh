@@ -1158,6 +1158,10 @@ template <class Once> struct lk_linear_cross_entropy_common {
 #ifdef LK_API_GIVEN
 static_assert(sizeof(lk_linear_cross_entropy_common<void>) > 0, "");
 #endif
+/* In a function of each header that takes the context: then they are defined. */
+#define LK_LCE_EMIT_CONTEXT                                                                                                    \
+    ((void)lk_linear_cross_entropy_common<void>(), (void)lk_linear_cross_entropy_init,                                         \
+     (void)lk_linear_cross_entropy_destroy)
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -1771,8 +1775,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     LK_EMIT(linear_cross_entropy, finish, T)                                                                                   \
     LK_API LK_BODY lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                   \
     {                                                                                                                          \
-        (void)lk_linear_cross_entropy_common<void>();                                                                          \
-        (void)lk_linear_cross_entropy_init, (void)lk_linear_cross_entropy_destroy;                                             \
+        LK_LCE_EMIT_CONTEXT;                                                                                                   \
         return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
     }
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DEFINE, T)

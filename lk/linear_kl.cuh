@@ -564,6 +564,8 @@ template <class Once> struct lk_linear_kl_common {
 #ifdef LK_API_GIVEN
 static_assert(sizeof(lk_linear_kl_common<void>) > 0, "");
 #endif
+/* In a function of each header that takes the context: then they are defined. */
+#define LK_LINEAR_KL_EMIT_CONTEXT ((void)lk_linear_kl_common<void>(), (void)lk_linear_kl_init, (void)lk_linear_kl_destroy)
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -744,7 +746,7 @@ LK_LINEAR_KL_ENTRY(forward_backward, true, true)
     LK_API LK_BODY lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget,                 \
                                                                  lk_linear_kl_plan *plan)                                      \
     {                                                                                                                          \
-        (void)lk_linear_kl_common<void>(), (void)lk_linear_kl_init, (void)lk_linear_kl_destroy;                                \
+        LK_LINEAR_KL_EMIT_CONTEXT;                                                                                             \
         return lk_linear_kl_##direction##_plan<lk_##T>("lk_linear_kl_" #direction "_plan_" #T, args, budget, plan);            \
     }
 #define LK_LINEAR_KL_DEFINE(T)                                                                                                 \
