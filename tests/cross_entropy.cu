@@ -468,6 +468,8 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && row == 3) v = 0;
             if (t == DENOMINATOR) v = p->denominator;
             if (t == ROW_WEIGHTS) v = row == 4 ? 0 : row == 5 && !p->on[MEAN] && !p->on[SUM] ? NAN : 1.5 * v;
+            const int64_t y = row < p->rows ? integer(TARGET, test_buffer_host(&buffers[TARGET]), row) : 0;
+            if (t == ROW_WEIGHTS && (y < 0 || y >= p->vocab) && p->seed % 2) v = 0;
             if (row < p->rows && t != WEIGHT && t != DENOMINATOR && ignores(p) && laid[t].rows == p->rows && p->rows > 1 &&
                 integer(TARGET, test_buffer_host(&buffers[TARGET]), row) == p->ignore_index)
                 v = NAN;
@@ -1391,6 +1393,9 @@ static void specials(int type, int direction, int path)
 {
     const int64_t vocab[] = {24, test_pick(701, 257), 4099};
     int special = 1;
+    problem masked = plain(type, direction, path, 6, 137);
+    masked.on[BAD] = masked.on[WEIGHTED] = true, masked.special = MINUS_INF, masked.where = EVEN, masked.seed |= 1;
+    check(&masked);
     for (; special < NEIGHBOURS; special++)
         for (int where = 0; where < (special < PLACED ? (int)WHERES : 2); where++)
             for (int i = 0; i < LENGTH_OF(vocab); i++) {
