@@ -2101,7 +2101,7 @@ def ranks_linear_ids():
                     (4096 / n * jnp.abs(normal(6, tokens)), ups[1], 512 * normal(5, tokens)), 6)
     # The results of one device, a chunk of tokens at a time; ids of a row in one device and in several, bad ones, none.
     v, m, k = normal(1, 700, 8, dtype="bfloat16"), normal(2, 40, 8, dtype="bfloat16"), ids_case(5, 40, 3, 700)
-    compare("head's ids, chunks", split(lambda v, m: tuple(over(v, m, *k, workspace_mib=0.061)), P(), 0),
+    compare("head's ids, chunks", split(lambda v, m: tuple(over(v, m, *k, workspace_mib=0.0645)), P(), 0),
             lambda v, m: exact_ids(v @ m.T, *k), [v, m], (jnp.float32(1024), normal(3, 700, 3)), 6)
     i, w = np.where(k[0] == 2**31 - 1, 2, k[0]), k[1]
     compare("head's ids, a tail in chunks", split(lambda v, m: tuple(over(v, m, i, w, workspace_mib=0.1, tail=True)), P(), 0),
