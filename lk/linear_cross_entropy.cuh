@@ -1140,28 +1140,7 @@ template <class T, class Logit> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job
 
 static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_cross_entropy_context), "the opaque struct is large enough");
 
-/* Defined where LK_DEFINE_LINEAR_CROSS_ENTROPY is, as lk_common. They have no locals, which g++ takes for those of
- * the function that instantiates them. */
-template <class Once> struct lk_linear_cross_entropy_common {
-    friend LK_BODY __attribute__((used)) lk_status lk_linear_cross_entropy_init(lk_linear_cross_entropy_context *context)
-    {
-        return context ? lk_cublas_init("lk_linear_cross_entropy_init", (lk_cublas_context *)context)
-                       : lk_fail(LK_ERR_NULL, "lk_linear_cross_entropy_init", "context is NULL");
-    }
-
-    friend LK_BODY __attribute__((used)) lk_status lk_linear_cross_entropy_destroy(lk_linear_cross_entropy_context *context)
-    {
-        return context ? lk_cublas_destroy("lk_linear_cross_entropy_destroy", (lk_cublas_context *)context)
-                       : lk_fail(LK_ERR_NULL, "lk_linear_cross_entropy_destroy", "context is NULL");
-    }
-};
-#ifdef LK_API_GIVEN
-static_assert(sizeof(lk_linear_cross_entropy_common<void>) > 0, "");
-#endif
-/* In a function of each header that takes the context: then they are defined. */
-#define LK_LCE_EMIT_CONTEXT                                                                                                    \
-    ((void)lk_linear_cross_entropy_common<void>(), (void)lk_linear_cross_entropy_init,                                         \
-     (void)lk_linear_cross_entropy_destroy)
+LK_CUBLAS_CONTEXT(linear_cross_entropy)
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -1775,7 +1754,7 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     LK_EMIT(linear_cross_entropy, finish, T)                                                                                   \
     LK_API LK_BODY lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                   \
     {                                                                                                                          \
-        LK_LCE_EMIT_CONTEXT;                                                                                                   \
+        LK_CUBLAS_EMIT_CONTEXT(linear_cross_entropy);                                                                          \
         return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
     }
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DEFINE, T)

@@ -764,7 +764,7 @@ LK_LCE_IDS_ENTRY(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run, lk_l
     LK_API LK_BODY lk_status lk_linear_cross_entropy_ids_##direction##_plan_##T(const lk_lce_ids_args *args, size_t budget,    \
                                                                                 lk_linear_cross_entropy_plan *plan)            \
     {                                                                                                                          \
-        LK_LCE_EMIT_CONTEXT;                                                                                                   \
+        LK_CUBLAS_EMIT_CONTEXT(linear_cross_entropy);                                                                          \
         return query<lk_##T>("lk_linear_cross_entropy_ids_" #direction "_plan_" #T, args, which, budget, false, plan);         \
     }
 #define LK_LINEAR_CROSS_ENTROPY_IDS_DEFINE(T)                                                                                  \

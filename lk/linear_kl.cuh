@@ -546,26 +546,7 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_all(lk_linear
 
 static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_kl_context), "the opaque struct is large enough");
 
-/* Defined where LK_DEFINE_LINEAR_KL is, as lk_common. They have no locals, which g++ takes for those of
- * the function that instantiates them. */
-template <class Once> struct lk_linear_kl_common {
-    friend LK_BODY __attribute__((used)) lk_status lk_linear_kl_init(lk_linear_kl_context *context)
-    {
-        return context ? lk_cublas_init("lk_linear_kl_init", (lk_cublas_context *)context)
-                       : lk_fail(LK_ERR_NULL, "lk_linear_kl_init", "context is NULL");
-    }
-
-    friend LK_BODY __attribute__((used)) lk_status lk_linear_kl_destroy(lk_linear_kl_context *context)
-    {
-        return context ? lk_cublas_destroy("lk_linear_kl_destroy", (lk_cublas_context *)context)
-                       : lk_fail(LK_ERR_NULL, "lk_linear_kl_destroy", "context is NULL");
-    }
-};
-#ifdef LK_API_GIVEN
-static_assert(sizeof(lk_linear_kl_common<void>) > 0, "");
-#endif
-/* In a function of each header that takes the context: then they are defined. */
-#define LK_LINEAR_KL_EMIT_CONTEXT ((void)lk_linear_kl_common<void>(), (void)lk_linear_kl_init, (void)lk_linear_kl_destroy)
+LK_CUBLAS_CONTEXT(linear_kl)
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -746,7 +727,7 @@ LK_LINEAR_KL_ENTRY(forward_backward, true, true)
     LK_API LK_BODY lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget,                 \
                                                                  lk_linear_kl_plan *plan)                                      \
     {                                                                                                                          \
-        LK_LINEAR_KL_EMIT_CONTEXT;                                                                                             \
+        LK_CUBLAS_EMIT_CONTEXT(linear_kl);                                                                                     \
         return lk_linear_kl_##direction##_plan<lk_##T>("lk_linear_kl_" #direction "_plan_" #T, args, budget, plan);            \
     }
 #define LK_LINEAR_KL_DEFINE(T)                                                                                                 \

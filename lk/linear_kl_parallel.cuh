@@ -284,7 +284,7 @@ LK_LINEAR_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
     LK_API LK_BODY lk_status lk_linear_kl_parallel_##name##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,    \
                                                                      lk_linear_kl_plan *plan)                                  \
     {                                                                                                                          \
-        LK_LINEAR_KL_EMIT_CONTEXT;                                                                                             \
+        LK_CUBLAS_EMIT_CONTEXT(linear_kl);                                                                                     \
         return lk_linear_kl_query_split<lk_##T>("lk_linear_kl_parallel_" #name "_plan_" #T, args, direction, budget, false, plan); \
     }
 #define LK_LINEAR_KL_PARALLEL_DEFINE(T)                                                                                        \

@@ -317,8 +317,11 @@ template <class Once> struct lk_common {
         LK_EMIT_COMMON;                                                                                                        \
     }
 #ifdef LK_API_GIVEN /* in every file, or compilers warn of static functions that are declared alone */
-static_assert(sizeof(lk_common<void>) > 0, "");
+#define LK_COMMON_IN_EVERY_FILE(type) static_assert(sizeof(type<void>) > 0, "");
+#else
+#define LK_COMMON_IN_EVERY_FILE(type)
 #endif
+LK_COMMON_IN_EVERY_FILE(lk_common)
 
 /* Emits what LK_PROTOTYPES declares, from the templates lk_<op>_<direction> and lk_<op>_<direction>_workspace. */
 #define LK_EMIT(op, direction, T)                                                                                              \

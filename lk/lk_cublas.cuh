@@ -93,6 +93,7 @@ LK_HOST lk_status lk_cublas_status(const char *op, const char *call, cublasStatu
 
 LK_HOST lk_status lk_cublas_init(const char *op, lk_cublas_context *c)
 {
+    if (!c) return lk_fail(LK_ERR_NULL, op, "context is NULL");
     memset((void *)c, 0, sizeof *c);
     lk_status status = lk_asked_device(op, cudaGetDevice(&c->device));
     if (!status) status = lk_cublas_status(op, "cublasLtCreate", cublasLtCreate(&c->handle));
@@ -102,10 +103,27 @@ LK_HOST lk_status lk_cublas_init(const char *op, lk_cublas_context *c)
 
 LK_HOST lk_status lk_cublas_destroy(const char *op, lk_cublas_context *c)
 {
+    if (!c) return lk_fail(LK_ERR_NULL, op, "context is NULL");
     if (c->magic != LK_CUBLAS_MAGIC) return lk_fail(LK_ERR_VALUE, op, "context is not one that init has made");
     c->magic = 0;
     return lk_cublas_status(op, "cublasLtDestroy", cublasLtDestroy(c->handle));
 }
+
+/* An op's init and destroy, whose context holds this one. They are friends as those of lk_common are, and defined where
+ * LK_CUBLAS_EMIT_CONTEXT stands, in a function of each header that takes the context. */
+#define LK_CUBLAS_CONTEXT(op)                                                                                                  \
+    template <class Once> struct lk_##op##_common {                                                                            \
+        friend LK_BODY __attribute__((used)) lk_status lk_##op##_init(lk_##op##_context *context)                              \
+        {                                                                                                                      \
+            return lk_cublas_init("lk_" #op "_init", (lk_cublas_context *)context);                                            \
+        }                                                                                                                      \
+        friend LK_BODY __attribute__((used)) lk_status lk_##op##_destroy(lk_##op##_context *context)                           \
+        {                                                                                                                      \
+            return lk_cublas_destroy("lk_" #op "_destroy", (lk_cublas_context *)context);                                      \
+        }                                                                                                                      \
+    };                                                                                                                         \
+    LK_COMMON_IN_EVERY_FILE(lk_##op##_common)
+#define LK_CUBLAS_EMIT_CONTEXT(op) ((void)lk_##op##_common<void>(), (void)lk_##op##_init, (void)lk_##op##_destroy)
 
 /* Refuses a context that init has not made, or not on the current device. Launchers report that there is no device. */
 LK_HOST lk_status lk_cublas_check(const char *op, const lk_cublas_context *c)

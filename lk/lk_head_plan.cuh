@@ -251,8 +251,8 @@ LK_HOST bool lk_lce_many_columns(const lk_lce_shape *s, int64_t few)
     return vocab > few || (vocab > LK_LCE_WIDE && lk_lce_tail_cols(s, vocab));
 }
 
-/* FUSED: tiles of a stretch: the least time of all clusters, which take whole stretches in rounds; among about equal times the
- * fewest stretches, at most `most`. Times come from few stretches to many, so a smaller `most` only ends the list earlier. */
+/* FUSED: the tiles of a stretch that take the least time. Clusters take whole stretches, in rounds. Of about equal times the fewest
+ * stretches win, at most `most` of them. The list goes from few stretches to many, so a smaller `most` only ends it earlier. */
 LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, int64_t most)
 {
     const int64_t pairs = lk_ceil_div(rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_LCE_TILE_COLS);
@@ -263,16 +263,17 @@ LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, in
         const int64_t stretch = i <= few ? lk_ceil_div(tiles, i) : 2 * few + 1 - i, stretches = lk_ceil_div(tiles, stretch);
         const int64_t items = pairs * stretches;
         if (i > few && stretches <= few) continue;
-        if (stretches > most || stretches > tiles || items >= 1 << 30) break;
+        if (stretches > most || items >= 1 << 30) break;
         const double time = (double)lk_ceil_div(items, s->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
         if (time < 0.995 * least) best = stretch, least = time;
     }
     return (int)best;
 }
 
-/* Whether stored logits take less time than FUSED, which multiplies whole tiles: 256 tokens where there are fewer, and each tile
- * alone, however few there are. In times of one cluster for one tile. A matmul of few tokens reads the weight in 0.8 of the time
- * that 256 tokens take. The logits are written and read in 800 / hidden of that time. H200: bench/results/choices. */
+/* Whether stored logits take less time than FUSED, which multiplies tiles of 256 tokens even where there are fewer, and takes as
+ * long for one tile as for a round of them. Times are in units of one cluster's time for one tile. A matmul of few tokens takes
+ * at least 0.8 of the time of 256, to read the weight; writing and reading 256 tokens' logits takes 800 / hidden of it. The
+ * constants were fitted to an H200: bench/results/choices. */
 LK_HOST bool lk_lce_few_tiles(const lk_lce_shape *s)
 {
     const double tiles = (double)lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pairs = (double)s->rows / LK_LCE_PAIR_ROWS;
@@ -657,9 +658,9 @@ LK_HOST bool lk_lce_plan_fused_chunks(lk_lce_planner *p, size_t budget, lk_lce_p
     return false;
 }
 
-/* The stretches of FUSED's forward, from a plan of one stretch that fits: the best that fit. Their states are most of what it
- * needs, so a budget's own bytes have the same stretches: those that fit are the first of the same list. */
-LK_HOST bool lk_lce_plan_stretches(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+/* Gives a plan of FUSED's forward, which fits with one stretch, the best stretches that fit. Those that fit are the first of one
+ * list, so the plan's own bytes have the same stretches. */
+LK_HOST void lk_lce_plan_stretches(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
 {
     const lk_lce_shape *const s = &p->shape;
     const int64_t more = s->statistics ? sizeof(lk_lce_more_squares) : s->entropy || s->argmax ? sizeof(lk_lce_more) : 0;
@@ -670,7 +671,6 @@ LK_HOST bool lk_lce_plan_stretches(lk_lce_planner *p, size_t budget, lk_lce_plan
         plan->panel_vocab = (int64_t)lk_lce_stretch(s, s->rows, s->vocab, most) * LK_LCE_TILE_COLS;
         most = lk_ceil_div(s->vocab, plan->panel_vocab) - 1;
     } while (most > 0 && lk_lce_need(p, plan) > budget);
-    return true;
 }
 
 /* FUSED. Columns that are computed again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
@@ -687,7 +687,8 @@ LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow,
         *plan = lk_lce_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
         if (lk_lce_need(p, plan) > budget) return false;
         if (s->saves) lk_lce_try_f32_dx(p, budget, plan);
-        return s->saves || given || lk_lce_plan_stretches(p, budget, plan);
+        else if (!given) lk_lce_plan_stretches(p, budget, plan);
+        return true;
     }
     const bool must_chunk = lk_lce_keeps(s) && s->chunk_tokens && s->chunk_tokens < rows;
     const bool once = !must_chunk && lk_lce_plan_at_once(p, budget, narrow, plan);

@@ -1835,6 +1835,30 @@ static void confident(int type, int direction)
         }
 }
 
+/* f32: a target far above all other logits, in the last column, is the whole sum, so its loss is 0. A sum against the 0 that the
+ * columns before it have would be off by the rounding of rate z, up to 2^-18. */
+static void far_above(void)
+{
+    for (int path = 0; path < PATHS; path++) {
+        problem p = plain(TEST_F32, FORWARD, path, 8, 2052);
+        if (!path_here(path)) continue;
+        settle_tensors(&p);
+        if (!setup(&p, 0)) return;
+        for (int64_t row = 0; row < p.rows; row++) {
+            for (int64_t c = 0; c < p.vocab; c++)
+                test_put(p.type, test_buffer_host(&buffers[LOGITS]), row * laid[LOGITS].stride + c,
+                         c == p.vocab - 1 ? (float)(40.3 + 2.7 * (double)row) : 0.0f);
+            ((int64_t *)test_buffer_host(&buffers[TARGET]))[row] = p.vocab - 1;
+        }
+        test_buffer_upload(&buffers[LOGITS]), test_buffer_upload(&buffers[TARGET]);
+        if (!launched(&p, launch(&p))) return;
+        collect(&p);
+        for (int64_t row = 0; row < p.rows; row++)
+            if (!test_within(fabs(((float *)test_buffer_back(&buffers[LOSS]))[row]), 0x1p-22))
+                test_detail("loss [row %lld]; %s", (long long)row, describe(&p));
+    }
+}
+
 /* What the gradients are those of, by the formula of the loss. */
 static double objective(const problem *p, int64_t row)
 {
@@ -2131,6 +2155,7 @@ static void all_sequences(void)
             test_finish();
         }
     }
+    if (test_begin("forward f32: a target far above")) far_above(), test_finish();
     for (int direction = BACKWARD; direction <= BOTH; direction++)
         if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
 }
