@@ -74,9 +74,9 @@
  *            chunk_tokens may differ. A copy of saved must have an address that is the same modulo 256.
  *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
  *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
- *            2048 and no multiple of 8, and more than about 200 tokens; with ranks always. Else it takes CHUNKS. Nothing else
- *            changes this choice. So a call with entropy, argmax or dentropy, or with x that FUSED cannot read, may fail
- *            (LK_ERR_PATH). path CHUNKS takes it, but not with ranks.
+ *            2048 and no multiple of 8, but not for few tokens (about 200; with few columns more: lk_lce_few_tiles); with ranks
+ *            always. Else it takes CHUNKS. Nothing else changes this choice. So a call with entropy, argmax or dentropy, or
+ *            with x that FUSED cannot read, may fail (LK_ERR_PATH). path CHUNKS takes it, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones

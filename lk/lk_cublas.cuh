@@ -110,7 +110,8 @@ LK_HOST lk_status lk_cublas_destroy(const char *op, lk_cublas_context *c)
 }
 
 /* An op's init and destroy, whose context holds this one. They are friends as those of lk_common are, and defined where
- * LK_CUBLAS_EMIT_CONTEXT stands, in a function of each header that takes the context. */
+ * LK_CUBLAS_EMIT_CONTEXT stands, in a function of each header that takes the context. They
+ * have no locals, which g++ takes for those of the function that instantiates them. */
 #define LK_CUBLAS_CONTEXT(op)                                                                                                  \
     template <class Once> struct lk_##op##_common {                                                                            \
         friend LK_BODY __attribute__((used)) lk_status lk_##op##_init(lk_##op##_context *context)                              \

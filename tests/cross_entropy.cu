@@ -1836,7 +1836,7 @@ static void confident(int type, int direction)
 }
 
 /* f32: a target far above all other logits, in the last column, is the whole sum, so its loss is 0. A sum against the 0 that the
- * columns before it have would be off by the rounding of rate z, up to 2^-18. */
+ * columns before it have would be off by the rounding of rate z. */
 static void far_above(void)
 {
     for (int path = 0; path < PATHS; path++) {
