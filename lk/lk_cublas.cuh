@@ -228,9 +228,9 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);
 }
 
-/* The part behind this one, of `count` parts of a call: chunks of tokens, say. All have the same length but for the last, and their
- * pointers the same distance, a multiple of 2 bytes. A product's key has alignments up to 256, so the products of a part are those
- * of the one LK_CUBLAS_PARTS before it. To resolve all of a call, so many parts and the last one are enough. */
+/* The next part to resolve, of `count` parts of a call, such as chunks of tokens. All parts before the last have one length, and one
+ * distance between their pointers, a multiple of 2 bytes. A key has alignments of up to 256 bytes, so every LK_CUBLAS_PARTS-th part
+ * has the same products. The first LK_CUBLAS_PARTS parts and the last one are enough. */
 #define LK_CUBLAS_PARTS 128
 LK_HOST int64_t lk_cublas_next(int mode, int64_t part, int64_t count)
 {

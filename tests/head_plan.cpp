@@ -95,8 +95,8 @@ static double forward_time(const lk_lce_shape &s, int64_t stretch)
     return (double)lk_ceil_div(pairs * lk_ceil_div(tiles, stretch), s.clusters) * ((double)stretch + 0.01);
 }
 
-/* forward on FUSED at drawn shapes and budgets: with enough memory within 1.02 of the best stretches; never slower with more of it,
- * but for the half per cent that fewer states are worth; the same plan in its own bytes. */
+/* forward on FUSED at drawn shapes and budgets: with enough memory within 1.02 of the best stretches; with more of it slower
+ * by half a per cent at most, which fewer states are worth; the same plan in its own bytes. */
 static void expect_forward(int draws)
 {
     for (int i = 0; i < draws; i++) {

@@ -650,7 +650,7 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
 
     input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
     a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group,
-    where backward makes the gradients.
+    where backward computes the gradients.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
     row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
     bfloat16 on sm_90a; gradients are then made in backward.
