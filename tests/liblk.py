@@ -26,7 +26,9 @@ SCALARS = {"lk_vocab_parallel": VocabParallel, "int64_t": ctypes.c_int64, "uint6
 
 def structs_of(op, known=None):
     """The structs of the C interface of lk/<op>.cuh as ctypes, by name. known: those of other ops, which may be their fields."""
-    text = open(f"{ROOT}/lk/{op}.cuh").read().split("#if defined(__CUDACC__)")[0]
+    text, marker, _ = open(f"{ROOT}/lk/{op}.cuh").read().partition("\n#if LK_CUDA\n")  # the C half; kernels and launchers follow
+    if not marker:
+        raise ValueError(f"lk/{op}.cuh: no line #if LK_CUDA")
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     found = {}
     for body, name in re.findall(r"typedef struct \{([^{}]*)\} (lk_%s_\w+);" % op, text):
