@@ -467,7 +467,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     forward.loss = NULL;
     BENCH_CUDA((cudaError_t)(s->low || is_split(s) || softcap_of(s) > 0 ? LK_CALL(s, forward, &forward, stream)
                                                    : launch_kernels(s, args, stream)));
-    if (is_split(s)) BENCH_CUDA((cudaError_t)OF_TYPE(s, lk_cross_entropy_finish, &forward, stream)); /* others, too */
+    if (is_split(s)) BENCH_CUDA((cudaError_t)OF_TYPE(s, lk_cross_entropy_parallel_finish, &forward, stream)); /* others, too */
     BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
 }
 
@@ -480,7 +480,7 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
         const lk_cross_entropy_ids_args with_ids = ids_args_of(c, set, path);
         if (is_split(s)) {
             status = OF_TYPE(s, lk_cross_entropy_ids_parallel_forward, &with_ids, stream);
-            if (!status) status = OF_TYPE(s, lk_cross_entropy_ids_finish, &with_ids, stream);
+            if (!status) status = OF_TYPE(s, lk_cross_entropy_ids_parallel_finish, &with_ids, stream);
             if (!status && gives_gradient(s)) status = OF_TYPE(s, lk_cross_entropy_ids_parallel_backward, &with_ids, stream);
             return status;
         }
@@ -490,7 +490,7 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
     }
     if (is_fused(s)) return LK_CALL(s, forward_backward, &args, stream);
     if (gives_loss(s)) status = LK_CALL(s, forward, &args, stream);
-    if (!status && gives_loss(s) && is_split(s)) status = OF_TYPE(s, lk_cross_entropy_finish, &args, stream);
+    if (!status && gives_loss(s) && is_split(s)) status = OF_TYPE(s, lk_cross_entropy_parallel_finish, &args, stream);
     if (!status && gives_gradient(s)) status = LK_CALL(s, backward, &args, stream);
     return status;
 }

@@ -215,11 +215,12 @@ typedef struct {
  * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16; of e5m2: at as many elements behind one). Otherwise
  * dlogits is written element by element. */
 
-#define LK_CROSS_ENTROPY_DECLARE(T)                                                                                            \
-    LK_PROTOTYPES(cross_entropy, forward, T)                                                                                   \
-    LK_PROTOTYPES(cross_entropy, backward, T)                                                                                  \
-    LK_PROTOTYPES(cross_entropy, forward_backward, T)
-#define LK_DECLARE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DECLARE, T)
+#define LK_CROSS_ENTROPY_FUNCTIONS(X, T)                                                                                       \
+    X##_CALL(cross_entropy, forward, LK_FORWARD, T)                                                                            \
+    X##_CALL(cross_entropy, backward, LK_BACKWARD, T)                                                                          \
+    X##_CALL(cross_entropy, forward_backward, LK_BOTH, T)
+#define LK_DECLARE_CROSS_ENTROPY(T) LK_DECLARE(CROSS_ENTROPY, T)
+#define LK_DEFINE_CROSS_ENTROPY(T) LK_DEFINE(CROSS_ENTROPY, T)
 
 #if LK_CUDA
 
@@ -283,7 +284,6 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
 
 /* The calls, and whose they are: this header's, or those of cross_entropy_parallel.cuh, _probabilities.cuh or _ids.cuh; ids of
  * ranks are IDS too. */
-enum { LK_CE_FORWARD = 1, LK_CE_BACKWARD = 2, LK_CE_BOTH = 3, LK_CE_FINISH = 4 };
 enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES, LK_CE_IDS };
 
 /* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher computes from them. */
@@ -1330,17 +1330,17 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
     lk_ce_store<T, eight>(call.a, lk_ce_at<T, eight>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
-/* direction: LK_CE_FORWARD, LK_CE_BACKWARD or LK_CE_BOTH. Ranks do not use LK_CE_BOTH: they call forward, then backward.
- * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_CE_BOTH no smoothing, entropy or argmax.
+/* direction: LK_FORWARD, LK_BACKWARD or LK_BOTH. Ranks do not use LK_BOTH: they call forward, then backward.
+ * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_BOTH no smoothing, entropy or argmax.
  * State: lk_ce_row_squares in forward with statistics. */
-template <class T, bool plain, int direction, class State = lk_ce_row, bool eight = false>
+template <class T, bool plain, lk_direction direction, class State = lk_ce_row, bool eight = false>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
-                                 LK_CROSS_ENTROPY_BLOCKS(plain, !plain && direction == LK_CE_FORWARD && !lk_ce_has_squares<State>))
+                                 LK_CROSS_ENTROPY_BLOCKS(plain, !plain && direction == LK_FORWARD && !lk_ce_has_squares<State>))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
     LK_SHARED(lk_ce_inbox, inbox, [1]);
-    constexpr bool backward = direction == LK_CE_BACKWARD, forward = direction == LK_CE_FORWARD;
+    constexpr bool backward = direction == LK_BACKWARD, forward = direction == LK_FORWARD;
     const lk_cross_entropy_args &a = call.a;
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_thread<T> t;
@@ -1365,7 +1365,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
         const lk_ce_label label = lk_ce_label_among(a, lk_ce_target_at(a, t.row), call.classes);
         y = label.bad ? -2 : label.y;
     }
-    t.y = direction == LK_CE_BOTH ? y : lk_ce_local_col(call, y);
+    t.y = direction == LK_BOTH ? y : lk_ce_local_col(call, y);
     t.read = backward ? t.y >= 0 : t.y != -1;
     lk_ce_copy<forward && !plain>(t);
     lk_ce_find_target<plain>(call, &t);
@@ -1436,15 +1436,15 @@ LK_HOST lk_ce_layout lk_cross_entropy_layout(const lk_device *device, lk_cross_e
 /* The launch of gradients, and of forward's rows that are not plain. Except in backward, three blocks with
  * LK_CROSS_ENTROPY_MANY_SLOTS slots per thread fit on an SM. may_be_plain: false saves a kernel where plain rows do not come
  * here. */
-template <class T, int direction, bool may_be_plain = true, bool eight = false>
+template <class T, lk_direction direction, bool may_be_plain = true, bool eight = false>
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                             cudaStream_t stream)
 {
-    constexpr bool backward = direction == LK_CE_BACKWARD;
+    constexpr bool backward = direction == LK_BACKWARD;
     lk_cross_entropy_args &a = call.a;
     const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
-    const bool ring = direction == LK_CE_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
+    const bool ring = direction == LK_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
     lk_ce_layout at =
         lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, 16, (int)sizeof(lk_ce_target_term), LK_CROSS_ENTROPY_FEW_SLOTS,
                                 ring ? 1 << 20 : backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);
@@ -1453,14 +1453,14 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     if (!lk_cross_entropy_whole<T>(a) || padded || call.ordered) call.has_rest = true;
     void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row, eight>;
     if (may_be_plain && plain) kernel = lk_cross_entropy_gradient_kernel<T, may_be_plain, direction, lk_ce_row, eight>;
-    if constexpr (direction == LK_CE_FORWARD)
+    if constexpr (direction == LK_FORWARD)
         if (a.statistics) kernel = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row_squares>;
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, (size_t)at.bytes,
                          stream, call);
 }
 
 /* The launch of gradients in the type of dlogits. */
-template <class T, int direction>
+template <class T, lk_direction direction>
 LK_HOST lk_status lk_cross_entropy_gradient_of(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                                cudaStream_t stream)
 {
@@ -1723,10 +1723,11 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
 }
 
 /* The launch of gradients: short rows have a kernel of their own. */
-template <class T, int direction>
-LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                        cudaStream_t stream)
 {
-    return lk_cross_entropy_is_short<T>(call) ? lk_cross_entropy_short<T, direction == LK_CE_BACKWARD>(op, device, call, stream)
+    return lk_cross_entropy_is_short<T>(call) ? lk_cross_entropy_short<T, direction == LK_BACKWARD>(op, device, call, stream)
                                            : lk_cross_entropy_gradient_of<T, direction>(op, device, call, stream);
 }
 
@@ -1974,12 +1975,12 @@ typedef struct {
     size_t bytes;                            /* of all */
 } lk_ce_space;
 
-LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int whose, int direction)
+LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int whose, lk_direction direction)
 {
     lk_ce_space s = {};
-    const bool split = a->parallel.vocab_total && (direction == LK_CE_FORWARD || direction == LK_CE_BOTH),
-               gradient = direction == LK_CE_BOTH;
-    const bool back = direction == LK_CE_BACKWARD;
+    const bool split = a->parallel.vocab_total && (direction == LK_FORWARD || direction == LK_BOTH),
+               gradient = direction == LK_BOTH;
+    const bool back = direction == LK_BACKWARD;
     const bool sums_weights = (back || (split && gradient)) && whose != LK_CE_PROBABILITIES && lk_cross_entropy_sums_weights(a);
     if ((back && !sums_weights) || (split && !a->parallel.all_gather)) return s;
     const bool reduced = !back && lk_cross_entropy_reduced(a);
@@ -2038,20 +2039,20 @@ template <class Args> LK_HOST void lk_cross_entropy_check_statistics(lk_checks *
 }
 
 /* The fields of another header's functions. */
-LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_entropy_args *a, int whose, int direction)
+LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_entropy_args *a, int whose,
+                                             lk_direction direction)
 {
-    static const char *const names[] = {"", "forward", "backward", "forward_backward"};
     const bool split = a->parallel.vocab_total != 0;
-    lk_cross_entropy_check_statistics(checks, a, direction == LK_CE_FORWARD || direction == LK_CE_FINISH);
+    lk_cross_entropy_check_statistics(checks, a, direction == LK_FORWARD || direction == LK_FINISH);
     if (a->statistics && whose == LK_CE_PROBABILITIES) lk_reject(checks, LK_ERR_VALUE, "statistics are not for target_prob");
     if (split && (a->target_prob || whose == LK_CE_PROBABILITIES))
         lk_reject(checks, LK_ERR_VALUE, "target_prob is not for columns that are split over ranks");
     if (a->target_prob && whose == LK_CE_LABELS)
         lk_reject(checks, LK_ERR_VALUE, "target_prob is given; it is for lk_cross_entropy_probabilities_%s, which is in "
-                  "cross_entropy_probabilities.cuh", names[direction]);
+                  "cross_entropy_probabilities.cuh", lk_direction_name(direction));
     if (split && whose == LK_CE_LABELS)
         lk_reject(checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_parallel_%s, which is in "
-                  "cross_entropy_parallel.cuh", names[direction]);
+                  "cross_entropy_parallel.cuh", lk_direction_name(direction));
     if (!split && whose == LK_CE_RANKS && !checks->status)
         lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
 }
@@ -2067,18 +2068,18 @@ typedef struct {
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int whose, int direction, int arch,
-                                         lk_cross_entropy_args *a, const lk_ce_more *more = NULL)
+LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int whose, lk_direction direction,
+                                         int arch, lk_cross_entropy_args *a, const lk_ce_more *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = arch == LK_QUERY, finish = direction == LK_CE_FINISH, forward = direction == LK_CE_FORWARD || finish;
-    const bool back = direction == LK_CE_BACKWARD, split = a->parallel.vocab_total != 0, prob = whose == LK_CE_PROBABILITIES;
-    const bool leaves_states = split && direction == LK_CE_FORWARD && !a->parallel.all_gather;
+    const bool query = arch == LK_QUERY, finish = direction == LK_FINISH, forward = direction == LK_FORWARD || finish;
+    const bool back = direction == LK_BACKWARD, split = a->parallel.vocab_total != 0, prob = whose == LK_CE_PROBABILITIES;
+    const bool leaves_states = split && direction == LK_FORWARD && !a->parallel.all_gather;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_function(&checks, a, whose, direction);
     if (checks.status) return checks.status; /* before all rules */
-    if (split && direction == LK_CE_BOTH && !a->parallel.all_gather)
+    if (split && direction == LK_BOTH && !a->parallel.all_gather)
         lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
         a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
@@ -2166,7 +2167,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
 
 /* The bytes of workspace that a call needs. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, int whose, int direction, size_t *bytes)
+LK_HOST lk_status lk_cross_entropy_bytes(const char *op, const lk_cross_entropy_args *args, int whose, lk_direction direction,
+                                         size_t *bytes)
 {
     lk_cross_entropy_args a = {};
     const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, LK_QUERY, &a);
@@ -2194,7 +2196,7 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
                                                 cudaStream_t stream)
 {
     const lk_status status = lk_cross_entropy_prepare_backward(op, device, call, stream);
-    return !status && call.a.rows > 0 ? lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, device, call, stream) : status;
+    return !status && call.a.rows > 0 ? lk_cross_entropy_rows<T, LK_BACKWARD>(op, device, call, stream) : status;
 }
 
 /* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. The
@@ -2214,9 +2216,9 @@ LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *dev
     if (before && a.class_weight) call.over = &call.counts->weight_sum;
     if (before || asked) status = lk_cross_entropy_count(op, device, call, stream);
     if (!status && a.rows > 0 && (gradient || rowwise))
-        status = gradient                        ? lk_cross_entropy_rows<T, LK_CE_BOTH>(op, device, call, stream)
+        status = gradient                        ? lk_cross_entropy_rows<T, LK_BOTH>(op, device, call, stream)
                  : lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, call, stream)
-                                                 : lk_cross_entropy_gradient<T, LK_CE_FORWARD, false>(op, device, call, stream);
+                                                 : lk_cross_entropy_gradient<T, LK_FORWARD, false>(op, device, call, stream);
     if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
     return status;
 }
@@ -2236,8 +2238,8 @@ template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const 
 
 /* Checks a call and fills it in. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entropy_args *args, int whose, int direction,
-                                         lk_device *device, lk_cross_entropy_call *call)
+LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entropy_args *args, int whose,
+                                             lk_direction direction, lk_device *device, lk_cross_entropy_call *call)
 {
     lk_cross_entropy_args a = {};
     const cudaError_t error = lk_current_device(device);
@@ -2248,33 +2250,23 @@ LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entr
     return lk_asked_device(op, error);
 }
 
-/* The functions that LK_EMIT calls. run: the launch, an expression of op, device, call and stream. */
-#define LK_CE_ENTRY(name, whose, direction, run)                                                                               \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_##name(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)          \
-    {                                                                                                                          \
-        lk_cross_entropy_call call = {};                                                                                       \
-        lk_device device = {};                                                                                                 \
-        const lk_status status = lk_cross_entropy_fill_call<T>(op, args, whose, direction, &device, &call);                    \
-        return status ? status : run;                                                                                          \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_##name##_workspace(const char *op, const lk_cross_entropy_args *args, size_t *n)        \
-    {                                                                                                                          \
-        return lk_cross_entropy_query<T>(op, args, whose, direction, n);                                                       \
-    }
-LK_CE_ENTRY(forward, LK_CE_LABELS, LK_CE_FORWARD, lk_cross_entropy_run_rows<T>(op, &device, call, false, stream))
-LK_CE_ENTRY(backward, LK_CE_LABELS, LK_CE_BACKWARD, lk_cross_entropy_run_backward<T>(op, &device, call, stream))
-LK_CE_ENTRY(forward_backward, LK_CE_LABELS, LK_CE_BOTH, lk_cross_entropy_run_rows<T>(op, &device, call, true, stream))
+template <class T>
+LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
+                                       cudaStream_t stream)
+{
+    lk_cross_entropy_call call = {};
+    lk_device device = {};
+    const lk_status status = lk_cross_entropy_fill_call<T>(op, args, LK_CE_LABELS, direction, &device, &call);
+    if (status) return status;
+    return direction == LK_BACKWARD ? lk_cross_entropy_run_backward<T>(op, &device, call, stream)
+                                    : lk_cross_entropy_run_rows<T>(op, &device, call, direction == LK_BOTH, stream);
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
+                                         size_t *bytes)
+{
+    return lk_cross_entropy_bytes<T>(op, args, LK_CE_LABELS, direction, bytes);
+}
 
-#define LK_CROSS_ENTROPY_DEFINE(T)                                                                                             \
-    LK_CROSS_ENTROPY_DECLARE(T)                                                                                                \
-    LK_EMIT(cross_entropy, forward, T)                                                                                         \
-    LK_EMIT(cross_entropy, backward, T)                                                                                        \
-    LK_EMIT(cross_entropy, forward_backward, T)
-#define LK_DEFINE_CROSS_ENTROPY(T) LK_OF_TYPE(LK_CROSS_ENTROPY_DEFINE, T)
-
-#else
-#define LK_DEFINE_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY") LK_DECLARE_CROSS_ENTROPY(T)
 #endif /* CUDA or the simulator */
 #endif

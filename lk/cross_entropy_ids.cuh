@@ -94,11 +94,12 @@ typedef struct {
     float *tail;                /* F FB out, B in: forward's. f32 [rows]; B requires it with tail_weight or dtail */
 } lk_cross_entropy_ids_args;
 
-#define LK_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                        \
-    LK_PROTOTYPES(cross_entropy_ids, forward, T)                                                                               \
-    LK_PROTOTYPES(cross_entropy_ids, backward, T)                                                                              \
-    LK_PROTOTYPES(cross_entropy_ids, forward_backward, T)
-#define LK_DECLARE_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_DECLARE, T)
+#define LK_CROSS_ENTROPY_IDS_FUNCTIONS(X, T)                                                                                   \
+    X##_CALL(cross_entropy_ids, forward, LK_FORWARD, T)                                                                        \
+    X##_CALL(cross_entropy_ids, backward, LK_BACKWARD, T)                                                                      \
+    X##_CALL(cross_entropy_ids, forward_backward, LK_BOTH, T)
+#define LK_DECLARE_CROSS_ENTROPY_IDS(T) LK_DECLARE(CROSS_ENTROPY_IDS, T)
+#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_DEFINE(CROSS_ENTROPY_IDS, T)
 
 #if LK_CUDA
 
@@ -135,7 +136,7 @@ typedef struct {
     lk_ce_ids_space space;
     const float *lse, *lse_low, *entropy; /* of the rows */
     float *tail; /* the caller's or the workspace's; NULL: the call has no tail, as forward_backward never has */
-    int direction;
+    lk_direction direction;
     bool bad_is_zero; /* a row with a bad id has gradients of 0 instead of NaN, and the state of its logits */
 } lk_ce_ids_call;
 
@@ -177,8 +178,8 @@ LK_DEVICE lk_ce_upstream lk_ce_ids_load_upstream(const lk_ce_ids_call &call, int
 {
     lk_ce_upstream up = lk_ce_load_upstream<false, false>(call.all, row, 0);
     if (!call.all.a.upstream && (call.x.dlogp || call.x.dtail)) up.f = up.h = 0.0f;
-    if (call.direction == LK_CE_BACKWARD) up.lse = call.lse[row];
-    if (call.direction == LK_CE_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
+    if (call.direction == LK_BACKWARD) up.lse = call.lse[row];
+    if (call.direction == LK_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
     return up;
 }
 
@@ -222,7 +223,7 @@ LK_DEVICE float lk_ce_ids_put_logp(const lk_ce_ids_call &call, int64_t row, cons
 /* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is the z-loss's, so it is not the target's. */
 LK_DEVICE bool lk_ce_ids_keeps_z(const lk_ce_ids_call &call)
 {
-    return call.direction == LK_CE_BOTH && call.all.a.z_loss > 0.0f;
+    return call.direction == LK_BOTH && call.all.a.z_loss > 0.0f;
 }
 
 /* Backward with a tail: what the rows' kernel gets of a good row, and the ids. With lse + tail for lse what it takes for p is
@@ -289,7 +290,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     const int y = lk_ce_top_col(top);
     const int without = !s.bad ? LK_CE_IDS_IGNORED : call.bad_is_zero ? 0 : LK_CE_IDS_BAD;
     if (there && lane == 0) call.space.target[row] = good ? y : without;
-    if (call.direction == LK_CE_FORWARD) return;
+    if (call.direction == LK_FORWARD) return;
 
     lk_ce_upstream up = {};
     float own, rest; /* u of the target; of the other ids, and the gradient of lse */
@@ -298,7 +299,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     rest += up.dlse;
     if (s.bad) up.h = own = lk_ce_ids_bad_factor(call, row);
     if (!there || lane != 0) return;
-    if (call.direction == LK_CE_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
+    if (call.direction == LK_BACKWARD && a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
     if (call.tail) {
         if (good) lk_ce_ids_put_tail(call, row, up, own, rest);
         else if (s.bad) lk_ce_ids_put_no_tail(call, row, own);
@@ -474,7 +475,7 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
 {
     const lk_cross_entropy_args &a = call.all.a;
     const int lane = (int)threadIdx.x % 32, y = call.space.target[row];
-    const bool backward = call.direction == LK_CE_BACKWARD, keeps_z = lk_ce_ids_keeps_z(call);
+    const bool backward = call.direction == LK_BACKWARD, keeps_z = lk_ce_ids_keeps_z(call);
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, given = call.space.upstream[row];
     const lk_ce_upstream up = lk_ce_ids_load_upstream(call, row);
     const float entropy = a.dentropy ? call.entropy[row] : 0.0f;
@@ -525,7 +526,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     const lk_cross_entropy_args &a = call.all.a;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + warp;
-    const bool backward = call.direction == LK_CE_BACKWARD;
+    const bool backward = call.direction == LK_BACKWARD;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_griddepcontrol_launch_dependents();
     lk_griddepcontrol_wait();
@@ -558,9 +559,9 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
 /* Whether a call has a tail. */
-LK_HOST bool lk_ce_ids_has_tail(const lk_cross_entropy_ids_args *x, int direction)
+LK_HOST bool lk_ce_ids_has_tail(const lk_cross_entropy_ids_args *x, lk_direction direction)
 {
-    return x->tail_weight || (direction != LK_CE_BACKWARD && x->tail) || (direction != LK_CE_FORWARD && x->dtail);
+    return x->tail_weight || (direction != LK_BACKWARD && x->tail) || (direction != LK_FORWARD && x->dtail);
 }
 
 /* What backward with a tail needs. */
@@ -573,10 +574,10 @@ LK_HOST void lk_ce_ids_take_others(lk_ce_ids_space *s, lk_arena *arena, bool den
     lk_take(&s->others_dentropy, arena, dentropy, rows);
 }
 
-LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, int direction)
+LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, lk_direction direction)
 {
     const lk_cross_entropy_args &a = x->common;
-    const bool back = direction == LK_CE_BACKWARD, gradient = direction != LK_CE_FORWARD;
+    const bool back = direction == LK_BACKWARD, gradient = direction != LK_FORWARD;
     const bool tail = lk_ce_ids_has_tail(x, direction);
     const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
     const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
@@ -611,7 +612,7 @@ LK_HOST lk_ce_ids_saved lk_ce_ids_saved_of(const lk_cross_entropy_ids_args *x)
     const lk_cross_entropy_args &a = x->common;
     const int64_t most = (int64_t)1 << 38;
     const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
-    const size_t forward = lk_ce_ids_space_of(x, LK_CE_FORWARD).bytes, backward = lk_ce_ids_space_of(x, LK_CE_BACKWARD).bytes;
+    const size_t forward = lk_ce_ids_space_of(x, LK_FORWARD).bytes, backward = lk_ce_ids_space_of(x, LK_BACKWARD).bytes;
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_ce_ids_saved s = {};
     s.call_bytes = forward > backward ? forward : backward;
@@ -625,29 +626,28 @@ LK_HOST lk_ce_ids_saved lk_ce_ids_saved_of(const lk_cross_entropy_ids_args *x)
     return s;
 }
 
-LK_HOST size_t lk_ce_ids_bytes(const lk_cross_entropy_ids_args *x, int direction)
+LK_HOST size_t lk_ce_ids_bytes(const lk_cross_entropy_ids_args *x, lk_direction direction)
 {
-    const bool halves = direction == LK_CE_BOTH && lk_ce_ids_has_tail(x, direction);
+    const bool halves = direction == LK_BOTH && lk_ce_ids_has_tail(x, direction);
     return halves ? lk_ce_ids_saved_of(x).bytes : lk_ce_ids_space_of(x, direction).bytes;
 }
 
 /* What a call of cross_entropy_ids_parallel.cuh has otherwise. */
 typedef struct {
-    size_t (*workspace)(const lk_cross_entropy_ids_args *x, int direction); /* its bytes */
+    size_t (*workspace)(const lk_cross_entropy_ids_args *x, lk_direction direction); /* its bytes */
     int state_bytes;                                                        /* of the ids' logits of a row */
 } lk_ce_ids_split;
 
 /* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. split: NULL where the
  * call has all columns. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entropy_ids_args *args, int direction, int arch,
-                                             lk_cross_entropy_ids_args *x, const lk_ce_ids_split *split = NULL)
+LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
+                                             int arch, lk_cross_entropy_ids_args *x, const lk_ce_ids_split *split = NULL)
 {
-    static const char *const names[] = {"", "forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_cross_entropy_args &a = args->common;
-    const bool forward = direction == LK_CE_FORWARD || direction == LK_CE_FINISH, back = direction == LK_CE_BACKWARD;
+    const bool forward = direction == LK_FORWARD || direction == LK_FINISH, back = direction == LK_BACKWARD;
     const char *const refused = a.target                    ? "target"
                                 : a.target_prob             ? "target_prob"
                                 : a.class_weight            ? "class_weight"
@@ -658,14 +658,14 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
     if (a.parallel.vocab_total && !split)
         lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_ids_parallel_%s, which is in "
-                  "cross_entropy_ids_parallel.cuh", names[direction]);
+                  "cross_entropy_ids_parallel.cuh", lk_direction_name(direction));
     if (!a.parallel.vocab_total && split)
         lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
     if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
-    const bool leaves_states = split && direction == LK_CE_FORWARD && !a.parallel.all_gather;
+    const bool leaves_states = split && direction == LK_FORWARD && !a.parallel.all_gather;
     if (split && !checks.status) lk_check_slice(&checks, a.parallel, a.vocab);
     if (checks.status) return checks.status; /* before all rules */
     if (!tail) x->tail = NULL;
@@ -691,18 +691,18 @@ LK_HOST lk_cross_entropy_call lk_ce_ids_rows(const lk_ce_ids_call &call)
 {
     lk_cross_entropy_call rows = call.all;
     lk_cross_entropy_args &a = rows.a;
-    const bool reduced = lk_cross_entropy_reduced(&a), both = call.direction == LK_CE_BOTH;
+    const bool reduced = lk_cross_entropy_reduced(&a), both = call.direction == LK_BOTH;
     rows.row_losses = call.space.row_losses, rows.loss_weight = NULL;
     a.target = call.space.target, a.target_dtype = LK_TARGET_INT32;
     a.use_ignore_index = 1, a.ignore_index = LK_CE_IDS_IGNORED;
     a.row_weight = a.denominator = NULL, a.reduction = LK_REDUCTION_NONE;
     a.loss = call.space.row_losses.loss, a.z_loss_out = NULL;
     if (reduced) a.valid_rows = NULL, a.weight_sum = NULL; /* the sum kernel writes them */
-    if (call.direction == LK_CE_BACKWARD) a.z_loss = 0.0f;
-    if (call.direction != LK_CE_FORWARD) a.upstream = call.space.upstream, a.upstream_per_row = 1, a.dlse = call.space.dlse;
+    if (call.direction == LK_BACKWARD) a.z_loss = 0.0f;
+    if (call.direction != LK_FORWARD) a.upstream = call.space.upstream, a.upstream_per_row = 1, a.dlse = call.space.dlse;
     if (both && a.z_loss > 0.0f && !a.lse) a.lse = call.space.lse;
     if (both && a.dentropy && !a.entropy) a.entropy = call.space.entropy;
-    if (call.tail && call.direction == LK_CE_BACKWARD) { /* lk_ce_ids_put_tail's */
+    if (call.tail && call.direction == LK_BACKWARD) { /* lk_ce_ids_put_tail's */
         a.upstream = call.space.others_upstream, a.lse = call.space.others_lse, a.lse_low = call.space.others_lse_low;
         a.dlse = NULL;
         if (a.dentropy) a.entropy = call.space.others_entropy, a.dentropy = call.space.others_dentropy;
@@ -729,7 +729,8 @@ LK_HOST lk_status lk_ce_tail_launch(const char *op, const lk_device *device, con
 
 /* One call in one direction; forward_backward without a tail. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
+                                           cudaStream_t stream)
 {
     lk_ce_ids_call call = {};
     lk_device device = {};
@@ -742,9 +743,9 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     lk_cross_entropy_args &a = call.all.a;
     if (lk_ce_ids_has_tail(&call.x, direction)) call.tail = call.x.tail ? call.x.tail : call.space.tail;
     lk_cross_entropy_call rows = lk_ce_ids_rows(call);
-    const bool back = direction == LK_CE_BACKWARD, reduced = !back && lk_cross_entropy_reduced(&a), some = a.rows > 0;
+    const bool back = direction == LK_BACKWARD, reduced = !back && lk_cross_entropy_reduced(&a), some = a.rows > 0;
     /* Only ids that may be skipped leave a row out of the count, which the gradients of a mean need first. */
-    const bool counts = direction == LK_CE_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && some &&
+    const bool counts = direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && some &&
                         (a.use_ignore_index || call.x.target_weight);
     call.all.over = a.denominator;
     if (back) call.all.valid_rows = a.valid_rows;
@@ -760,8 +761,8 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
         status = lk_cross_entropy_count(op, &device, rows, stream);
         if (!status) status = lk_launch_pdl(op, &device, read, blocks, 1, threads, 0, stream, call); /* with the count */
     }
-    if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_CE_BOTH, stream);
-    if (!status && back && some) status = lk_cross_entropy_rows<T, LK_CE_BACKWARD>(op, &device, rows, stream);
+    if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_BOTH, stream);
+    if (!status && back && some) status = lk_cross_entropy_rows<T, LK_BACKWARD>(op, &device, rows, stream);
     if (!status && some && !back && call.tail)
         status = lk_ce_tail_launch<T>(op, &device, a, call, stream);
     if (!status && some)
@@ -779,7 +780,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross
     lk_cross_entropy_ids_args x = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_ids_check<T>(op, args, LK_CE_BOTH, error ? 90 : device.arch, &x);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, LK_BOTH, error ? 90 : device.arch, &x);
     if (status) return status;
     const lk_ce_ids_saved saved = lk_ce_ids_saved_of(&x);
     x = *args;
@@ -790,40 +791,28 @@ LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross
     if (!a.lse_low) a.lse_low = saved.lse_low;
     if (!a.entropy) a.entropy = saved.entropy;
     if (!x.tail) x.tail = saved.tail;
-    status = lk_cross_entropy_run_ids<T>(op, &x, LK_CE_FORWARD, stream);
+    status = lk_cross_entropy_run_ids<T>(op, &x, LK_FORWARD, stream);
     a.bad_targets = NULL; /* forward has counted them */
-    return status ? status : lk_cross_entropy_run_ids<T>(op, &x, LK_CE_BACKWARD, stream);
+    return status ? status : lk_cross_entropy_run_ids<T>(op, &x, LK_BACKWARD, stream);
 }
 
-/* The functions that LK_EMIT calls. */
-#define LK_CE_IDS_ENTRY(name, direction)                                                                                       \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_ids_##name(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)  \
-    {                                                                                                                          \
-        const bool halves = direction == LK_CE_BOTH && args && lk_ce_ids_has_tail(args, direction);                            \
-        return halves ? lk_cross_entropy_run_ids_halves<T>(op, args, stream)                                                   \
-                      : lk_cross_entropy_run_ids<T>(op, args, direction, stream);                                              \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n)\
-    {                                                                                                                          \
-        lk_cross_entropy_ids_args x = {};                                                                                      \
-        const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x);                             \
-        if (!status && n) *n = lk_ce_ids_bytes(&x, direction);                                                                 \
-        return status;                                                                                                         \
-    }
-LK_CE_IDS_ENTRY(forward, LK_CE_FORWARD)
-LK_CE_IDS_ENTRY(backward, LK_CE_BACKWARD)
-LK_CE_IDS_ENTRY(forward_backward, LK_CE_BOTH)
+template <class T>
+LK_HOST lk_status lk_cross_entropy_ids_run(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
+                                           cudaStream_t stream)
+{
+    const bool halves = direction == LK_BOTH && args && lk_ce_ids_has_tail(args, direction);
+    return halves ? lk_cross_entropy_run_ids_halves<T>(op, args, stream)
+                  : lk_cross_entropy_run_ids<T>(op, args, direction, stream);
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_ids_query(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
+                                             size_t *bytes)
+{
+    lk_cross_entropy_ids_args x = {};
+    const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x);
+    if (!status && bytes) *bytes = lk_ce_ids_bytes(&x, direction);
+    return status;
+}
 
-#define LK_CROSS_ENTROPY_IDS_DEFINE(T)                                                                                         \
-    LK_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                            \
-    LK_EMIT(cross_entropy_ids, forward, T)                                                                                     \
-    LK_EMIT(cross_entropy_ids, backward, T)                                                                                    \
-    LK_EMIT(cross_entropy_ids, forward_backward, T)
-#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_DEFINE, T)
-
-#else
-#define LK_DEFINE_CROSS_ENTROPY_IDS(T) LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS") LK_DECLARE_CROSS_ENTROPY_IDS(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -41,7 +41,7 @@
  *                status = lk_cross_entropy_ids_parallel_forward_bf16(&args, stream);
  *                args.common.all_states = ...;          // gathered from the states of all ranks
  *                args.common.lse = lse, args.common.others = others;
- *                status = lk_cross_entropy_ids_finish_bf16(&args, stream);
+ *                status = lk_cross_entropy_ids_parallel_finish_bf16(&args, stream);
  *                status = lk_cross_entropy_ids_parallel_backward_bf16(&args, stream);
  *            Each of them needs a workspace, and has a function that says how much. entropy, argmax and tail are set in forward
  *            too, though finish writes them: the first two decide how large states are, and without tail or tail_weight forward
@@ -71,12 +71,15 @@
 #include "cross_entropy_ids.cuh"
 #include "cross_entropy_parallel.cuh"
 
-#define LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                               \
-    LK_PROTOTYPES(cross_entropy_ids, parallel_forward, T)                                                                      \
-    LK_PROTOTYPES(cross_entropy_ids, parallel_backward, T)                                                                     \
-    LK_PROTOTYPES(cross_entropy_ids, parallel_forward_backward, T)                                                             \
-    LK_PROTOTYPES(cross_entropy_ids, finish, T)
-#define LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE, T)
+typedef lk_cross_entropy_ids_args lk_cross_entropy_ids_parallel_args;
+
+#define LK_CROSS_ENTROPY_IDS_PARALLEL_FUNCTIONS(X, T)                                                                          \
+    X##_CALL(cross_entropy_ids_parallel, forward, LK_FORWARD, T)                                                               \
+    X##_CALL(cross_entropy_ids_parallel, backward, LK_BACKWARD, T)                                                             \
+    X##_CALL(cross_entropy_ids_parallel, forward_backward, LK_BOTH, T)                                                         \
+    X##_CALL(cross_entropy_ids_parallel, finish, LK_FINISH, T)
+#define LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_DECLARE(CROSS_ENTROPY_IDS_PARALLEL, T)
+#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_DEFINE(CROSS_ENTROPY_IDS_PARALLEL, T)
 
 #if LK_CUDA
 
@@ -360,10 +363,10 @@ template <class T> LK_HOST int lk_ce_ids_logits_of_row(int64_t ids_per_row)
 }
 
 /* The bytes of a row's state; `dentropy` is forward_backward's alone. */
-LK_HOST int lk_ce_ids_state_bytes(const lk_cross_entropy_args *a, int direction)
+LK_HOST int lk_ce_ids_state_bytes(const lk_cross_entropy_args *a, lk_direction direction)
 {
     lk_cross_entropy_args forward = *a;
-    if (direction != LK_CE_BOTH) forward.dentropy = NULL;
+    if (direction != LK_BOTH) forward.dentropy = NULL;
     return lk_ce_state_bytes(&forward);
 }
 
@@ -376,12 +379,12 @@ typedef struct {
 } lk_ce_ids_slice_space;
 
 template <class T>
-LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, int direction)
+LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, lk_direction direction)
 {
     const lk_cross_entropy_args &a = x->common;
-    const bool both = direction == LK_CE_BOTH, back = both || direction == LK_CE_BACKWARD, tail = lk_ce_ids_has_tail(x, direction);
-    const bool gathers = a.parallel.all_gather && (both || direction == LK_CE_FORWARD);
-    const bool reduced = (gathers || direction == LK_CE_FINISH) && lk_cross_entropy_reduced(&a);
+    const bool both = direction == LK_BOTH, back = both || direction == LK_BACKWARD, tail = lk_ce_ids_has_tail(x, direction);
+    const bool gathers = a.parallel.all_gather && (both || direction == LK_FORWARD);
+    const bool reduced = (gathers || direction == LK_FINISH) && lk_cross_entropy_reduced(&a);
     const int64_t most = (int64_t)1 << 36; /* more rows than there can be */
     const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
     const int64_t bytes = lk_ce_ids_state_bytes(&a, direction) + lk_ce_ids_logits_of_row<T>(x->ids_per_row) * (int64_t)sizeof(T);
@@ -397,8 +400,8 @@ LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_id
     lk_take(&s.ids.logit, &arena, back, rows * x->ids_per_row);
     lk_take(&s.ids.upstream, &arena, back, rows);
     lk_take(&s.ids.dlse, &arena, back, rows);
-    lk_take(&s.ids.tail, &arena, tail && !x->tail && (gathers || direction == LK_CE_FINISH), rows);
-    if (back && lk_ce_ids_has_tail(x, LK_CE_BACKWARD)) lk_ce_ids_take_others(&s.ids, &arena, a.dentropy != NULL, rows);
+    lk_take(&s.ids.tail, &arena, tail && !x->tail && (gathers || direction == LK_FINISH), rows);
+    if (back && lk_ce_ids_has_tail(x, LK_BACKWARD)) lk_ce_ids_take_others(&s.ids, &arena, a.dentropy != NULL, rows);
     lk_take(&s.ids.lse, &arena, both, rows);
     lk_take(&s.lse_low, &arena, both, rows);
     lk_take(&s.ids.entropy, &arena, both && a.dentropy, rows);
@@ -406,7 +409,7 @@ LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_id
     s.bytes = arena.used;
     return s;
 }
-template <class T> LK_HOST size_t lk_ce_ids_slice_bytes(const lk_cross_entropy_ids_args *x, int direction)
+template <class T> LK_HOST size_t lk_ce_ids_slice_bytes(const lk_cross_entropy_ids_args *x, lk_direction direction)
 {
     return lk_ce_ids_slice_space_of<T>(x, direction).bytes;
 }
@@ -430,7 +433,8 @@ typedef struct {
 } lk_ce_ids_job;
 
 /* What the kernels around the rows get. rows: what the rows' kernel gets. */
-template <class T> LK_HOST lk_ce_ids_slice lk_ce_ids_slice_of(const lk_ce_ids_job &job, int direction, lk_cross_entropy_call *rows)
+template <class T>
+LK_HOST lk_ce_ids_slice lk_ce_ids_slice_of(const lk_ce_ids_job &job, lk_direction direction, lk_cross_entropy_call *rows)
 {
     lk_ce_ids_slice call = {};
     call.ids.x = job.x, call.ids.space = job.space.ids, call.ids.direction = direction;
@@ -441,10 +445,10 @@ template <class T> LK_HOST lk_ce_ids_slice lk_ce_ids_slice_of(const lk_ce_ids_jo
     call.block = a.rows * (call.state_bytes + call.logits_of_row * (int64_t)sizeof(T));
     call.ids.lse = a.lse, call.ids.lse_low = a.lse_low, call.ids.entropy = a.entropy;
     call.ids.all.over = a.denominator;
-    if (direction != LK_CE_BACKWARD || lk_ce_ids_has_tail(&job.x, direction)) call.ids.tail = job.x.tail;
-    if (direction == LK_CE_BACKWARD) call.ids.all.valid_rows = a.valid_rows;
+    if (direction != LK_BACKWARD || lk_ce_ids_has_tail(&job.x, direction)) call.ids.tail = job.x.tail;
+    if (direction == LK_BACKWARD) call.ids.all.valid_rows = a.valid_rows;
     *rows = lk_ce_ids_rows(call.ids);
-    if (direction == LK_CE_FORWARD) rows->a.upstream = rows->a.dlse = NULL; /* forward_backward's */
+    if (direction == LK_FORWARD) rows->a.upstream = rows->a.dlse = NULL; /* forward_backward's */
     a.vocab = call.ids.all.classes;
     a.logits = (const void *)((uintptr_t)a.logits - (uintptr_t)a.parallel.vocab_start * sizeof(T));
     a.dlogits = (void *)((uintptr_t)a.dlogits - (uintptr_t)a.parallel.vocab_start * (size_t)lk_dtype_bytes<T>(a.dlogits_dtype));
@@ -462,15 +466,15 @@ LK_HOST lk_status lk_ce_ids_launch(const lk_ce_ids_job &job, void (*kernel)(lk_c
 template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &job, int64_t first, int64_t all)
 {
     lk_cross_entropy_call rows;
-    lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_FORWARD, &rows);
+    lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_FORWARD, &rows);
     lk_cross_entropy_args &a = call.ids.all.a;
     char *const block = (char *)a.states;
     rows.a.states = block + first * call.state_bytes;
     /* The kernel looks for the logits behind the states of its rows. */
     a.states = block + (all - a.rows) * call.state_bytes + first * call.logits_of_row * (int64_t)sizeof(T);
     lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_slice_kernel<T>, call);
-    if (!status) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(job.op, &job.device, rows, job.stream);
-    if (status || !lk_ce_ids_has_tail(&job.x, LK_CE_BOTH)) return status;
+    if (!status) status = lk_cross_entropy_gradient<T, LK_FORWARD>(job.op, &job.device, rows, job.stream);
+    if (status || !lk_ce_ids_has_tail(&job.x, LK_BOTH)) return status;
     a.states = rows.a.states, a.logits = rows.a.logits, a.vocab = call.vocab;
     return lk_ce_tail_launch<T>(job.op, &job.device, a, call, job.stream);
 }
@@ -479,7 +483,7 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &j
 template <class T> LK_HOST lk_status lk_ce_ids_run_finish(const lk_ce_ids_job &job)
 {
     lk_cross_entropy_call rows;
-    lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_FINISH, &rows);
+    lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_FINISH, &rows);
     const lk_cross_entropy_args &a = call.ids.all.a;
     const bool reduced = lk_cross_entropy_reduced(&a);
     lk_status status = LK_OK;
@@ -502,7 +506,7 @@ typedef struct {
 template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job &job, const lk_ce_ids_gradients &by)
 {
     lk_cross_entropy_call rows;
-    const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_CE_BACKWARD, &rows);
+    const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_BACKWARD, &rows);
     if (job.x.common.rows == 0) return LK_OK;
     rows.classes = INT32_MAX; /* ELSEWHERE is a column too */
     lk_status status = lk_ce_ids_launch(job, by.weigh, call);
@@ -512,20 +516,20 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job
 template <class T> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job &job)
 {
     const bool eight = job.x.common.dlogits_dtype == LK_DTYPE_E5M2;
-    if (lk_ce_ids_has_tail(&job.x, LK_CE_BACKWARD))
+    if (lk_ce_ids_has_tail(&job.x, LK_BACKWARD))
         return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T, false, true>,
-                                                lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>,
+                                                lk_cross_entropy_gradient_of<T, LK_BACKWARD>,
                                                 eight ? lk_cross_entropy_ids_put_kernel<T, true, true>
                                                       : lk_cross_entropy_ids_put_kernel<T, false, true>});
-    return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T>, lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>,
+    return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T>, lk_cross_entropy_gradient_of<T, LK_BACKWARD>,
                                             eight ? lk_cross_entropy_ids_put_kernel<T, true>
                                                   : lk_cross_entropy_ids_put_kernel<T, false>});
 }
 
 /* Checks a call, and fills in its job. */
 template <class T>
-LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids_args *args, int direction, cudaStream_t stream,
-                                      lk_ce_ids_job *job)
+LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
+                                      cudaStream_t stream, lk_ce_ids_job *job)
 {
     const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
     *job = {op, {}, stream, {}, {}};
@@ -539,18 +543,18 @@ LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids
 
 /* All calls. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_entropy_ids_args *args, int direction,
-                                                 cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_ids_parallel_run(const char *op, const lk_cross_entropy_ids_args *args,
+                                                    lk_direction direction, cudaStream_t stream)
 {
     lk_ce_ids_job job;
     lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, stream, &job);
     if (status) return status;
-    if (direction == LK_CE_BACKWARD) return lk_ce_ids_run_backward<T>(job);
-    if (direction == LK_CE_FINISH) return lk_ce_ids_run_finish<T>(job);
+    if (direction == LK_BACKWARD) return lk_ce_ids_run_backward<T>(job);
+    if (direction == LK_FINISH) return lk_ce_ids_run_finish<T>(job);
 
     lk_cross_entropy_args &a = job.x.common;
     const lk_vocab_parallel v = a.parallel;
-    const bool both = direction == LK_CE_BOTH, some = a.rows > 0;
+    const bool both = direction == LK_BOTH, some = a.rows > 0;
     const int64_t bytes = a.rows * (lk_ce_state_bytes(&a) + lk_ce_ids_split_of<T>(args).state_bytes);
     if (v.all_gather) a.states = job.space.states, a.all_states = job.space.all_states;
     if (both) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
@@ -570,37 +574,16 @@ LK_HOST lk_status lk_cross_entropy_run_ids_ranks(const char *op, const lk_cross_
     return !status && both ? lk_ce_ids_run_backward<T>(job) : status;
 }
 
-/* The functions that LK_EMIT calls. */
-#define LK_CE_IDS_RANKS_ENTRY(name, direction)                                                                                 \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_ids_##name(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)  \
-    {                                                                                                                          \
-        return lk_cross_entropy_run_ids_ranks<T>(op, args, direction, stream);                                                 \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_cross_entropy_ids_##name##_workspace(const char *op, const lk_cross_entropy_ids_args *args, size_t *n)\
-    {                                                                                                                          \
-        const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);                                                             \
-        lk_cross_entropy_ids_args x = {};                                                                                      \
-        const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x, &split);                     \
-        if (!status && n) *n = lk_ce_ids_slice_bytes<T>(&x, direction);                                                        \
-        return status;                                                                                                         \
-    }
-LK_CE_IDS_RANKS_ENTRY(parallel_forward, LK_CE_FORWARD)
-LK_CE_IDS_RANKS_ENTRY(parallel_backward, LK_CE_BACKWARD)
-LK_CE_IDS_RANKS_ENTRY(parallel_forward_backward, LK_CE_BOTH)
-LK_CE_IDS_RANKS_ENTRY(finish, LK_CE_FINISH)
+template <class T>
+LK_HOST lk_status lk_cross_entropy_ids_parallel_query(const char *op, const lk_cross_entropy_ids_args *args,
+                                                      lk_direction direction, size_t *bytes)
+{
+    const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
+    lk_cross_entropy_ids_args x = {};
+    const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x, &split);
+    if (!status && bytes) *bytes = lk_ce_ids_slice_bytes<T>(&x, direction);
+    return status;
+}
 
-#define LK_CROSS_ENTROPY_IDS_PARALLEL_DEFINE(T)                                                                                \
-    LK_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                                   \
-    LK_EMIT(cross_entropy_ids, parallel_forward, T)                                                                            \
-    LK_EMIT(cross_entropy_ids, parallel_backward, T)                                                                           \
-    LK_EMIT(cross_entropy_ids, parallel_forward_backward, T)                                                                   \
-    LK_EMIT(cross_entropy_ids, finish, T)
-#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_IDS_PARALLEL_DEFINE, T)
-
-#else
-#define LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                                \
-    LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL") LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

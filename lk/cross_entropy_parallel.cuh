@@ -33,7 +33,7 @@
  *                status = lk_cross_entropy_parallel_forward_bf16(&args, stream);
  *                args.all_states = ...;                 // gathered from the states of all ranks
  *                args.others = others;
- *                status = lk_cross_entropy_finish_bf16(&args, stream);
+ *                status = lk_cross_entropy_parallel_finish_bf16(&args, stream);
  *                status = lk_cross_entropy_parallel_backward_bf16(&args, stream);
  *            entropy, argmax and statistics are set in forward too, though finish writes them: they decide how large states
  *            are. Only finish needs a workspace then, for a reduced loss. To call backward after a forward with all_gather, give
@@ -58,12 +58,15 @@
 
 #include "cross_entropy.cuh"
 
-#define LK_CROSS_ENTROPY_PARALLEL_DECLARE(T)                                                                                   \
-    LK_PROTOTYPES(cross_entropy, parallel_forward, T)                                                                          \
-    LK_PROTOTYPES(cross_entropy, parallel_backward, T)                                                                         \
-    LK_PROTOTYPES(cross_entropy, parallel_forward_backward, T)                                                                 \
-    LK_PROTOTYPES(cross_entropy, finish, T)
-#define LK_DECLARE_CROSS_ENTROPY_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PARALLEL_DECLARE, T)
+typedef lk_cross_entropy_args lk_cross_entropy_parallel_args;
+
+#define LK_CROSS_ENTROPY_PARALLEL_FUNCTIONS(X, T)                                                                              \
+    X##_CALL(cross_entropy_parallel, forward, LK_FORWARD, T)                                                                   \
+    X##_CALL(cross_entropy_parallel, backward, LK_BACKWARD, T)                                                                 \
+    X##_CALL(cross_entropy_parallel, forward_backward, LK_BOTH, T)                                                             \
+    X##_CALL(cross_entropy_parallel, finish, LK_FINISH, T)
+#define LK_DECLARE_CROSS_ENTROPY_PARALLEL(T) LK_DECLARE(CROSS_ENTROPY_PARALLEL, T)
+#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_DEFINE(CROSS_ENTROPY_PARALLEL, T)
 
 #if LK_CUDA
 
@@ -124,19 +127,19 @@ LK_HOST lk_status lk_cross_entropy_run_ranks_backward(const char *op, const lk_d
                                                       cudaStream_t stream)
 {
     const lk_status status = lk_cross_entropy_prepare_backward(op, device, call, stream);
-    return !status && call.a.rows > 0 ? lk_cross_entropy_gradient_of<T, LK_CE_BACKWARD>(op, device, call, stream) : status;
+    return !status && call.a.rows > 0 ? lk_cross_entropy_gradient_of<T, LK_BACKWARD>(op, device, call, stream) : status;
 }
 
 /* forward and forward_backward: states, all_gather, finish; then, for forward_backward, backward. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call, int direction,
-                                            cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                             lk_direction direction, cudaStream_t stream)
 {
     lk_cross_entropy_args &a = call.a;
     const lk_vocab_parallel v = a.parallel;
     const lk_ce_space x = lk_ce_space_of(&a, LK_CE_RANKS, direction);
     if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
-    if (direction == LK_CE_BOTH) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
+    if (direction == LK_BOTH) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
         const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
         if (!a.lse) a.lse = x.lse;
         if (!a.lse_low) a.lse_low = x.lse_low;
@@ -148,33 +151,33 @@ LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *de
     call.state_bytes = lk_ce_state_bytes(&a);
     const size_t bytes = (size_t)a.rows * (size_t)call.state_bytes;
     lk_status status = v.all_gather ? lk_check_all_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_CE_FORWARD>(op, device, call, stream);
+    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_FORWARD>(op, device, call, stream);
     if (status || !v.all_gather) return status;
     if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
     if (!status) status = lk_cross_entropy_run_finish(op, device, call, stream);
-    if (status || direction != LK_CE_BOTH) return status;
+    if (status || direction != LK_BOTH) return status;
     a.bad_targets = NULL; /* finish has counted them */
     return lk_cross_entropy_run_ranks_backward<T>(op, device, call, stream);
 }
 
-LK_CE_ENTRY(parallel_forward, LK_CE_RANKS, LK_CE_FORWARD,
-            lk_cross_entropy_run_ranks<T>(op, &device, call, LK_CE_FORWARD, stream))
-LK_CE_ENTRY(parallel_backward, LK_CE_RANKS, LK_CE_BACKWARD,
-            lk_cross_entropy_run_ranks_backward<T>(op, &device, call, stream))
-LK_CE_ENTRY(parallel_forward_backward, LK_CE_RANKS, LK_CE_BOTH,
-            lk_cross_entropy_run_ranks<T>(op, &device, call, LK_CE_BOTH, stream))
-LK_CE_ENTRY(finish, LK_CE_RANKS, LK_CE_FINISH, lk_cross_entropy_run_finish(op, &device, call, stream))
+template <class T>
+LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
+                                                cudaStream_t stream)
+{
+    lk_cross_entropy_call call = {};
+    lk_device device = {};
+    const lk_status status = lk_cross_entropy_fill_call<T>(op, args, LK_CE_RANKS, direction, &device, &call);
+    if (status) return status;
+    if (direction == LK_FINISH) return lk_cross_entropy_run_finish(op, &device, call, stream);
+    return direction == LK_BACKWARD ? lk_cross_entropy_run_ranks_backward<T>(op, &device, call, stream)
+                                    : lk_cross_entropy_run_ranks<T>(op, &device, call, direction, stream);
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_parallel_query(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
+                                                  size_t *bytes)
+{
+    return lk_cross_entropy_bytes<T>(op, args, LK_CE_RANKS, direction, bytes);
+}
 
-#define LK_CROSS_ENTROPY_PARALLEL_DEFINE(T)                                                                                    \
-    LK_CROSS_ENTROPY_PARALLEL_DECLARE(T)                                                                                       \
-    LK_EMIT(cross_entropy, parallel_forward, T)                                                                                \
-    LK_EMIT(cross_entropy, parallel_backward, T)                                                                               \
-    LK_EMIT(cross_entropy, parallel_forward_backward, T)                                                                       \
-    LK_EMIT(cross_entropy, finish, T)
-#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PARALLEL_DEFINE, T)
-
-#else
-#define LK_DEFINE_CROSS_ENTROPY_PARALLEL(T)                                                                                    \
-    LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PARALLEL") LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

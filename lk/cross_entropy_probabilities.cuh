@@ -41,11 +41,14 @@
 
 #include "cross_entropy.cuh"
 
-#define LK_CROSS_ENTROPY_PROBABILITIES_DECLARE(T)                                                                              \
-    LK_PROTOTYPES(cross_entropy, probabilities_forward, T)                                                                     \
-    LK_PROTOTYPES(cross_entropy, probabilities_backward, T)                                                                    \
-    LK_PROTOTYPES(cross_entropy, probabilities_forward_backward, T)
-#define LK_DECLARE_CROSS_ENTROPY_PROBABILITIES(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PROBABILITIES_DECLARE, T)
+typedef lk_cross_entropy_args lk_cross_entropy_probabilities_args; /* the same: target_prob is read */
+
+#define LK_CROSS_ENTROPY_PROBABILITIES_FUNCTIONS(X, T)                                                                         \
+    X##_CALL(cross_entropy_probabilities, forward, LK_FORWARD, T)                                                              \
+    X##_CALL(cross_entropy_probabilities, backward, LK_BACKWARD, T)                                                            \
+    X##_CALL(cross_entropy_probabilities, forward_backward, LK_BOTH, T)
+#define LK_DECLARE_CROSS_ENTROPY_PROBABILITIES(T) LK_DECLARE(CROSS_ENTROPY_PROBABILITIES, T)
+#define LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T) LK_DEFINE(CROSS_ENTROPY_PROBABILITIES, T)
 
 #if LK_CUDA
 
@@ -373,7 +376,8 @@ LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *devi
                          lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, shared, stream, call);
 }
 template <class T, bool backward>
-LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_prob(const char *op, const lk_device *device, lk_cross_entropy_call &call,
+                                        cudaStream_t stream)
 {
     if (call.a.target_prob_dtype == LK_DTYPE_F32) return lk_cross_entropy_prob_of<T, lk_f32, backward>(op, device, call, stream);
     return lk_cross_entropy_prob_of<T, T, backward>(op, device, call, stream);
@@ -403,21 +407,23 @@ LK_HOST lk_status lk_cross_entropy_run_prob_backward(const char *op, const lk_de
     return call.a.rows > 0 ? lk_cross_entropy_prob<T, true>(op, device, call, stream) : LK_OK;
 }
 
-LK_CE_ENTRY(probabilities_forward, LK_CE_PROBABILITIES, LK_CE_FORWARD, lk_cross_entropy_run_prob<T>(op, &device, call, stream))
-LK_CE_ENTRY(probabilities_backward, LK_CE_PROBABILITIES, LK_CE_BACKWARD,
-            lk_cross_entropy_run_prob_backward<T>(op, &device, call, stream))
-LK_CE_ENTRY(probabilities_forward_backward, LK_CE_PROBABILITIES, LK_CE_BOTH,
-            lk_cross_entropy_run_prob<T>(op, &device, call, stream))
+template <class T>
+LK_HOST lk_status lk_cross_entropy_probabilities_run(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
+                                                     cudaStream_t stream)
+{
+    lk_cross_entropy_call call = {};
+    lk_device device = {};
+    const lk_status status = lk_cross_entropy_fill_call<T>(op, args, LK_CE_PROBABILITIES, direction, &device, &call);
+    if (status) return status;
+    return direction == LK_BACKWARD ? lk_cross_entropy_run_prob_backward<T>(op, &device, call, stream)
+                                    : lk_cross_entropy_run_prob<T>(op, &device, call, stream);
+}
+template <class T>
+LK_HOST lk_status lk_cross_entropy_probabilities_query(const char *op, const lk_cross_entropy_args *args,
+                                                       lk_direction direction, size_t *bytes)
+{
+    return lk_cross_entropy_bytes<T>(op, args, LK_CE_PROBABILITIES, direction, bytes);
+}
 
-#define LK_CROSS_ENTROPY_PROBABILITIES_DEFINE(T)                                                                               \
-    LK_CROSS_ENTROPY_PROBABILITIES_DECLARE(T)                                                                                  \
-    LK_EMIT(cross_entropy, probabilities_forward, T)                                                                           \
-    LK_EMIT(cross_entropy, probabilities_backward, T)                                                                          \
-    LK_EMIT(cross_entropy, probabilities_forward_backward, T)
-#define LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T) LK_OF_TYPE(LK_CROSS_ENTROPY_PROBABILITIES_DEFINE, T)
-
-#else
-#define LK_DEFINE_CROSS_ENTROPY_PROBABILITIES(T)                                                                               \
-    LK_NEEDS_NVCC("LK_DEFINE_CROSS_ENTROPY_PROBABILITIES") LK_DECLARE_CROSS_ENTROPY_PROBABILITIES(T)
 #endif /* CUDA or the simulator */
 #endif

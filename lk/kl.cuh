@@ -99,11 +99,12 @@ typedef struct {
  * Fastest: rows of all tensors start on 16 bytes, or at the same place behind a multiple of 16. Where teacher or dlogits do not
  * lie as logits do, they are read or written element by element. */
 
-#define LK_KL_DECLARE(T)                                                                                                       \
-    LK_PROTOTYPES(kl, forward, T)                                                                                              \
-    LK_PROTOTYPES(kl, backward, T)                                                                                             \
-    LK_PROTOTYPES(kl, forward_backward, T)
-#define LK_DECLARE_KL(T) LK_OF_TYPE(LK_KL_DECLARE, T)
+#define LK_KL_FUNCTIONS(X, T)                                                                                                  \
+    X##_CALL(kl, forward, LK_FORWARD, T)                                                                                       \
+    X##_CALL(kl, backward, LK_BACKWARD, T)                                                                                     \
+    X##_CALL(kl, forward_backward, LK_BOTH, T)
+#define LK_DECLARE_KL(T) LK_DECLARE(KL, T)
+#define LK_DEFINE_KL(T) LK_DEFINE(KL, T)
 
 #if LK_CUDA
 
@@ -684,12 +685,13 @@ typedef struct {
 /* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. arch: lk_device's, or
  * LK_QUERY. more: NULL for all columns. */
 template <class T>
-LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, bool forward, bool backward, int arch, lk_kl_args *a,
+LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_direction direction, int arch, lk_kl_args *a,
                               const lk_kl_more *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     lk_kl_fill_in(a);
+    const bool forward = direction & LK_FORWARD, backward = direction & LK_BACKWARD; /* a rank may give neither */
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dlogits = NULL, a->upstream = NULL;
     const bool query = arch == LK_QUERY;
@@ -771,53 +773,22 @@ LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk
                          call);
 }
 
-template <class T, bool forward, bool backward>
-LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, cudaStream_t stream)
+template <class T>
+LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, lk_direction direction, cudaStream_t stream)
 {
     lk_kl_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_kl_check<T>(op, args, forward, backward, error ? 90 : device.arch, &a);
+    lk_status status = lk_kl_check<T>(op, args, direction, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     return status || a.rows == 0 ? status : lk_kl_launch<T, T>(op, &device, a, stream);
 }
-template <class T> LK_HOST lk_status lk_kl_forward(const char *op, const lk_kl_args *args, cudaStream_t stream)
-{
-    return lk_kl_run<T, true, false>(op, args, stream);
-}
-template <class T> LK_HOST lk_status lk_kl_backward(const char *op, const lk_kl_args *args, cudaStream_t stream)
-{
-    return lk_kl_run<T, false, true>(op, args, stream);
-}
-template <class T> LK_HOST lk_status lk_kl_forward_backward(const char *op, const lk_kl_args *args, cudaStream_t stream)
-{
-    return lk_kl_run<T, true, true>(op, args, stream);
-}
-
-template <class T> LK_HOST lk_status lk_kl_forward_workspace(const char *op, const lk_kl_args *args, size_t *bytes)
+template <class T>
+LK_HOST lk_status lk_kl_query(const char *op, const lk_kl_args *args, lk_direction direction, size_t *bytes)
 {
     lk_kl_args a = {};
-    return lk_no_workspace(lk_kl_check<T>(op, args, true, false, LK_QUERY, &a), bytes);
-}
-template <class T> LK_HOST lk_status lk_kl_backward_workspace(const char *op, const lk_kl_args *args, size_t *bytes)
-{
-    lk_kl_args a = {};
-    return lk_no_workspace(lk_kl_check<T>(op, args, false, true, LK_QUERY, &a), bytes);
-}
-template <class T> LK_HOST lk_status lk_kl_forward_backward_workspace(const char *op, const lk_kl_args *args, size_t *bytes)
-{
-    lk_kl_args a = {};
-    return lk_no_workspace(lk_kl_check<T>(op, args, true, true, LK_QUERY, &a), bytes);
+    return lk_no_workspace(lk_kl_check<T>(op, args, direction, LK_QUERY, &a), bytes);
 }
 
-#define LK_KL_DEFINE(T)                                                                                                        \
-    LK_KL_DECLARE(T)                                                                                                           \
-    LK_EMIT(kl, forward, T)                                                                                                    \
-    LK_EMIT(kl, backward, T)                                                                                                   \
-    LK_EMIT(kl, forward_backward, T)
-#define LK_DEFINE_KL(T) LK_OF_TYPE(LK_KL_DEFINE, T)
-
-#else
-#define LK_DEFINE_KL(T) LK_NEEDS_NVCC("LK_DEFINE_KL") LK_DECLARE_KL(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -75,13 +75,14 @@ typedef struct {
     size_t workspace_bytes; /* at least what the workspace function says */
 } lk_kl_parallel_args;
 
-#define LK_KL_PARALLEL_DECLARE(T)                                                                                              \
-    LK_PROTOTYPES(kl_parallel, forward, T)                                                                                     \
-    LK_PROTOTYPES(kl_parallel, between, T)                                                                                     \
-    LK_PROTOTYPES(kl_parallel, finish, T)                                                                                      \
-    LK_PROTOTYPES(kl_parallel, backward, T)                                                                                    \
-    LK_PROTOTYPES(kl_parallel, forward_backward, T)
-#define LK_DECLARE_KL_PARALLEL(T) LK_OF_TYPE(LK_KL_PARALLEL_DECLARE, T)
+#define LK_KL_PARALLEL_FUNCTIONS(X, T)                                                                                         \
+    X##_CALL(kl_parallel, forward, LK_FORWARD, T)                                                                              \
+    X##_CALL(kl_parallel, between, LK_BETWEEN, T)                                                                              \
+    X##_CALL(kl_parallel, finish, LK_FINISH, T)                                                                                \
+    X##_CALL(kl_parallel, backward, LK_BACKWARD, T)                                                                            \
+    X##_CALL(kl_parallel, forward_backward, LK_BOTH, T)
+#define LK_DECLARE_KL_PARALLEL(T) LK_DECLARE(KL_PARALLEL, T)
+#define LK_DEFINE_KL_PARALLEL(T) LK_DEFINE(KL_PARALLEL, T)
 
 #if LK_CUDA
 
@@ -172,39 +173,40 @@ LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(cons
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-enum { LK_KL_SPLIT_FORWARD, LK_KL_SPLIT_BETWEEN, LK_KL_SPLIT_FINISH, LK_KL_SPLIT_BACKWARD, LK_KL_SPLIT_BOTH };
-
 /* What linear_kl_parallel.cuh also checks: the columns, and whether a call may have the divergence. */
-LK_HOST void lk_kl_check_split(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab, int divergence, int direction)
+LK_HOST void lk_kl_check_split(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab, int divergence,
+                               lk_direction direction)
 {
     if (!v.vocab_total)
         lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     lk_check_slice(checks, v, vocab);
     if (checks->status) return;
-    if (direction == LK_KL_SPLIT_BOTH && !v.all_gather)
+    if (direction == LK_BOTH && !v.all_gather)
         lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
-    if (direction == LK_KL_SPLIT_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)
+    if (direction == LK_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)
         lk_reject(checks, LK_ERR_VALUE, "divergence is %d; this call is for LK_KL_JENSEN_SHANNON alone", divergence);
 }
 
 /* Whether a call gathers by itself. */
-LK_HOST bool lk_kl_gathers(const lk_vocab_parallel &v, int direction)
+LK_HOST bool lk_kl_gathers(const lk_vocab_parallel &v, lk_direction direction)
 {
-    return v.all_gather && (direction == LK_KL_SPLIT_FORWARD || direction == LK_KL_SPLIT_BOTH);
+    return v.all_gather && (direction == LK_FORWARD || direction == LK_BOTH);
 }
 
-/* Whether a call computes gradients. */
-LK_HOST bool lk_kl_differentiates(int direction)
+/* What a call gives, as one of all columns would: FORWARD, BACKWARD, BOTH, or 0 for states alone. */
+LK_HOST lk_direction lk_kl_gives(const lk_vocab_parallel &v, lk_direction direction)
 {
-    return direction == LK_KL_SPLIT_BOTH || direction == LK_KL_SPLIT_BACKWARD;
+    const bool results = lk_kl_gathers(v, direction) || direction == LK_FINISH;
+    const bool gradients = direction == LK_BOTH || direction == LK_BACKWARD;
+    return (lk_direction)(results * LK_FORWARD + gradients * LK_BACKWARD);
 }
 
 /* What the checks see of the states of `rows` rows; then, where the call gathers, their place in the workspace. */
-LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, int direction, lk_arena *arena, void **states,
-                                const void **all_states, lk_tensor (*list)[2])
+LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, lk_direction direction, lk_arena *arena,
+                                void **states, const void **all_states, lk_tensor (*list)[2])
 {
-    const bool gathers = lk_kl_gathers(v, direction), back = direction == LK_KL_SPLIT_BACKWARD;
-    const bool finish = direction == LK_KL_SPLIT_FINISH, between = direction == LK_KL_SPLIT_BETWEEN;
+    const bool gathers = lk_kl_gathers(v, direction), back = direction == LK_BACKWARD;
+    const bool finish = direction == LK_FINISH, between = direction == LK_BETWEEN;
     const int64_t size = sizeof(lk_kl_row), all = lk_count(rows, v.ranks); /* rows may be unchecked */
     const int use = back ? LK_REQUIRED : finish || gathers ? LK_OUT : LK_OUT | LK_REQUIRED;
     (*list)[0] = {"states", *states, (int)size / 2, use, lk_count(rows, 2)};
@@ -216,22 +218,22 @@ LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, int di
 
 /* Validates; x becomes the arguments with every default filled in, and where the call gathers, with the arrays of the workspace. */
 template <class T>
-LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args *args, int direction, int arch,
+LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args *args, lk_direction direction, int arch,
                                        lk_kl_parallel_args *x, size_t *bytes)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_vocab_parallel &v = x->parallel;
-    const bool results = lk_kl_gathers(v, direction) || direction == LK_KL_SPLIT_FINISH;
+    const lk_direction gives = lk_kl_gives(v, direction);
     lk_checks checks = {op, LK_OK};
     lk_kl_check_split(&checks, v, x->common.vocab, x->common.divergence, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     lk_arena arena = {(uintptr_t)x->workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    lk_kl_more more = {direction != LK_KL_SPLIT_FINISH, {}, x->workspace, x->workspace_bytes, 0};
+    lk_kl_more more = {direction != LK_FINISH, {}, x->workspace, x->workspace_bytes, 0};
     lk_kl_place_states(v, x->common.rows, direction, &arena, &x->states, &x->all_states, &more.list);
     more.needed = arena.used;
-    const lk_status status = lk_kl_check<T>(op, &args->common, results, lk_kl_differentiates(direction), arch, &x->common, &more);
-    if (!results) x->common.entropy = args->common.entropy; /* says that it is wanted */
+    const lk_status status = lk_kl_check<T>(op, &args->common, gives, arch, &x->common, &more);
+    if (!(gives & LK_FORWARD)) x->common.entropy = args->common.entropy; /* says that it is wanted */
     if (!status && bytes) *bytes = arena.used;
     return status;
 }
@@ -267,7 +269,8 @@ LK_HOST lk_status lk_kl_run_between(const char *op, const lk_device *device, con
 }
 
 template <class T>
-LK_HOST lk_status lk_kl_run_split(const char *op, const lk_kl_parallel_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *args, lk_direction direction,
+                                     cudaStream_t stream)
 {
     lk_kl_parallel_args x = {};
     lk_device device = {};
@@ -278,9 +281,9 @@ LK_HOST lk_status lk_kl_run_split(const char *op, const lk_kl_parallel_args *arg
     const lk_vocab_parallel &v = x.parallel;
     const size_t bytes = (size_t)x.common.rows * sizeof(lk_kl_row);
     void *const all = const_cast<void *>(x.all_states);
-    if (direction == LK_KL_SPLIT_BETWEEN) return lk_kl_run_between<T>(op, &device, x, stream);
-    if (direction == LK_KL_SPLIT_FINISH) return lk_kl_run_merge(op, &device, x, false, stream);
-    if (direction == LK_KL_SPLIT_BACKWARD) return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
+    if (direction == LK_BETWEEN) return lk_kl_run_between<T>(op, &device, x, stream);
+    if (direction == LK_FINISH) return lk_kl_run_merge(op, &device, x, false, stream);
+    if (direction == LK_BACKWARD) return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
 
     if (v.all_gather) status = lk_check_all_slices(op, &v, x.common.vocab, x.states, all, bytes, stream);
     if (!status) status = lk_kl_run_step<T, T, LK_KL_STATE>(op, &device, x.common, x.states, stream);
@@ -291,39 +294,16 @@ LK_HOST lk_status lk_kl_run_split(const char *op, const lk_kl_parallel_args *arg
         if (!status) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, all, bytes, stream));
     }
     if (!status) status = lk_kl_run_merge(op, &device, x, false, stream);
-    if (status || direction == LK_KL_SPLIT_FORWARD) return status;
+    if (status || direction == LK_FORWARD) return status;
     return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
 }
 
-/* The functions that LK_EMIT calls. */
-#define LK_KL_PARALLEL_ENTRY(name, direction)                                                                                  \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_kl_parallel_##name(const char *op, const lk_kl_parallel_args *args, cudaStream_t stream)              \
-    {                                                                                                                          \
-        return lk_kl_run_split<T>(op, args, direction, stream);                                                                \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_kl_parallel_##name##_workspace(const char *op, const lk_kl_parallel_args *args, size_t *bytes)        \
-    {                                                                                                                          \
-        lk_kl_parallel_args x = {};                                                                                            \
-        return lk_kl_parallel_check<T>(op, args, direction, LK_QUERY, &x, bytes);                                              \
-    }
-LK_KL_PARALLEL_ENTRY(forward, LK_KL_SPLIT_FORWARD)
-LK_KL_PARALLEL_ENTRY(between, LK_KL_SPLIT_BETWEEN)
-LK_KL_PARALLEL_ENTRY(finish, LK_KL_SPLIT_FINISH)
-LK_KL_PARALLEL_ENTRY(backward, LK_KL_SPLIT_BACKWARD)
-LK_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
+template <class T>
+LK_HOST lk_status lk_kl_parallel_query(const char *op, const lk_kl_parallel_args *args, lk_direction direction, size_t *bytes)
+{
+    lk_kl_parallel_args x = {};
+    return lk_kl_parallel_check<T>(op, args, direction, LK_QUERY, &x, bytes);
+}
 
-#define LK_KL_PARALLEL_DEFINE(T)                                                                                               \
-    LK_KL_PARALLEL_DECLARE(T)                                                                                                  \
-    LK_EMIT(kl_parallel, forward, T)                                                                                           \
-    LK_EMIT(kl_parallel, between, T)                                                                                           \
-    LK_EMIT(kl_parallel, finish, T)                                                                                            \
-    LK_EMIT(kl_parallel, backward, T)                                                                                          \
-    LK_EMIT(kl_parallel, forward_backward, T)
-#define LK_DEFINE_KL_PARALLEL(T) LK_OF_TYPE(LK_KL_PARALLEL_DEFINE, T)
-
-#else
-#define LK_DEFINE_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_KL_PARALLEL") LK_DECLARE_KL_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

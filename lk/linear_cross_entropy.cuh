@@ -271,18 +271,16 @@ typedef struct {
  * argmax, lse_low, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment
  * of x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough
  * for any. */
-#define LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(direction, T)                                                                \
-    LK_PROTOTYPES(linear_cross_entropy, direction, T)                                                                          \
-    LK_API lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_linear_cross_entropy_args *args, size_t budget,   \
-                                                                    lk_linear_cross_entropy_plan *plan);
-
-#define LK_LINEAR_CROSS_ENTROPY_DECLARE(T)                                                                                     \
-    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward, T)                                                                      \
-    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(forward_backward, T)                                                             \
-    LK_LINEAR_CROSS_ENTROPY_DECLARE_DIRECTION(backward, T)                                                                     \
-    LK_PROTOTYPES(linear_cross_entropy, finish, T)                                                                             \
+#define LK_LINEAR_CROSS_ENTROPY_FUNCTIONS(X, T)                                                                                \
+    X##_PLANNED(linear_cross_entropy, forward, LK_FORWARD, linear_cross_entropy, T)                                            \
+    X##_PLANNED(linear_cross_entropy, forward_backward, LK_BOTH, linear_cross_entropy, T)                                      \
+    X##_PLANNED(linear_cross_entropy, backward, LK_BACKWARD, linear_cross_entropy, T)                                          \
+    X##_CALL(linear_cross_entropy, finish, LK_FINISH, T)                                                                       \
+    X##_SAVED(T)
+#define LK_PROTOTYPE_SAVED(T)                                                                                                  \
     LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
-#define LK_DECLARE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DECLARE, T)
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY(T) LK_DECLARE(LINEAR_CROSS_ENTROPY, T)
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_DEFINE(LINEAR_CROSS_ENTROPY, T)
 
 #if LK_CUDA
 
@@ -963,9 +961,9 @@ template <class Logit> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, cons
     if (job->other_rows) return job->other_rows->rows(job, chunk, p);
     if (!call.gradient && lk_cross_entropy_is_plain(&p.a))
         return lk_cross_entropy_plain<Logit>(job->op, &job->device, p, job->stream);
-    if (!call.gradient) return lk_cross_entropy_gradient<Logit, LK_CE_FORWARD>(job->op, &job->device, p, job->stream);
-    return call.gives_loss ? lk_cross_entropy_gradient<Logit, LK_CE_BOTH>(job->op, &job->device, p, job->stream)
-                        : lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>(job->op, &job->device, p, job->stream);
+    if (!call.gradient) return lk_cross_entropy_gradient<Logit, LK_FORWARD>(job->op, &job->device, p, job->stream);
+    return call.gives_loss ? lk_cross_entropy_gradient<Logit, LK_BOTH>(job->op, &job->device, p, job->stream)
+                        : lk_cross_entropy_gradient<Logit, LK_BACKWARD>(job->op, &job->device, p, job->stream);
 }
 
 /* One chunk with the logits of the whole vocabulary. */
@@ -1044,7 +1042,8 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
 }
 
 /* What a panel is to cross_entropy.cuh: a rank's columns. Its states are added to those of the panels before. */
-template <class Logit, int direction> LK_HOST lk_status lk_lce_panel_rows(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class Logit, lk_direction direction>
+LK_HOST lk_status lk_lce_panel_rows(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_call &call = chunk.call;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
@@ -1085,7 +1084,7 @@ template <class T, class Logit> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *
     for (int64_t panel = 0; panel < panels && !status && forward; panel = lk_cublas_next(job->mode, panel, panels)) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk);
-        if (!status) status = lk_lce_panel_rows<Logit, LK_CE_FORWARD>(job, chunk);
+        if (!status) status = lk_lce_panel_rows<Logit, LK_FORWARD>(job, chunk);
         if (!status && chunk.last)
             status = lk_lce_launch(job, a.statistics ? lk_lce_panels_kernel<lk_ce_row_squares> : lk_lce_panels_kernel<lk_ce_row>,
                                    lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
@@ -1094,7 +1093,7 @@ template <class T, class Logit> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *
     for (int64_t panel = 0; panel < panels && !status; panel = lk_cublas_next(job->mode, panel, panels)) {
         const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
         status = lk_lce_logits<T>(job, chunk); /* again; then dZ */
-        if (!status) status = lk_lce_panel_rows<Logit, LK_CE_BACKWARD>(job, chunk);
+        if (!status) status = lk_lce_panel_rows<Logit, LK_BACKWARD>(job, chunk);
         if (!status) status = lk_lce_dbias<T>(job, chunk);
         if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, chunk);
         if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
@@ -1194,36 +1193,35 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
 
-enum { LK_LCE_FORWARD, LK_LCE_BACKWARD, LK_LCE_FORWARD_BACKWARD };
 
 /* Whether a call of columns that are split over ranks has several steps: the states, finish, and for gradients backward. */
-LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, int direction)
+LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, lk_direction direction)
 {
-    const bool gathers = direction == LK_LCE_FORWARD_BACKWARD || (direction == LK_LCE_FORWARD && a->parallel.all_gather);
+    const bool gathers = direction == LK_BOTH || (direction == LK_FORWARD && a->parallel.all_gather);
     return a->parallel.vocab_total && gathers;
 }
 
 /* Copies the arguments that a call of this direction has, and sets what follows from them alone. */
-template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, int direction, lk_lce_call *call)
+template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, lk_direction direction, lk_lce_call *call)
 {
     lk_lce_args *const a = &call->a;
     *call = {}, *a = *args;
-    if (direction != LK_LCE_FORWARD) a->batch_invariant = 0;
-    if (direction == LK_LCE_FORWARD) {
+    if (direction != LK_FORWARD) a->batch_invariant = 0;
+    if (direction == LK_FORWARD) {
         a->upstream = a->dlse = a->dentropy = NULL, a->dx = a->dweight = a->dbias = NULL;
         a->dx_stride = a->dweight_stride = a->slice_tokens = 0;
         a->upstream_per_token = a->accumulate = a->dweight_dtype = a->dbias_dtype = 0;
     }
-    if (direction == LK_LCE_BACKWARD) {
+    if (direction == LK_BACKWARD) {
         call->saved_lse = a->lse, call->saved_lse_low = a->lse_low, call->saved_entropy = a->dentropy ? a->entropy : NULL;
         a->loss = a->z_loss_out = a->lse = a->lse_low = a->entropy = a->weight_sum = NULL, a->argmax = a->valid_rows = NULL;
         a->zero_when_empty = 0;
     }
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
-    if (direction == LK_LCE_FORWARD_BACKWARD || !a->tokens) a->saved = NULL;
+    if (direction == LK_BOTH || !a->tokens) a->saved = NULL;
     call->split = a->parallel.vocab_total != 0, call->classes = call->split ? a->parallel.vocab_total : a->vocab;
     call->state_bytes = lk_ce_state_bytes(a), call->saves = a->saved != NULL;
-    call->gives_loss = direction != LK_LCE_BACKWARD, call->gradient = !call->gives_loss || a->dx || a->dweight || a->dbias;
+    call->gives_loss = direction != LK_BACKWARD, call->gradient = !call->gives_loss || a->dx || a->dweight || a->dbias;
     call->why_not_fused = "", call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
     call->compact = a->max_counted > 0 && a->max_counted < a->tokens;
     call->rows = call->compact ? a->max_counted : a->tokens;
@@ -1324,15 +1322,15 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
 /* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
  * planner: NULL where the steps of the call have plans of their own. more: NULL where each token has a target. */
 template <class T>
-LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
+LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direction direction, bool query, lk_lce_call *call,
                                lk_lce_planner *planner, const lk_lce_added *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const bool backward = direction == LK_LCE_BACKWARD;
+    const bool backward = direction == LK_BACKWARD;
     lk_lce_args *const a = &call->a;
     lk_lce_copy_args<T>(args, direction, call);
     lk_checks checks = {op, LK_OK};
-    lk_cross_entropy_check_statistics(&checks, args, direction == LK_LCE_FORWARD);
+    lk_cross_entropy_check_statistics(&checks, args, direction == LK_FORWARD);
     lk_check_slice(&checks, a->parallel, a->vocab);
     if (checks.status) return checks.status; /* before all rules */
     const struct {
@@ -1344,7 +1342,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, int dire
                  {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
     for (const auto &s : sizes) lk_check_size(&checks, s.name, s.size, s.least, s.most);
     const int64_t saved_bytes = !call->saves ? 0 : checks.status ? 1 : (int64_t)lk_lce_saved_size(call);
-    if (call->split && direction == LK_LCE_FORWARD_BACKWARD && !a->parallel.all_gather)
+    if (call->split && direction == LK_BOTH && !a->parallel.all_gather)
         lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     const bool leaves_states = lk_lce_leaves_states(call);
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
@@ -1431,7 +1429,7 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
 
 /* A rank without columns has empty states, and adds 0 to dx. It reads no logits, so the kernels of f32 serve every T. */
 template <class T>
-LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, lk_direction direction, cudaStream_t stream)
 {
     const lk_lce_call &call = job->p.call;
     const lk_lce_args &a = call.a;
@@ -1441,15 +1439,15 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
     p.a.states = a.states, p.a.lse = const_cast<float *>(call.saved_lse), p.a.class_weight = call.weights, p.classes = v.vocab_total;
     lk_status status = LK_OK;
     if (a.tokens == 0) return LK_OK;
-    if (direction == LK_LCE_FORWARD && job->other_rows) {
+    if (direction == LK_FORWARD && job->other_rows) {
         lk_lce_work all = job->p;
         all.rows = a.tokens;
         return job->other_rows->rows(job, all, p);
     }
-    if (direction == LK_LCE_FORWARD) p.state_bytes = call.state_bytes;
-    if (direction == LK_LCE_FORWARD) return lk_cross_entropy_gradient<lk_f32, LK_CE_FORWARD>(op, &job->device, p, stream);
+    if (direction == LK_FORWARD) p.state_bytes = call.state_bytes;
+    if (direction == LK_FORWARD) return lk_cross_entropy_gradient<lk_f32, LK_FORWARD>(op, &job->device, p, stream);
     if (a.bad_targets && job->other_rows) status = job->other_rows->begin(job);
-    if (!status && a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_CE_BACKWARD>(op, &job->device, p, stream);
+    if (!status && a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_BACKWARD>(op, &job->device, p, stream);
     if (status || !a.dx) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
     const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));
@@ -1459,8 +1457,8 @@ LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, int d
 /* Fills in the call of a step and begins its plan: its arguments have been checked as those of the whole call. no_panels: as in
  * lk_lce_call. */
 template <class T>
-LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_call *call,
-                                    lk_lce_planner *planner, bool no_panels)
+LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, lk_direction direction, bool query,
+                                    lk_lce_call *call, lk_lce_planner *planner, bool no_panels)
 {
     lk_lce_copy_args<T>(args, direction, call);
     call->no_panels = no_panels;
@@ -1470,8 +1468,8 @@ LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, int
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. checked: args are those of a call
  * that has been checked. */
 template <class T>
-LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, int direction, bool checked, cudaStream_t stream,
-                              const lk_lce_other_rows *other_rows = NULL)
+LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direction direction, bool checked,
+                              cudaStream_t stream, const lk_lce_other_rows *other_rows = NULL)
 {
     lk_lce_job job = {};
     lk_lce_planner planner;
@@ -1519,9 +1517,9 @@ LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward,
 {
     lk_lce_call call;
     lk_lce_planner planner;
-    lk_status status = lk_lce_begin_step<T>(op, forward, LK_LCE_FORWARD, true, &call, &planner, no_panels);
+    lk_status status = lk_lce_begin_step<T>(op, forward, LK_FORWARD, true, &call, &planner, no_panels);
     if (!status) *least = planner.least;
-    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_LCE_BACKWARD, true, &call, &planner, no_panels);
+    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_BACKWARD, true, &call, &planner, no_panels);
     if (!status && *least < planner.least) *least = planner.least;
     return status;
 }
@@ -1549,9 +1547,10 @@ LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, int64_t ids_b
 
 /* Checks the call as a whole and divides the workspace. */
 template <class T>
-LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, int direction, bool query, lk_lce_ranks *r)
+LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, lk_direction direction, bool query,
+                                         lk_lce_ranks *r)
 {
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD;
+    const bool both = direction == LK_BOTH;
     lk_lce_call &call = r->call;
     size_t finish_bytes = 0, least = 0;
     lk_arena arena = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
@@ -1561,7 +1560,7 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
     lk_lce_split_call(args, both, 0, &arena, r);
     lk_lce_args &f = r->forward, &b = r->backward;
     r->finish = lk_lce_finish_args(&f);
-    status = lk_cross_entropy_finish_workspace<T>(op, &r->finish, &finish_bytes);
+    status = lk_cross_entropy_parallel_query<T>(op, &r->finish, LK_FINISH, &finish_bytes);
     r->finish.workspace = lk_take_bytes(&arena, finish_bytes > 0, (int64_t)finish_bytes);
     r->finish.workspace_bytes = finish_bytes, r->finish.all_states = r->all_states;
     f.saved = both ? NULL : args->saved, b.saved = NULL;
@@ -1602,36 +1601,27 @@ LK_HOST lk_status lk_lce_gather(const char *op, const lk_lce_args *args, lk_lce_
     if (checks.status) return checks.status;
     lk_lce_share(args, args->workspace_bytes, r);
     lk_status status = lk_check_all_slices(op, &v, args->vocab, r->states, r->all_states, bytes, stream);
-    if (!status) status = lk_lce_step<T>(op, &r->forward, LK_LCE_FORWARD, true, stream, other_rows);
+    if (!status) status = lk_lce_step<T>(op, &r->forward, LK_FORWARD, true, stream, other_rows);
     if (status || !bytes) return status;
     return lk_called_back(op, "all_gather", v.all_gather(v.user, r->states, r->all_states, bytes, stream));
 }
 
+/* All calls. finish: the results from the states of all ranks, which the caller has gathered. */
 template <class T>
-LK_HOST lk_status lk_lce_run(const char *op, const lk_lce_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args *args, lk_direction direction,
+                                              cudaStream_t stream)
 {
     lk_lce_ranks r;
-    if (!args || !lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    if (direction == LK_FINISH) {
+        const lk_cross_entropy_args f = lk_lce_finish_args(args);
+        return lk_cross_entropy_parallel_run<T>(op, &f, direction, stream);
+    }
+    if (!lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
     lk_status status = lk_lce_split_workspace<T>(op, args, direction, false, &r);
     if (!status) status = lk_lce_gather<T>(op, args, &r, NULL, stream);
-    if (!status) status = lk_cross_entropy_finish<T>(op, &r.finish, stream);
-    return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_LCE_BACKWARD, true, stream);
-}
-
-/* The results from the states of all ranks, which the caller has gathered. */
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_finish(const char *op, const lk_lce_args *args, cudaStream_t stream)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const lk_cross_entropy_args f = lk_lce_finish_args(args);
-    return lk_cross_entropy_finish<T>(op, &f, stream);
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_finish_workspace(const char *op, const lk_lce_args *args, size_t *bytes)
-{
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const lk_cross_entropy_args f = lk_lce_finish_args(args);
-    return lk_cross_entropy_finish_workspace<T>(op, &f, bytes);
+    if (!status) status = lk_cross_entropy_parallel_run<T>(op, &r.finish, LK_FINISH, stream);
+    return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_BACKWARD, true, stream);
 }
 
 /* ---- Plans and workspaces ------------------------------------------------------------------------------------------------ */
@@ -1651,7 +1641,7 @@ LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_lce_planner *planner
 
 /* The plan of a call whose steps share the workspace. */
 template <class T>
-LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
+LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, lk_direction direction, size_t budget, bool least,
                                      lk_lce_ranks *r, lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_call call;
@@ -1662,10 +1652,10 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, in
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r->least);
     if (budget < r->least) budget = r->least;
     lk_lce_share(args, budget, r);
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD && r->call.gradient;
+    const bool both = direction == LK_BOTH && r->call.gradient;
     const size_t left = r->forward.workspace_bytes;
     for (int i = 0; i <= both && !status; i++) {
-        status = lk_lce_begin_step<T>(op, i ? &r->backward : &r->forward, i ? LK_LCE_BACKWARD : LK_LCE_FORWARD, true, &call,
+        status = lk_lce_begin_step<T>(op, i ? &r->backward : &r->forward, i ? LK_BACKWARD : LK_FORWARD, true, &call,
                                       &planner, r->call.no_panels);
         if (!status) lk_lce_choose(&planner, left, &of[i]);
     }
@@ -1696,7 +1686,7 @@ LK_HOST lk_status lk_lce_query_planner(const char *op, lk_lce_planner *planner, 
 
 /* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
-LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int direction, size_t budget, bool least,
+LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, lk_direction direction, size_t budget, bool least,
                                lk_linear_cross_entropy_plan *answer)
 {
     lk_lce_call call;
@@ -1711,12 +1701,23 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, int dire
     return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, answer);
 }
 template <class T>
-LK_HOST lk_status lk_lce_bytes(const char *op, const lk_lce_args *args, int direction, size_t *bytes)
+LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const lk_lce_args *args, lk_direction direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan;
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    if (direction == LK_FINISH) {
+        const lk_cross_entropy_args f = lk_lce_finish_args(args);
+        return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);
+    }
     const lk_status status = lk_lce_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_query_plan(const char *op, const lk_lce_args *args, lk_direction direction,
+                                                     size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    return lk_lce_query<T>(op, args, direction, budget, false, plan);
 }
 
 template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes)
@@ -1725,41 +1726,16 @@ template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk
     lk_lce_call call;
     if (!args || !bytes) return lk_fail(LK_ERR_NULL, op, "%s is NULL", args ? "bytes" : "args");
     with = *args, with.saved = &with;
-    const lk_status status = lk_lce_check<T>(op, &with, LK_LCE_FORWARD, true, &call, NULL);
+    const lk_status status = lk_lce_check<T>(op, &with, LK_FORWARD, true, &call, NULL);
     if (!status) *bytes = call.saves ? lk_lce_saved_size(&call) : 0;
     return status;
 }
 
-/* The three functions of a direction; LK_EMIT defines two. */
-#define LK_LINEAR_CROSS_ENTROPY_EMIT(direction, which, T)                                                                      \
-    LK_API LK_BODY lk_status lk_linear_cross_entropy_##direction##_##T(const lk_lce_args *args, cudaStream_t stream)           \
-    {                                                                                                                          \
-        return lk_lce_run<lk_##T>("lk_linear_cross_entropy_" #direction "_" #T, args, which, stream);                          \
-    }                                                                                                                          \
-    LK_API LK_BODY lk_status lk_linear_cross_entropy_##direction##_workspace_bytes_##T(const lk_lce_args *args, size_t *bytes) \
-    {                                                                                                                          \
-        return lk_lce_bytes<lk_##T>("lk_linear_cross_entropy_" #direction "_workspace_bytes_" #T, args, which, bytes);         \
-    }                                                                                                                          \
-    LK_API LK_BODY lk_status lk_linear_cross_entropy_##direction##_plan_##T(const lk_lce_args *args, size_t budget,            \
-                                                                            lk_linear_cross_entropy_plan *plan)                \
-    {                                                                                                                          \
-        return lk_lce_query<lk_##T>("lk_linear_cross_entropy_" #direction "_plan_" #T, args, which, budget, false, plan);      \
-    }
-
-#define LK_LINEAR_CROSS_ENTROPY_DEFINE(T)                                                                                      \
-    LK_LINEAR_CROSS_ENTROPY_DECLARE(T)                                                                                         \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(forward, LK_LCE_FORWARD, T)                                                                   \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, T)                                                 \
-    LK_LINEAR_CROSS_ENTROPY_EMIT(backward, LK_LCE_BACKWARD, T)                                                                 \
-    LK_EMIT(linear_cross_entropy, finish, T)                                                                                   \
+#define LK_EMIT_SAVED(T)                                                                                                       \
     LK_API LK_BODY lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                   \
     {                                                                                                                          \
-        LK_CUBLAS_EMIT_CONTEXT(linear_cross_entropy);                                                                          \
         return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
     }
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_DEFINE, T)
 
-#else
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY") LK_DECLARE_LINEAR_CROSS_ENTROPY(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -77,15 +77,12 @@ typedef struct {
     float *tail;                /* F FB out, B in: forward's. f32 [tokens]; B requires it with tail_weight or dtail */
 } lk_linear_cross_entropy_ids_args;
 
-#define LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(direction, T)                                                            \
-    LK_PROTOTYPES(linear_cross_entropy_ids, direction, T)                                                                      \
-    LK_API lk_status lk_linear_cross_entropy_ids_##direction##_plan_##T(const lk_linear_cross_entropy_ids_args *args,          \
-                                                                        size_t budget, lk_linear_cross_entropy_plan *plan);
-#define LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                 \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(forward, T)                                                                  \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(backward, T)                                                                 \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(forward_backward, T)
-#define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE, T)
+#define LK_LINEAR_CROSS_ENTROPY_IDS_FUNCTIONS(X, T)                                                                            \
+    X##_PLANNED(linear_cross_entropy_ids, forward, LK_FORWARD, linear_cross_entropy, T)                                        \
+    X##_PLANNED(linear_cross_entropy_ids, backward, LK_BACKWARD, linear_cross_entropy, T)                                      \
+    X##_PLANNED(linear_cross_entropy_ids, forward_backward, LK_BOTH, linear_cross_entropy, T)
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T) LK_DECLARE(LINEAR_CROSS_ENTROPY_IDS, T)
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T) LK_DEFINE(LINEAR_CROSS_ENTROPY_IDS, T)
 
 #if LK_CUDA
 
@@ -521,7 +518,8 @@ LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, lk_cross_entropy_args
 
 /* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; Logit: the type of the logits. */
 template <class Logit>
-LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f, int direction)
+LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f,
+                                  lk_direction direction)
 {
     const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
     const int threads = 32 * LK_CE_IDS_WARPS;
@@ -532,26 +530,26 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     call.all = f;
     lk_cross_entropy_args &a = call.all.a;
     lk_lce_ids_put_options(ids, &a);
-    if (direction == LK_CE_FORWARD) a.dlogits = NULL, a.upstream = a.dlse = a.dentropy = NULL;
-    if (direction == LK_CE_BACKWARD) a.argmax = NULL, a.entropy = a.dentropy ? a.entropy : NULL;
+    if (direction == LK_FORWARD) a.dlogits = NULL, a.upstream = a.dlse = a.dentropy = NULL;
+    if (direction == LK_BACKWARD) a.argmax = NULL, a.entropy = a.dentropy ? a.entropy : NULL;
     lk_cross_entropy_ids_args space = call.x;
     space.common = a, space.common.workspace = ids->rows;
     call.space = lk_ce_ids_space_of(&space, direction);
     lk_cross_entropy_call one = lk_ce_ids_rows(call);
     call.lse = one.a.lse, call.entropy = one.a.entropy;
-    if (direction == LK_CE_BACKWARD) call.lse = a.lse, call.lse_low = a.lse_low, call.entropy = a.entropy;
+    if (direction == LK_BACKWARD) call.lse = a.lse, call.lse_low = a.lse_low, call.entropy = a.entropy;
     a.lse = a.lse_low = NULL, a.entropy = NULL, a.argmax = NULL;
     const lk_device *const device = &job->device;
     lk_status status = lk_launch_pdl(job->op, device, lk_cross_entropy_ids_read_kernel<Logit>, blocks, 1, threads, 0, job->stream,
                                      call);
-    if (!status && direction == LK_CE_FORWARD)
+    if (!status && direction == LK_FORWARD)
         status = lk_cross_entropy_is_plain(&one.a)
                      ? lk_cross_entropy_plain<Logit>(job->op, device, one, job->stream)
-                     : lk_cross_entropy_gradient<Logit, LK_CE_FORWARD>(job->op, device, one, job->stream);
+                     : lk_cross_entropy_gradient<Logit, LK_FORWARD>(job->op, device, one, job->stream);
     else if (!status)
-        status = direction == LK_CE_BOTH ? lk_cross_entropy_gradient<Logit, LK_CE_BOTH>(job->op, device, one, job->stream)
-                                         : lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>(job->op, device, one, job->stream);
-    if (!status && call.tail && direction == LK_CE_FORWARD)
+        status = direction == LK_BOTH ? lk_cross_entropy_gradient<Logit, LK_BOTH>(job->op, device, one, job->stream)
+                                         : lk_cross_entropy_gradient<Logit, LK_BACKWARD>(job->op, device, one, job->stream);
+    if (!status && call.tail && direction == LK_FORWARD)
         status = lk_ce_tail_launch<Logit>(job->op, device, a, call, job->stream);
     if (status) return status;
     return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<Logit>, blocks, 1, threads, 0, job->stream, call);
@@ -578,28 +576,28 @@ LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chun
     const bool gives_loss = chunk.call.gives_loss, gradient = chunk.call.gradient;
     lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
-    if (!gradient) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_FORWARD);
-    if (!gives_loss) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_BACKWARD);
-    if (!ids->tail) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_BOTH);
-    status = lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_FORWARD);
-    return status ? status : lk_lce_ids_pass<Logit>(job, chunk, f, LK_CE_BACKWARD);
+    if (!gradient) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_FORWARD);
+    if (!gives_loss) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_BACKWARD);
+    if (!ids->tail) return lk_lce_ids_pass<Logit>(job, chunk, f, LK_BOTH);
+    status = lk_lce_ids_pass<Logit>(job, chunk, f, LK_FORWARD);
+    return status ? status : lk_lce_ids_pass<Logit>(job, chunk, f, LK_BACKWARD);
 }
 
 /* Whether a call has a tail. direction: LK_LCE_*. */
-LK_HOST bool lk_lce_ids_has_tail(const lk_lce_ids_args *x, int direction)
+LK_HOST bool lk_lce_ids_has_tail(const lk_lce_ids_args *x, lk_direction direction)
 {
-    return x->tail_weight || (direction != LK_LCE_BACKWARD && x->tail) || (direction != LK_LCE_FORWARD && x->dtail);
+    return x->tail_weight || (direction != LK_BACKWARD && x->tail) || (direction != LK_FORWARD && x->dtail);
 }
 
 /* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. split: the columns are
  * split over ranks. */
-LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool fused, bool split, void *workspace)
+LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool sizes, bool fused, bool split, void *workspace)
 {
     const lk_lce_ids_args &x = ids->x;
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
+    const bool both = direction == LK_BOTH, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
     const int64_t tokens = x.common.tokens < 0 ? 0 : lk_lce_min(x.common.tokens, INT32_MAX); /* it may be unchecked */
     const bool halves = both && (tail || split); /* forward, then backward */
-    sizes = sizes && direction != LK_LCE_FORWARD;
+    sizes = sizes && direction != LK_FORWARD;
     lk_arena arena = {(uintptr_t)workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_cross_entropy_ids_args space = {};
     space.common.rows = tokens, space.common.z_loss = x.common.z_loss, space.ids_per_row = x.ids_per_row;
@@ -613,12 +611,12 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, int direction, bool sizes, bool
     lk_take(&ids->zero, &arena, given && !x.common.upstream, 1);
     lk_take(&ids->most, &arena, sizes, 1);
     lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? tokens : 1);
-    const bool several = x.ids_per_row > 1, gradient = direction != LK_LCE_FORWARD;
+    const bool several = x.ids_per_row > 1, gradient = direction != LK_FORWARD;
     lk_arena instead = arena;
     lk_take(&ids->dlogp, &arena, x.dlogp, tokens * x.ids_per_row);
-    const size_t forward = lk_ce_ids_space_of(&space, LK_CE_FORWARD).bytes, back = lk_ce_ids_space_of(&space, LK_CE_BACKWARD).bytes;
-    const size_t passes = forward > back ? forward : back, one = lk_ce_ids_space_of(&space, LK_CE_BOTH).bytes;
-    const size_t bytes = direction == LK_LCE_FORWARD ? forward : !both ? back : halves ? passes : one;
+    const size_t forward = lk_ce_ids_space_of(&space, LK_FORWARD).bytes, back = lk_ce_ids_space_of(&space, LK_BACKWARD).bytes;
+    const size_t passes = forward > back ? forward : back, one = lk_ce_ids_space_of(&space, LK_BOTH).bytes;
+    const size_t bytes = direction == LK_FORWARD ? forward : !both ? back : halves ? passes : one;
     ids->rows = lk_take_bytes(&arena, true, (int64_t)bytes);
     lk_take(&ids->fused.logit, &instead, fused && several, tokens * x.ids_per_row);
     lk_take(&ids->fused.column, &instead, fused && several && gradient, tokens * x.ids_per_row);
@@ -636,17 +634,16 @@ typedef struct {
 /* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. split: NULL
  * where a call has all columns. */
 template <class T>
-LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, int direction, bool query, lk_lce_ids *ids,
-                                   lk_lce_args *call, lk_lce_call *checked, lk_lce_planner *planner,
+LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
+                                   lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_lce_planner *planner,
                                    const lk_lce_ids_split *split)
 {
-    static const char *const names[] = {"forward", "backward", "forward_backward"};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *ids = {};
     ids->x = *args;
     lk_lce_ids_args *const x = &ids->x;
     const lk_lce_args &a = args->common;
-    const bool forward = direction == LK_LCE_FORWARD, back = direction == LK_LCE_BACKWARD;
+    const bool forward = direction == LK_FORWARD, back = direction == LK_BACKWARD;
     const char *const refused = a.target                      ? "target"
                                 : a.class_weight              ? "class_weight"
                                 : a.label_smoothing != 0.0f   ? "label_smoothing"
@@ -659,7 +656,7 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);
     if (a.parallel.vocab_total && !split)
         lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_linear_cross_entropy_ids_parallel_%s, which "
-                  "is in linear_cross_entropy_ids_parallel.cuh", names[direction]);
+                  "is in linear_cross_entropy_ids_parallel.cuh", lk_direction_name(direction));
     if (!a.parallel.vocab_total && split && !checks.status)
         lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
     if (checks.status) return checks.status; /* before all rules */
@@ -710,8 +707,8 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
 
 /* The plan within a budget; least: or the smallest, where that is more. split: as in lk_lce_ids_check. */
 template <class T>
-LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
-                                   lk_linear_cross_entropy_plan *plan, const lk_lce_ids_split *split = NULL)
+LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, lk_direction direction, size_t budget,
+                                   bool least, lk_linear_cross_entropy_plan *plan, const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
     lk_lce_args instead;
@@ -723,8 +720,8 @@ LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, 
 }
 
 template <class T>
-LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream,
-                                 const lk_lce_ids_split *split = NULL)
+LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_ids_args *args, lk_direction direction,
+                                                  cudaStream_t stream, const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
     lk_lce_args instead;
@@ -740,42 +737,21 @@ LK_HOST lk_status lk_lce_ids_run(const char *op, const lk_lce_ids_args *args, in
     return lk_lce_step<T>(op, &instead, direction, true, stream, &rows);
 }
 
-/* The functions of a direction. run, query: those above, or those for ranks. */
-#define LK_LCE_IDS_ENTRY(name, direction, run, query)                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_cross_entropy_ids_##name(const char *op, const lk_lce_ids_args *args, cudaStream_t stream)     \
-    {                                                                                                                          \
-        return run<T>(op, args, direction, stream);                                                                            \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_cross_entropy_ids_##name##_workspace(const char *op, const lk_lce_ids_args *args, size_t *n)   \
-    {                                                                                                                          \
-        lk_linear_cross_entropy_plan plan = {};                                                                                \
-        const lk_status status = query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);                       \
-        if (!status && n) *n = plan.workspace_bytes;                                                                           \
-        return status;                                                                                                         \
-    }
-LK_LCE_IDS_ENTRY(forward, LK_LCE_FORWARD, lk_lce_ids_run, lk_lce_ids_query)
-LK_LCE_IDS_ENTRY(backward, LK_LCE_BACKWARD, lk_lce_ids_run, lk_lce_ids_query)
-LK_LCE_IDS_ENTRY(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run, lk_lce_ids_query)
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_ids_query(const char *op, const lk_lce_ids_args *args, lk_direction direction,
+                                                    size_t *bytes)
+{
+    lk_linear_cross_entropy_plan plan = {};
+    const lk_status status = lk_lce_ids_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
+    if (!status && bytes) *bytes = plan.workspace_bytes;
+    return status;
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_ids_query_plan(const char *op, const lk_lce_ids_args *args, lk_direction direction,
+                                                         size_t budget, lk_linear_cross_entropy_plan *plan)
+{
+    return lk_lce_ids_query<T>(op, args, direction, budget, false, plan);
+}
 
-#define LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(direction, which, query, T)                                                           \
-    LK_EMIT(linear_cross_entropy_ids, direction, T)                                                                            \
-    LK_API LK_BODY lk_status lk_linear_cross_entropy_ids_##direction##_plan_##T(const lk_lce_ids_args *args, size_t budget,    \
-                                                                                lk_linear_cross_entropy_plan *plan)            \
-    {                                                                                                                          \
-        LK_CUBLAS_EMIT_CONTEXT(linear_cross_entropy);                                                                          \
-        return query<lk_##T>("lk_linear_cross_entropy_ids_" #direction "_plan_" #T, args, which, budget, false, plan);         \
-    }
-#define LK_LINEAR_CROSS_ENTROPY_IDS_DEFINE(T)                                                                                  \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE(T)                                                                                     \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(forward, LK_LCE_FORWARD, lk_lce_ids_query, T)                                             \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(backward, LK_LCE_BACKWARD, lk_lce_ids_query, T)                                           \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_query, T)
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_DEFINE, T)
-
-#else
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                                  \
-    LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS") LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)
 #endif /* CUDA or the simulator */
 #endif

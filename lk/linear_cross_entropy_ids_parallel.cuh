@@ -37,7 +37,7 @@
  *                status = lk_linear_cross_entropy_ids_parallel_forward_bf16(&args, stream);
  *                args.common.all_states = ...;          // gathered from the states of all ranks
  *                args.common.lse = lse, args.common.others = others;
- *                status = lk_linear_cross_entropy_ids_finish_bf16(&args, stream);
+ *                status = lk_linear_cross_entropy_ids_parallel_finish_bf16(&args, stream);
  *                status = lk_linear_cross_entropy_ids_parallel_backward_bf16(&args, stream);
  *            Each of them needs a workspace, and has a function that says how much; all but finish have a ..._plan. entropy,
  *            argmax and tail are set in forward too, though finish writes them: the first two decide how large states are, and
@@ -70,12 +70,15 @@
 #include "cross_entropy_ids_parallel.cuh"
 #include "linear_cross_entropy_ids.cuh"
 
-#define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                        \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(parallel_forward, T)                                                         \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(parallel_backward, T)                                                        \
-    LK_LINEAR_CROSS_ENTROPY_IDS_DECLARE_DIRECTION(parallel_forward_backward, T)                                                \
-    LK_PROTOTYPES(linear_cross_entropy_ids, finish, T)
-#define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE, T)
+typedef lk_linear_cross_entropy_ids_args lk_linear_cross_entropy_ids_parallel_args;
+
+#define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_FUNCTIONS(X, T)                                                                   \
+    X##_PLANNED(linear_cross_entropy_ids_parallel, forward, LK_FORWARD, linear_cross_entropy, T)                               \
+    X##_PLANNED(linear_cross_entropy_ids_parallel, backward, LK_BACKWARD, linear_cross_entropy, T)                             \
+    X##_PLANNED(linear_cross_entropy_ids_parallel, forward_backward, LK_BOTH, linear_cross_entropy, T)                         \
+    X##_CALL(linear_cross_entropy_ids_parallel, finish, LK_FINISH, T)
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_DECLARE(LINEAR_CROSS_ENTROPY_IDS_PARALLEL, T)
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_DEFINE(LINEAR_CROSS_ENTROPY_IDS_PARALLEL, T)
 
 #if LK_CUDA
 
@@ -93,16 +96,16 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
     a = f.a, a.parallel = call.parallel, a.states = call.states, a.workspace = ids->rows;
     if (call.others) a.others = call.others + chunk.first_row;
     lk_lce_ids_put_options(ids, &a);
-    rows.space.ids = lk_ce_ids_space_of(&rows.x, forward ? LK_CE_FORWARD : LK_CE_BACKWARD);
+    rows.space.ids = lk_ce_ids_space_of(&rows.x, forward ? LK_FORWARD : LK_BACKWARD);
     if (forward) return lk_ce_ids_run_states<Logit>(rows, chunk.first_row, call.tokens);
     const lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
-    if (lk_ce_ids_has_tail(&rows.x, LK_CE_BACKWARD))
+    if (lk_ce_ids_has_tail(&rows.x, LK_BACKWARD))
         return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true, true>,
-                                                     lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>,
+                                                     lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
                                                  lk_cross_entropy_ids_put_kernel<Logit, false, true>});
     return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true>,
-                                                 lk_cross_entropy_gradient<Logit, LK_CE_BACKWARD>,
+                                                 lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
                                              lk_cross_entropy_ids_put_kernel<Logit, false>});
 }
 
@@ -135,11 +138,11 @@ LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *
 
 /* Checks the call as a whole and divides the workspace. */
 template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_args *args, int direction, bool query,
+LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
                                              lk_lce_ids_ranks *r)
 {
     const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
-    const bool both = direction == LK_LCE_FORWARD_BACKWARD;
+    const bool both = direction == LK_BOTH;
     lk_lce_ranks &s = r->steps;
     lk_lce_args instead;
     size_t bytes = 0, least = 0;
@@ -152,7 +155,7 @@ LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_ar
     x.tail = r->ids.tail, x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
     x.common.lse_low = s.forward.lse_low;
     r->finish = lk_lce_ids_finish_args(&x);
-    status = lk_cross_entropy_ids_finish_workspace<Logit>(op, &r->finish, &bytes);
+    status = lk_cross_entropy_ids_parallel_query<Logit>(op, &r->finish, LK_FINISH, &bytes);
     r->finish.common.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), r->finish.common.workspace_bytes = bytes;
     r->finish.common.all_states = s.all_states;
     s.fixed = arena.used + 256;
@@ -166,35 +169,29 @@ template <class Logit>
 LK_HOST lk_status lk_lce_ids_run_finish(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
 {
     lk_ce_ids_job job;
-    const lk_status status = lk_ce_ids_begin_job<Logit>(op, args, LK_CE_FINISH, stream, &job);
+    const lk_status status = lk_ce_ids_begin_job<Logit>(op, args, LK_FINISH, stream, &job);
     return status ? status : lk_ce_ids_run_finish<Logit>(job);
 }
 
 template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_run_split(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_lce_ids_run_split(const char *op, const lk_lce_ids_args *args, lk_direction direction, cudaStream_t stream)
 {
     const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
-    if (!args || !lk_lce_in_steps(&args->common, direction)) return lk_lce_ids_run<T>(op, args, direction, stream, &split);
+    if (!lk_lce_in_steps(&args->common, direction))
+        return lk_linear_cross_entropy_ids_run<T>(op, args, direction, stream, &split);
     lk_lce_ids_ranks r;
     lk_status status = lk_lce_ids_split_workspace<T, Logit>(op, args, direction, false, &r);
     const lk_lce_other_rows rows = {lk_lce_ids_begin, split.rows, NULL, NULL, NULL, NULL, &r.ids};
     if (!status) status = lk_lce_gather<T>(op, &args->common, &r.steps, &rows, stream);
     if (!status) status = lk_lce_ids_run_finish<Logit>(op, &r.finish, stream);
     if (status || !r.steps.call.gradient) return status;
-    return lk_lce_step<T>(op, &r.steps.backward, LK_LCE_BACKWARD, true, stream, &rows);
-}
-template <class T>
-LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_lce_ids_args *args, int direction, cudaStream_t stream)
-{
-    const bool fast = args && args->common.fast_logits;
-    return fast ? lk_lce_ids_run_split<T, T>(op, args, direction, stream)
-                : lk_lce_ids_run_split<T, lk_f32>(op, args, direction, stream);
+    return lk_lce_step<T>(op, &r.steps.backward, LK_BACKWARD, true, stream, &rows);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */
 template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_query_split(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
-                                         lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_lce_ids_query_split(const char *op, const lk_lce_ids_args *args, lk_direction direction, size_t budget,
+                                         bool least, lk_linear_cross_entropy_plan *plan)
 {
     const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
     lk_lce_ids_ranks r;
@@ -204,45 +201,50 @@ LK_HOST lk_status lk_lce_ids_query_split(const char *op, const lk_lce_ids_args *
     return status ? status : lk_lce_query_ranks<T>(op, &args->common, direction, budget, least, &r.steps, plan);
 }
 template <class T>
-LK_HOST lk_status lk_lce_ids_query_ranks(const char *op, const lk_lce_ids_args *args, int direction, size_t budget, bool least,
-                                         lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_lce_ids_query_ranks(const char *op, const lk_lce_ids_args *args, lk_direction direction, size_t budget,
+                                         bool least, lk_linear_cross_entropy_plan *plan)
 {
     const bool fast = args && args->common.fast_logits;
     return fast ? lk_lce_ids_query_split<T, T>(op, args, direction, budget, least, plan)
                 : lk_lce_ids_query_split<T, lk_f32>(op, args, direction, budget, least, plan);
 }
 
-/* The results from the blocks of all ranks, which the caller has gathered. */
+/* All calls. finish: the results from the blocks of all ranks, which the caller has gathered. */
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_finish(const char *op, const lk_lce_ids_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const lk_lce_ids_args *args, lk_direction direction,
+                                                           cudaStream_t stream)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
-    return args->common.fast_logits ? lk_lce_ids_run_finish<T>(op, &f, stream) : lk_lce_ids_run_finish<lk_f32>(op, &f, stream);
+    const bool fast = args->common.fast_logits;
+    if (direction == LK_FINISH) {
+        const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
+        return fast ? lk_lce_ids_run_finish<T>(op, &f, stream) : lk_lce_ids_run_finish<lk_f32>(op, &f, stream);
+    }
+    return fast ? lk_lce_ids_run_split<T, T>(op, args, direction, stream)
+                : lk_lce_ids_run_split<T, lk_f32>(op, args, direction, stream);
 }
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_finish_workspace(const char *op, const lk_lce_ids_args *args, size_t *bytes)
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query(const char *op, const lk_lce_ids_args *args,
+                                                             lk_direction direction, size_t *bytes)
 {
+    lk_linear_cross_entropy_plan plan = {};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
-    return args->common.fast_logits ? lk_cross_entropy_ids_finish_workspace<T>(op, &f, bytes)
-                                    : lk_cross_entropy_ids_finish_workspace<lk_f32>(op, &f, bytes);
+    if (direction == LK_FINISH) {
+        const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
+        return args->common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)
+                                        : lk_cross_entropy_ids_parallel_query<lk_f32>(op, &f, direction, bytes);
+    }
+    const lk_status status = lk_lce_ids_query_ranks<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
+    if (!status && bytes) *bytes = plan.workspace_bytes;
+    return status;
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op, const lk_lce_ids_args *args,
+                                                                  lk_direction direction, size_t budget,
+                                                                  lk_linear_cross_entropy_plan *plan)
+{
+    return lk_lce_ids_query_ranks<T>(op, args, direction, budget, false, plan);
 }
 
-LK_LCE_IDS_ENTRY(parallel_forward, LK_LCE_FORWARD, lk_lce_ids_run_ranks, lk_lce_ids_query_ranks)
-LK_LCE_IDS_ENTRY(parallel_backward, LK_LCE_BACKWARD, lk_lce_ids_run_ranks, lk_lce_ids_query_ranks)
-LK_LCE_IDS_ENTRY(parallel_forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_run_ranks, lk_lce_ids_query_ranks)
-
-#define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DEFINE(T)                                                                         \
-    LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DECLARE(T)                                                                            \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(parallel_forward, LK_LCE_FORWARD, lk_lce_ids_query_ranks, T)                              \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(parallel_backward, LK_LCE_BACKWARD, lk_lce_ids_query_ranks, T)                            \
-    LK_LINEAR_CROSS_ENTROPY_IDS_EMIT(parallel_forward_backward, LK_LCE_FORWARD_BACKWARD, lk_lce_ids_query_ranks, T)            \
-    LK_EMIT(linear_cross_entropy_ids, finish, T)
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_DEFINE, T)
-
-#else
-#define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                         \
-    LK_NEEDS_NVCC("LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL") LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -152,14 +152,12 @@ typedef struct {
  * Each direction has three functions that take the same struct: ..._<T> is the call, ..._workspace_bytes the workspace of its
  * default plan, ..._plan the plan within `budget` bytes. The last two need shapes and options, and no tensors: a pointer other than
  * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). */
-#define LK_LINEAR_KL_DECLARE_DIRECTION(direction, T)                                                                           \
-    LK_PROTOTYPES(linear_kl, direction, T)                                                                                     \
-    LK_API lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget, lk_linear_kl_plan *plan);
-#define LK_LINEAR_KL_DECLARE(T)                                                                                                \
-    LK_LINEAR_KL_DECLARE_DIRECTION(forward, T)                                                                                 \
-    LK_LINEAR_KL_DECLARE_DIRECTION(backward, T)                                                                                \
-    LK_LINEAR_KL_DECLARE_DIRECTION(forward_backward, T)
-#define LK_DECLARE_LINEAR_KL(T) LK_OF_TYPE(LK_LINEAR_KL_DECLARE, T)
+#define LK_LINEAR_KL_FUNCTIONS(X, T)                                                                                           \
+    X##_PLANNED(linear_kl, forward, LK_FORWARD, linear_kl, T)                                                                  \
+    X##_PLANNED(linear_kl, backward, LK_BACKWARD, linear_kl, T)                                                                \
+    X##_PLANNED(linear_kl, forward_backward, LK_BOTH, linear_kl, T)
+#define LK_DECLARE_LINEAR_KL(T) LK_DECLARE(LINEAR_KL, T)
+#define LK_DEFINE_LINEAR_KL(T) LK_DEFINE(LINEAR_KL, T)
 
 #if LK_CUDA
 
@@ -398,7 +396,8 @@ typedef struct lk_linear_kl_job {
 } lk_linear_kl_job;
 
 /* A product with the vocabulary as one of its sizes, `cols`. of_dz: one of its factors is dZ. */
-LK_HOST lk_status lk_linear_kl_multiply(const lk_linear_kl_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols, bool of_dz)
+LK_HOST lk_status lk_linear_kl_multiply(const lk_linear_kl_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols,
+                                        bool of_dz)
 {
     const lk_linear_kl_args &a = job->p.call.a;
     const lk_cublas_call call = {job->op, job->stream, (lk_cublas_context *)a.context, job->p.ws.cublas, job->plan.cublas_bytes,
@@ -560,7 +559,7 @@ typedef struct {
 /* Validates a call and fills it in. A query looks at shapes and options; its pointers say what is wanted. plan: that of the
  * workspace, or of `budget` in a query. least: a budget below the smallest workspace counts as that. more: NULL for all columns. */
 template <class T>
-LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, bool query,
+LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *args, lk_direction direction, bool query,
                                      size_t budget, bool least, lk_linear_kl_call *call, lk_linear_kl_plan *plan,
                                      const lk_linear_kl_more *more = NULL)
 {
@@ -570,6 +569,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     *a = *args;
     lk_kl_fill_in(a);
     if (a->teacher_hidden == 0) a->teacher_hidden = a->hidden;
+    const bool forward = direction & LK_FORWARD, backward = direction & LK_BACKWARD; /* a rank may give neither */
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dx = a->dweight = a->dbias = NULL, a->upstream = NULL, a->dweight_dtype = LK_DTYPE_T;
     const bool some = a->tokens != 0, written = backward && (some || !a->accumulate); /* without tokens nothing is read */
@@ -655,13 +655,13 @@ LK_HOST lk_status lk_linear_kl_clear(const char *op, const lk_linear_kl_args &a,
 
 /* Checks a call and begins its job. */
 template <class T>
-LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *args, bool forward, bool backward,
-                                     cudaStream_t stream, lk_linear_kl_job *job, const lk_linear_kl_more *more = NULL)
+LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *args, lk_direction direction, cudaStream_t stream,
+                                     lk_linear_kl_job *job, const lk_linear_kl_more *more = NULL)
 {
     const cudaError_t error = lk_current_device(&job->device);
     lk_linear_kl_call &call = job->p.call;
     const size_t given = args ? args->workspace_bytes : 0;
-    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, forward, backward, false, given, false, &call, &job->plan, more)};
+    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, given, false, &call, &job->plan, more)};
     lk_check_device(&checks, error);
     if (checks.status || call.a.tokens == 0) return checks.status;
     job->op = op, job->stream = stream;
@@ -672,10 +672,10 @@ LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *ar
 }
 
 template <class T>
-LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, cudaStream_t stream)
+LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, lk_direction direction, cudaStream_t stream)
 {
     lk_linear_kl_job job = {};
-    lk_status status = lk_linear_kl_begin<T>(op, args, forward, backward, stream, &job);
+    lk_status status = lk_linear_kl_begin<T>(op, args, direction, stream, &job);
     const lk_linear_kl_args &a = job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
@@ -684,60 +684,33 @@ LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args
     return status;
 }
 
+/* The plan within a budget; least: or the smallest, where that is more. */
 template <class T>
-LK_HOST lk_status lk_linear_kl_query(const char *op, const lk_linear_kl_args *args, bool forward, bool backward, size_t budget,
-                                     bool least, lk_linear_kl_plan *plan)
+LK_HOST lk_status lk_linear_kl_find(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t budget,
+                                    bool least, lk_linear_kl_plan *plan)
 {
     lk_linear_kl_call call;
     lk_linear_kl_plan answer;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    const lk_status status = lk_linear_kl_check<T>(op, args, forward, backward, true, budget, least, &call, &answer);
+    const lk_status status = lk_linear_kl_check<T>(op, args, direction, true, budget, least, &call, &answer);
     if (!status) *plan = answer;
     return status;
 }
 
-/* The functions of a direction. */
-#define LK_LINEAR_KL_ENTRY(direction, forward, backward)                                                                       \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_kl_##direction(const char *op, const lk_linear_kl_args *args, cudaStream_t stream)             \
-    {                                                                                                                          \
-        return lk_linear_kl_run<T>(op, args, forward, backward, stream);                                                       \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_kl_##direction##_workspace(const char *op, const lk_linear_kl_args *args, size_t *bytes)       \
-    {                                                                                                                          \
-        lk_linear_kl_plan plan;                                                                                                \
-        const lk_status status =                                                                                               \
-            lk_linear_kl_query<T>(op, args, forward, backward, lk_cublas_default_budget(), true, &plan);                       \
-        if (!status && bytes) *bytes = plan.workspace_bytes;                                                                   \
-        return status;                                                                                                         \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_kl_##direction##_plan(const char *op, const lk_linear_kl_args *args, size_t budget,            \
-                                                      lk_linear_kl_plan *plan)                                                 \
-    {                                                                                                                          \
-        return lk_linear_kl_query<T>(op, args, forward, backward, budget, false, plan);                                        \
-    }
-LK_LINEAR_KL_ENTRY(forward, true, false)
-LK_LINEAR_KL_ENTRY(backward, false, true)
-LK_LINEAR_KL_ENTRY(forward_backward, true, true)
+template <class T>
+LK_HOST lk_status lk_linear_kl_query(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t *bytes)
+{
+    lk_linear_kl_plan plan;
+    const lk_status status = lk_linear_kl_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
+    if (!status && bytes) *bytes = plan.workspace_bytes;
+    return status;
+}
+template <class T>
+LK_HOST lk_status lk_linear_kl_query_plan(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t budget,
+                                          lk_linear_kl_plan *plan)
+{
+    return lk_linear_kl_find<T>(op, args, direction, budget, false, plan);
+}
 
-#define LK_LINEAR_KL_EMIT(direction, T)                                                                                        \
-    LK_EMIT(linear_kl, direction, T)                                                                                           \
-    LK_API LK_BODY lk_status lk_linear_kl_##direction##_plan_##T(const lk_linear_kl_args *args, size_t budget,                 \
-                                                                 lk_linear_kl_plan *plan)                                      \
-    {                                                                                                                          \
-        LK_CUBLAS_EMIT_CONTEXT(linear_kl);                                                                                     \
-        return lk_linear_kl_##direction##_plan<lk_##T>("lk_linear_kl_" #direction "_plan_" #T, args, budget, plan);            \
-    }
-#define LK_LINEAR_KL_DEFINE(T)                                                                                                 \
-    LK_LINEAR_KL_DECLARE(T)                                                                                                    \
-    LK_LINEAR_KL_EMIT(forward, T)                                                                                              \
-    LK_LINEAR_KL_EMIT(backward, T)                                                                                             \
-    LK_LINEAR_KL_EMIT(forward_backward, T)
-#define LK_DEFINE_LINEAR_KL(T) LK_OF_TYPE(LK_LINEAR_KL_DEFINE, T)
-
-#else
-#define LK_DEFINE_LINEAR_KL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL") LK_DECLARE_LINEAR_KL(T)
 #endif /* CUDA or the simulator */
 #endif

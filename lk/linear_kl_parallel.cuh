@@ -70,17 +70,14 @@ typedef struct {
     const void *all_states; /* and as there */
 } lk_linear_kl_parallel_args;
 
-#define LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(direction, T)                                                                  \
-    LK_PROTOTYPES(linear_kl_parallel, direction, T)                                                                            \
-    LK_API lk_status lk_linear_kl_parallel_##direction##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,       \
-                                                                  lk_linear_kl_plan *plan);
-#define LK_LINEAR_KL_PARALLEL_DECLARE(T)                                                                                       \
-    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(forward, T)                                                                        \
-    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(between, T)                                                                        \
-    LK_PROTOTYPES(linear_kl_parallel, finish, T)                                                                               \
-    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(backward, T)                                                                       \
-    LK_LINEAR_KL_PARALLEL_DECLARE_DIRECTION(forward_backward, T)
-#define LK_DECLARE_LINEAR_KL_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_KL_PARALLEL_DECLARE, T)
+#define LK_LINEAR_KL_PARALLEL_FUNCTIONS(X, T)                                                                                  \
+    X##_PLANNED(linear_kl_parallel, forward, LK_FORWARD, linear_kl, T)                                                         \
+    X##_PLANNED(linear_kl_parallel, between, LK_BETWEEN, linear_kl, T)                                                         \
+    X##_CALL(linear_kl_parallel, finish, LK_FINISH, T)                                                                         \
+    X##_PLANNED(linear_kl_parallel, backward, LK_BACKWARD, linear_kl, T)                                                       \
+    X##_PLANNED(linear_kl_parallel, forward_backward, LK_BOTH, linear_kl, T)
+#define LK_DECLARE_LINEAR_KL_PARALLEL(T) LK_DECLARE(LINEAR_KL_PARALLEL, T)
+#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_DEFINE(LINEAR_KL_PARALLEL, T)
 
 #if LK_CUDA
 
@@ -101,10 +98,10 @@ LK_HOST lk_kl_parallel_args lk_linear_kl_finish_args(const lk_linear_kl_parallel
 }
 
 /* Where the states lie, and what the checks of linear_kl.cuh look at besides. Columns are checked before. */
-LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, int direction)
+LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, lk_direction direction)
 {
     const bool again = lk_kl_gathers(x->parallel, direction) && x->common.divergence == LK_KL_JENSEN_SHANNON;
-    lk_linear_kl_more more = {1 + again + (direction == LK_KL_SPLIT_BOTH), 0, {}};
+    lk_linear_kl_more more = {1 + again + (direction == LK_BOTH), 0, {}};
     lk_arena arena = {(uintptr_t)x->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_kl_place_states(x->parallel, x->common.tokens, direction, &arena, &x->states, &x->all_states, &more.list);
     more.fixed = arena.used;
@@ -112,7 +109,7 @@ LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, int 
 }
 
 /* Checks `parallel`; x becomes the arguments. */
-LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_parallel_args *args, int direction,
+LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
                                            lk_linear_kl_parallel_args *x)
 {
     lk_checks checks = {op, LK_OK};
@@ -177,10 +174,10 @@ LK_HOST lk_status lk_linear_kl_gather(const lk_linear_kl_ranks *r)
 }
 
 /* The call, whose tokens are some. */
-template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, int direction)
+template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, lk_direction direction)
 {
     const lk_vocab_parallel &v = r->x.parallel;
-    const bool backward = direction == LK_KL_SPLIT_BACKWARD, between = direction == LK_KL_SPLIT_BETWEEN;
+    const bool backward = direction == LK_BACKWARD, between = direction == LK_BETWEEN;
     const bool gathers = lk_kl_gathers(v, direction);
     r->job.mode = LK_CUBLAS_RESOLVE;
     lk_status status = lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */
@@ -204,18 +201,24 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_line
         if (!status) status = lk_linear_kl_gather(r);
     }
     if (!status) status = lk_linear_kl_merge(r, false);
-    return status || direction == LK_KL_SPLIT_FORWARD ? status : lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
+    return status || direction == LK_FORWARD ? status : lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
 }
 
+/* All calls. finish: the results from the states of all ranks, which the caller has gathered. */
 template <class T>
-LK_HOST lk_status lk_linear_kl_run_split(const char *op, const lk_linear_kl_parallel_args *args, int direction, cudaStream_t stream)
+LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
+                                            cudaStream_t stream)
 {
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    if (direction == LK_FINISH) {
+        const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+        return lk_kl_parallel_run<T>(op, &f, direction, stream);
+    }
     lk_linear_kl_ranks r = {};
     lk_status status = lk_linear_kl_check_split(op, args, direction, &r.x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&r.x, direction);
-    const bool results = lk_kl_gathers(args->parallel, direction), gradients = lk_kl_differentiates(direction);
-    status = lk_linear_kl_begin<T>(op, &args->common, results, gradients, stream, &r.job, &more);
+    status = lk_linear_kl_begin<T>(op, &args->common, lk_kl_gives(args->parallel, direction), stream, &r.job, &more);
     const lk_linear_kl_args &a = r.job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
@@ -225,8 +228,8 @@ LK_HOST lk_status lk_linear_kl_run_split(const char *op, const lk_linear_kl_para
 }
 
 template <class T>
-LK_HOST lk_status lk_linear_kl_query_split(const char *op, const lk_linear_kl_parallel_args *args, int direction, size_t budget,
-                                           bool least, lk_linear_kl_plan *plan)
+LK_HOST lk_status lk_linear_kl_find_split(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
+                                          size_t budget, bool least, lk_linear_kl_plan *plan)
 {
     lk_linear_kl_parallel_args x = {};
     lk_linear_kl_call call;
@@ -235,68 +238,32 @@ LK_HOST lk_status lk_linear_kl_query_split(const char *op, const lk_linear_kl_pa
     lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    status = lk_linear_kl_check<T>(op, &args->common, lk_kl_gathers(args->parallel, direction), lk_kl_differentiates(direction),
-                                   true, budget, least, &call, &answer, &more);
+    const lk_direction gives = lk_kl_gives(args->parallel, direction);
+    status = lk_linear_kl_check<T>(op, &args->common, gives, true, budget, least, &call, &answer, &more);
     if (!status) *plan = answer;
     return status;
 }
 
-/* The results from the states of all ranks, which the caller has gathered. */
 template <class T>
-LK_HOST lk_status lk_linear_kl_parallel_finish(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_linear_kl_parallel_query(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
+                                              size_t *bytes)
 {
+    lk_linear_kl_plan plan;
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
-    return lk_kl_parallel_finish<T>(op, &f, stream);
+    if (direction == LK_FINISH) {
+        const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+        return lk_kl_parallel_query<T>(op, &f, direction, bytes);
+    }
+    const lk_status status = lk_linear_kl_find_split<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
+    if (!status && bytes) *bytes = plan.workspace_bytes;
+    return status;
 }
 template <class T>
-LK_HOST lk_status lk_linear_kl_parallel_finish_workspace(const char *op, const lk_linear_kl_parallel_args *args, size_t *bytes)
+LK_HOST lk_status lk_linear_kl_parallel_query_plan(const char *op, const lk_linear_kl_parallel_args *args,
+                                                   lk_direction direction, size_t budget, lk_linear_kl_plan *plan)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
-    return lk_kl_parallel_finish_workspace<T>(op, &f, bytes);
+    return lk_linear_kl_find_split<T>(op, args, direction, budget, false, plan);
 }
 
-/* The functions of the other calls. */
-#define LK_LINEAR_KL_PARALLEL_ENTRY(name, direction)                                                                           \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_kl_parallel_##name(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream)\
-    {                                                                                                                          \
-        return lk_linear_kl_run_split<T>(op, args, direction, stream);                                                         \
-    }                                                                                                                          \
-    template <class T>                                                                                                         \
-    LK_HOST lk_status lk_linear_kl_parallel_##name##_workspace(const char *op, const lk_linear_kl_parallel_args *args,         \
-                                                               size_t *bytes)                                                  \
-    {                                                                                                                          \
-        lk_linear_kl_plan plan;                                                                                                \
-        const lk_status status =                                                                                               \
-            lk_linear_kl_query_split<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);                         \
-        if (!status && bytes) *bytes = plan.workspace_bytes;                                                                   \
-        return status;                                                                                                         \
-    }
-LK_LINEAR_KL_PARALLEL_ENTRY(forward, LK_KL_SPLIT_FORWARD)
-LK_LINEAR_KL_PARALLEL_ENTRY(between, LK_KL_SPLIT_BETWEEN)
-LK_LINEAR_KL_PARALLEL_ENTRY(backward, LK_KL_SPLIT_BACKWARD)
-LK_LINEAR_KL_PARALLEL_ENTRY(forward_backward, LK_KL_SPLIT_BOTH)
-
-#define LK_LINEAR_KL_PARALLEL_EMIT(name, direction, T)                                                                         \
-    LK_EMIT(linear_kl_parallel, name, T)                                                                                       \
-    LK_API LK_BODY lk_status lk_linear_kl_parallel_##name##_plan_##T(const lk_linear_kl_parallel_args *args, size_t budget,    \
-                                                                     lk_linear_kl_plan *plan)                                  \
-    {                                                                                                                          \
-        LK_CUBLAS_EMIT_CONTEXT(linear_kl);                                                                                     \
-        return lk_linear_kl_query_split<lk_##T>("lk_linear_kl_parallel_" #name "_plan_" #T, args, direction, budget, false, plan); \
-    }
-#define LK_LINEAR_KL_PARALLEL_DEFINE(T)                                                                                        \
-    LK_LINEAR_KL_PARALLEL_DECLARE(T)                                                                                           \
-    LK_LINEAR_KL_PARALLEL_EMIT(forward, LK_KL_SPLIT_FORWARD, T)                                                                \
-    LK_LINEAR_KL_PARALLEL_EMIT(between, LK_KL_SPLIT_BETWEEN, T)                                                                \
-    LK_EMIT(linear_kl_parallel, finish, T)                                                                                     \
-    LK_LINEAR_KL_PARALLEL_EMIT(backward, LK_KL_SPLIT_BACKWARD, T)                                                              \
-    LK_LINEAR_KL_PARALLEL_EMIT(forward_backward, LK_KL_SPLIT_BOTH, T)
-#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_OF_TYPE(LK_LINEAR_KL_PARALLEL_DEFINE, T)
-
-#else
-#define LK_DEFINE_LINEAR_KL_PARALLEL(T) LK_NEEDS_NVCC("LK_DEFINE_LINEAR_KL_PARALLEL") LK_DECLARE_LINEAR_KL_PARALLEL(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -127,24 +127,35 @@ LK_API const char *lk_last_error(void);
 LK_API int lk_version(void);
 #endif
 
-/* The two functions of one direction of an op: the launcher and the query for its workspace. */
-#define LK_PROTOTYPES(op, direction, T)                                                                                        \
-    LK_API lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream);                             \
-    LK_API lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes);
+/* What a call computes. BOTH: forward and backward. FINISH and BETWEEN: a rank's, from the states of all ranks. */
+typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_BETWEEN = 5 } lk_direction;
 
-/* macro(T) where T is a type of lk's; else one sentence, and none of the errors that would follow. */
-#define LK_OF_TYPE(macro, T) LK_OF_TYPE_CHOOSE(LK_IS_TYPE_##T, LK_OF_TYPE_REFUSE, ~)(macro, T)
+/* An op lists its functions once, as LK_<OP>_FUNCTIONS(X, T). X##_CALL(op, name, direction, T) is a launcher and the query for
+ * its workspace; X##_PLANNED(op, name, direction, head, T) also the query for its plan, which is a lk_<head>_plan. */
+#define LK_PROTOTYPE_CALL(op, name, direction, T)                                                                              \
+    LK_API lk_status lk_##op##_##name##_##T(const lk_##op##_args *args, cudaStream_t stream);                                  \
+    LK_API lk_status lk_##op##_##name##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes);
+#define LK_PROTOTYPE_PLANNED(op, name, direction, head, T)                                                                     \
+    LK_PROTOTYPE_CALL(op, name, direction, T)                                                                                  \
+    LK_API lk_status lk_##op##_##name##_plan_##T(const lk_##op##_args *args, size_t budget, lk_##head##_plan *plan);
+
+/* macro(list, T) where T is a type of lk's; else one sentence, and none of the errors that would follow. */
+#define LK_OF_TYPE(macro, list, T) LK_OF_TYPE_CHOOSE(LK_IS_TYPE_##T, LK_OF_TYPE_REFUSE, ~)(macro, list, T)
 #define LK_OF_TYPE_CHOOSE(...) LK_OF_TYPE_SECOND(__VA_ARGS__)
 #define LK_OF_TYPE_SECOND(first, second, ...) second
-#define LK_OF_TYPE_EXPAND(macro, T) macro(T)
+#define LK_OF_TYPE_EXPAND(macro, list, T) macro(list, T)
 #ifdef __cplusplus
-#define LK_OF_TYPE_REFUSE(macro, T) static_assert(0, "T is f32, f16 or bf16");
+#define LK_OF_TYPE_REFUSE(macro, list, T) static_assert(0, "T is f32, f16 or bf16");
 #else
-#define LK_OF_TYPE_REFUSE(macro, T) _Static_assert(0, "T is f32, f16 or bf16");
+#define LK_OF_TYPE_REFUSE(macro, list, T) _Static_assert(0, "T is f32, f16 or bf16");
 #endif
 #define LK_IS_TYPE_f32 ~, LK_OF_TYPE_EXPAND
 #define LK_IS_TYPE_f16 ~, LK_OF_TYPE_EXPAND
 #define LK_IS_TYPE_bf16 ~, LK_OF_TYPE_EXPAND
+
+#define LK_DECLARE(OP, T) LK_OF_TYPE(LK_DECLARE_ALL, LK_##OP##_FUNCTIONS, T)
+#define LK_DECLARE_ALL(list, T) list(LK_PROTOTYPE, T)
+#define LK_DEFINE_ALL(list, T) list(LK_PROTOTYPE, T) list(LK_EMIT, T)
 
 /* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. In other files it stops the compiler with a sentence. */
 #if !defined(__CUDACC__) && !defined(LK_SIMT)
@@ -157,12 +168,14 @@ LK_API int lk_version(void);
 #define LK_NEEDS_NVCC(macro)
 #endif
 
-/* 1 where an op's kernels and launchers are. nvcc compiles a file once for each GPU that it is told of; for those before 8.0,
- * which a project's list may have, the file declares the functions and has no kernel of an op. */
+/* 1 where an op's kernels and launchers are; only there LK_DEFINE defines functions. nvcc compiles a file once for each GPU
+ * that it is told of; for those before 8.0, which a project's list may have, it declares the functions and has no kernel. */
 #if defined(LK_SIMT) || (defined(__CUDACC__) && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800))
 #define LK_CUDA 1
+#define LK_DEFINE(OP, T) LK_OF_TYPE(LK_DEFINE_ALL, LK_##OP##_FUNCTIONS, T)
 #else
 #define LK_CUDA 0
+#define LK_DEFINE(OP, T) LK_NEEDS_NVCC("LK_DEFINE_" #OP) LK_DECLARE(OP, T)
 #if defined(__CUDACC__) && defined(LK_API_GIVEN)
 #pragma nv_diag_suppress 114, 177 /* there static functions are referenced and not defined, or neither */
 #endif
@@ -289,7 +302,7 @@ LK_API LK_INNER inline char *lk_error_text(void)
 
 /* The functions of no op. They are defined in files with an LK_DEFINE_ line and in no others: a .cu file that only declares calls
  * those of the library that it is linked with. For this they are friends of a class template, which are defined where it is
- * instantiated, in LK_EMIT; weak, so that any number of files may do it. */
+ * instantiated, in LK_EMIT_CALL; weak, so that any number of files may do it. */
 template <class Once> struct lk_common {
     friend LK_BODY __attribute__((used)) const char *lk_last_error(void) { return lk_error_text(); }
     friend LK_BODY __attribute__((used)) int lk_version(void) { return LK_VERSION; }
@@ -323,17 +336,31 @@ template <class Once> struct lk_common {
 #endif
 LK_COMMON_IN_EVERY_FILE(lk_common)
 
-/* Emits what LK_PROTOTYPES declares, from the templates lk_<op>_<direction> and lk_<op>_<direction>_workspace. */
-#define LK_EMIT(op, direction, T)                                                                                              \
-    LK_API LK_BODY lk_status lk_##op##_##direction##_##T(const lk_##op##_args *args, cudaStream_t stream)                      \
+/* Emit what LK_PROTOTYPE_... declare, from the templates lk_<op>_run, _query and _query_plan. */
+#define LK_EMIT_CALL(op, name, direction, T)                                                                                   \
+    LK_API LK_BODY lk_status lk_##op##_##name##_##T(const lk_##op##_args *args, cudaStream_t stream)                           \
     {                                                                                                                          \
         LK_EMIT_COMMON;                                                                                                        \
-        return lk_##op##_##direction<lk_##T>("lk_" #op "_" #direction "_" #T, args, stream);                                   \
+        return lk_##op##_run<lk_##T>("lk_" #op "_" #name "_" #T, args, direction, stream);                                     \
     }                                                                                                                          \
-    LK_API LK_BODY lk_status lk_##op##_##direction##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)            \
+    LK_API LK_BODY lk_status lk_##op##_##name##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                 \
     {                                                                                                                          \
-        return lk_##op##_##direction##_workspace<lk_##T>("lk_" #op "_" #direction "_workspace_bytes_" #T, args, bytes);        \
+        return lk_##op##_query<lk_##T>("lk_" #op "_" #name "_workspace_bytes_" #T, args, direction, bytes);                    \
     }
+#define LK_EMIT_PLANNED(op, name, direction, head, T)                                                                          \
+    LK_EMIT_CALL(op, name, direction, T)                                                                                       \
+    LK_API LK_BODY lk_status lk_##op##_##name##_plan_##T(const lk_##op##_args *args, size_t budget, lk_##head##_plan *plan)    \
+    {                                                                                                                          \
+        LK_CUBLAS_EMIT_CONTEXT(head);                                                                                          \
+        return lk_##op##_query_plan<lk_##T>("lk_" #op "_" #name "_plan_" #T, args, direction, budget, plan);                   \
+    }
+
+/* As in the names of functions. */
+LK_HOST const char *lk_direction_name(lk_direction direction)
+{
+    static const char *const names[] = {"", "forward", "backward", "forward_backward", "finish", "between"};
+    return names[direction];
+}
 
 /* Keeps "op: sentence" for lk_last_error and returns the status. */
 LK_HOST lk_status lk_fail_list(lk_status status, const char *op, const char *format, va_list list)

@@ -47,10 +47,12 @@ typedef struct {
 } lk_rescale_args;
 
 /* lk_scale: x is in and out, T [count]; factor is in, f32 [1]; both in device memory. */
-#define LK_SCALE_DECLARE(T)                                                                                                    \
+#define LK_PROTOTYPE_SCALE(T)                                                                                                  \
     LK_API lk_status lk_scale_##T(void *x, int64_t count, const float *factor, cudaStream_t stream);                           \
     LK_API lk_status lk_rescale_##T(const lk_rescale_args *args, cudaStream_t stream);
-#define LK_DECLARE_SCALE(T) LK_OF_TYPE(LK_SCALE_DECLARE, T)
+#define LK_SCALE_FUNCTIONS(X, T) X##_SCALE(T)
+#define LK_DECLARE_SCALE(T) LK_DECLARE(SCALE, T)
+#define LK_DEFINE_SCALE(T) LK_DEFINE(SCALE, T)
 
 #if LK_CUDA
 
@@ -116,7 +118,7 @@ template <class T> LK_HOST lk_status lk_rescale(const char *op, const lk_rescale
     return lk_launch_pdl(op, &device, lk_scale_kernel<T>, grid, 1, 256, 0, stream, a);
 }
 
-#define LK_SCALE_DEFINE(T)                                                                                                     \
+#define LK_EMIT_SCALE(T)                                                                                                       \
     LK_API LK_BODY lk_status lk_scale_##T(void *x, int64_t count, const float *factor, cudaStream_t stream)                    \
     {                                                                                                                          \
         LK_EMIT_COMMON;                                                                                                        \
@@ -127,9 +129,6 @@ template <class T> LK_HOST lk_status lk_rescale(const char *op, const lk_rescale
     {                                                                                                                          \
         return lk_rescale<lk_##T>("lk_rescale_" #T, args, stream);                                                             \
     }
-#define LK_DEFINE_SCALE(T) LK_OF_TYPE(LK_SCALE_DEFINE, T)
 
-#else
-#define LK_DEFINE_SCALE(T) LK_NEEDS_NVCC("LK_DEFINE_SCALE") LK_DECLARE_SCALE(T)
 #endif /* CUDA or the simulator */
 #endif

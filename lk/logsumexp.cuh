@@ -82,10 +82,11 @@ typedef struct {
  * Fastest: packed rows that start on 16 bytes; with inner > 1, columns that do. Slower: rows of dx and x with different
  * addresses modulo 16, and columns with inner > 1 that are not all aligned to 16 bytes. */
 
-#define LK_LOGSUMEXP_DECLARE(T)                                                                                                \
-    LK_PROTOTYPES(logsumexp, forward, T)                                                                                       \
-    LK_PROTOTYPES(logsumexp, backward, T)
-#define LK_DECLARE_LOGSUMEXP(T) LK_OF_TYPE(LK_LOGSUMEXP_DECLARE, T)
+#define LK_LOGSUMEXP_FUNCTIONS(X, T)                                                                                           \
+    X##_CALL(logsumexp, forward, LK_FORWARD, T)                                                                                \
+    X##_CALL(logsumexp, backward, LK_BACKWARD, T)
+#define LK_DECLARE_LOGSUMEXP(T) LK_DECLARE(LOGSUMEXP, T)
+#define LK_DEFINE_LOGSUMEXP(T) LK_DEFINE(LOGSUMEXP, T)
 
 #if LK_CUDA
 
@@ -215,7 +216,8 @@ LK_KERNEL void __launch_bounds__(LK_LOGSUMEXP_BACKWARD_THREADS) lk_logsumexp_bac
 }
 
 template <class T>
-LK_HOST lk_status lk_logsumexp_backward_rows(const char *op, const lk_device *device, lk_logsumexp_call call, cudaStream_t stream)
+LK_HOST lk_status lk_logsumexp_backward_rows(const char *op, const lk_device *device, lk_logsumexp_call call,
+                                             cudaStream_t stream)
 {
     const lk_logsumexp_args &a = call.a;
     const bool narrow = lk_logsumexp_length(&a) * (int64_t)sizeof(T) <= 2048;
@@ -404,14 +406,14 @@ LK_HOST lk_status lk_logsumexp_backward_columns(const char *op, const lk_device 
 
 /* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, bool backward, int arch,
+LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, lk_direction direction, int arch,
                                      lk_logsumexp_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->inner == 0) a->inner = 1;
     if (a->scale == 0.0f) a->scale = 1.0f;
-    const bool query = arch == LK_QUERY;
+    const bool query = arch == LK_QUERY, backward = direction == LK_BACKWARD;
     const int forward_out = backward ? LK_UNUSED : LK_OUT, backward_in = backward ? LK_IN : LK_UNUSED;
     const int64_t rows = backward && a->cols == 0 ? 0 : lk_count(a->outer, a->inner); /* backward has no work without columns */
     lk_tensor list[] = {
@@ -460,7 +462,7 @@ template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const 
     lk_logsumexp_args &a = call.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_logsumexp_check<T>(op, args, false, error ? 90 : device.arch, &a);
+    lk_status status = lk_logsumexp_check<T>(op, args, LK_FORWARD, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status || a.outer == 0) return status;
 
@@ -478,7 +480,7 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
     lk_logsumexp_args &a = call.a;
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_logsumexp_check<T>(op, args, true, error ? 90 : device.arch, &a);
+    lk_status status = lk_logsumexp_check<T>(op, args, LK_BACKWARD, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status || a.outer == 0 || a.cols == 0) return status;
 
@@ -490,25 +492,16 @@ template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const
 }
 
 template <class T>
-LK_HOST lk_status lk_logsumexp_forward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
+LK_HOST lk_status lk_logsumexp_run(const char *op, const lk_logsumexp_args *args, lk_direction direction, cudaStream_t stream)
 {
-    lk_logsumexp_args a = {};
-    return lk_no_workspace(lk_logsumexp_check<T>(op, args, false, LK_QUERY, &a), bytes);
+    return direction == LK_FORWARD ? lk_logsumexp_forward<T>(op, args, stream) : lk_logsumexp_backward<T>(op, args, stream);
 }
 template <class T>
-LK_HOST lk_status lk_logsumexp_backward_workspace(const char *op, const lk_logsumexp_args *args, size_t *bytes)
+LK_HOST lk_status lk_logsumexp_query(const char *op, const lk_logsumexp_args *args, lk_direction direction, size_t *bytes)
 {
     lk_logsumexp_args a = {};
-    return lk_no_workspace(lk_logsumexp_check<T>(op, args, true, LK_QUERY, &a), bytes);
+    return lk_no_workspace(lk_logsumexp_check<T>(op, args, direction, LK_QUERY, &a), bytes);
 }
 
-#define LK_LOGSUMEXP_DEFINE(T)                                                                                                 \
-    LK_LOGSUMEXP_DECLARE(T)                                                                                                    \
-    LK_EMIT(logsumexp, forward, T)                                                                                             \
-    LK_EMIT(logsumexp, backward, T)
-#define LK_DEFINE_LOGSUMEXP(T) LK_OF_TYPE(LK_LOGSUMEXP_DEFINE, T)
-
-#else
-#define LK_DEFINE_LOGSUMEXP(T) LK_NEEDS_NVCC("LK_DEFINE_LOGSUMEXP") LK_DECLARE_LOGSUMEXP(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -140,10 +140,11 @@ typedef struct {
  *                     LK_WORKSPACE_ALIGNMENT bytes
  * The workspace functions look at sizes, options and whether dtheta is NULL. Other tensors may be NULL there. */
 
-#define LK_MD_LRPE_COSINE_DECLARE(T)                                                                                           \
-    LK_PROTOTYPES(md_lrpe_cosine, forward, T)                                                                                  \
-    LK_PROTOTYPES(md_lrpe_cosine, backward, T)
-#define LK_DECLARE_MD_LRPE_COSINE(T) LK_OF_TYPE(LK_MD_LRPE_COSINE_DECLARE, T)
+#define LK_MD_LRPE_COSINE_FUNCTIONS(X, T)                                                                                      \
+    X##_CALL(md_lrpe_cosine, forward, LK_FORWARD, T)                                                                           \
+    X##_CALL(md_lrpe_cosine, backward, LK_BACKWARD, T)
+#define LK_DECLARE_MD_LRPE_COSINE(T) LK_DECLARE(MD_LRPE_COSINE, T)
+#define LK_DEFINE_MD_LRPE_COSINE(T) LK_DEFINE(MD_LRPE_COSINE, T)
 
 #if LK_CUDA
 
@@ -635,7 +636,8 @@ template <class T> LK_HOST void lk_lrpe_start_call(lk_lrpe_call *call, const lk_
 }
 
 /* Numbers the items of a call that has token_step and batch_span. */
-LK_HOST void lk_lrpe_number_items(lk_lrpe_call *call, const lk_md_lrpe_cosine_args &a, int64_t lanes, bool walk_tokens, int groups)
+LK_HOST void lk_lrpe_number_items(lk_lrpe_call *call, const lk_md_lrpe_cosine_args &a, int64_t lanes, bool walk_tokens,
+                                  int groups)
 {
     const int64_t tokens = call->tokens, cells = call->grid.stride[call->walk_axis].size;
     call->tokens_each = (int)lk_ceil_div(tokens, call->token_step);
@@ -942,8 +944,8 @@ template <class T, bool Act> LK_HOST void (*lk_lrpe_vector_kernel(bool backward,
 }
 
 template <class T>
-LK_HOST lk_status lk_lrpe_launch_vectors(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
-                                         const lk_lrpe_split &split, cudaStream_t stream)
+LK_HOST lk_status lk_lrpe_launch_vectors(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
+                                         bool backward, const lk_lrpe_split &split, cudaStream_t stream)
 {
     lk_lrpe_call call = {};
     lk_lrpe_start_call<T>(&call, a, backward);
@@ -1528,8 +1530,8 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_SLAB_THREADS, LK_LRPE_SLAB_BLOCKS(Backw
 /* Divides the work into slabs of Width vectors of a token; clusters are as small as possible, and grow while there are few blocks.
  * Returns the bytes of a block's shared memory, or 0 where no slab fits. */
 template <class T>
-LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
-                                  int Width)
+LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *device, const lk_md_lrpe_cosine_args &a,
+                                  bool backward, int Width)
 {
     lk_lrpe_start_call<T>(&slab->call, a, backward);
     LK_LRPE_SET_STRIDES(slab->call.x_stride, x);
@@ -1582,12 +1584,12 @@ LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, 
 /* Validates. a becomes the arguments with every default filled in, the path too. x and dtheta become NULL where the call does
  * not have them. sms: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, int sms,
+LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction, int sms,
                                           lk_md_lrpe_cosine_args *a, lk_lrpe_split *split)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = sms == LK_QUERY;
+    const bool query = sms == LK_QUERY, backward = direction == LK_BACKWARD;
     a->axes = a->axes < 1 || a->axes > 8 ? 1 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
     if (a->theta_heads == 0) a->theta_heads = a->heads;
@@ -1678,39 +1680,29 @@ LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const 
 
 /* Forward has no dtheta: the check takes it away. */
 template <class T>
-LK_HOST lk_status lk_lrpe_run(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, cudaStream_t stream)
+LK_HOST lk_status lk_md_lrpe_cosine_run(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction,
+                                        cudaStream_t stream)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, backward, device.sms, &a, &split);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, device.sms, &a, &split);
     if (!status) status = lk_asked_device(op, error);
     if (!status && a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
-        status = lk_lrpe_launch<T>(op, &device, a, backward, split, stream);
+        status = lk_lrpe_launch<T>(op, &device, a, direction == LK_BACKWARD, split, stream);
     if (status || !a.dtheta || a.theta_heads == 0) return status;
     return lk_lrpe_sum_dtheta(op, &device, a, split.slots, stream);
 }
 
 template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_forward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
-{
-    return lk_lrpe_run<T>(op, args, false, stream);
-}
-
-template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_backward(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
-{
-    return lk_lrpe_run<T>(op, args, true, stream);
-}
-
-template <class T>
-LK_HOST lk_status lk_lrpe_workspace(const char *op, const lk_md_lrpe_cosine_args *args, bool backward, size_t *bytes)
+LK_HOST lk_status lk_md_lrpe_cosine_query(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction,
+                                          size_t *bytes)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, backward, LK_QUERY, &a, &split);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, LK_QUERY, &a, &split);
     if (!status && (a.dtheta || a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS))
         status = lk_asked_device(op, lk_current_device(&device));
     if (!status) status = lk_lrpe_split_work(op, &a, device.sms, &split);
@@ -1718,25 +1710,5 @@ LK_HOST lk_status lk_lrpe_workspace(const char *op, const lk_md_lrpe_cosine_args
     return status;
 }
 
-template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_forward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
-{
-    return lk_lrpe_workspace<T>(op, args, false, bytes);
-}
-
-template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_backward_workspace(const char *op, const lk_md_lrpe_cosine_args *args, size_t *bytes)
-{
-    return lk_lrpe_workspace<T>(op, args, true, bytes);
-}
-
-#define LK_MD_LRPE_COSINE_DEFINE(T)                                                                                            \
-    LK_MD_LRPE_COSINE_DECLARE(T)                                                                                               \
-    LK_EMIT(md_lrpe_cosine, forward, T)                                                                                        \
-    LK_EMIT(md_lrpe_cosine, backward, T)
-#define LK_DEFINE_MD_LRPE_COSINE(T) LK_OF_TYPE(LK_MD_LRPE_COSINE_DEFINE, T)
-
-#else
-#define LK_DEFINE_MD_LRPE_COSINE(T) LK_NEEDS_NVCC("LK_DEFINE_MD_LRPE_COSINE") LK_DECLARE_MD_LRPE_COSINE(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -127,10 +127,11 @@ typedef struct {
  * of 16 bytes.
  * dbias is a pass over dy of its own. */
 
-#define LK_SRMS_NORM_DECLARE(T)                                                                                                \
-    LK_PROTOTYPES(srms_norm, forward, T)                                                                                       \
-    LK_PROTOTYPES(srms_norm, backward, T)
-#define LK_DECLARE_SRMS_NORM(T) LK_OF_TYPE(LK_SRMS_NORM_DECLARE, T)
+#define LK_SRMS_NORM_FUNCTIONS(X, T)                                                                                           \
+    X##_CALL(srms_norm, forward, LK_FORWARD, T)                                                                                \
+    X##_CALL(srms_norm, backward, LK_BACKWARD, T)
+#define LK_DECLARE_SRMS_NORM(T) LK_DECLARE(SRMS_NORM, T)
+#define LK_DEFINE_SRMS_NORM(T) LK_DEFINE(SRMS_NORM, T)
 
 #if LK_CUDA
 
@@ -1242,15 +1243,15 @@ template <class T, class Res> LK_HOST void (*lk_srms_norm_backward_choose(const 
 
 /* Validates; a becomes the arguments with every default filled in, the types too. arch: lk_device's, or LK_QUERY. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, bool backward, int arch,
+LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, lk_direction direction, int arch,
                                      lk_srms_norm_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
+    const bool query = arch == LK_QUERY, backward = direction == LK_BACKWARD;
     if (a->groups == 0) a->groups = 1;
     if (backward && a->residual_out && a->residual_out == a->residual && !a->residual_out_stride)
         a->residual_out_stride = a->residual_stride; /* forward wrote it in place, by this struct */
-    const bool query = arch == LK_QUERY;
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;
     const int count = lk_used_tensors(list, LK_COUNT(table.list));
@@ -1291,7 +1292,7 @@ template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const 
     lk_srms_norm_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_srms_norm_check<T>(op, args, false, error ? 90 : device.arch, &a);
+    lk_status status = lk_srms_norm_check<T>(op, args, LK_FORWARD, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status || a.rows == 0) return status;
     return lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
@@ -1302,7 +1303,7 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     lk_srms_norm_args a = {};
     lk_device device = {};
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_srms_norm_check<T>(op, args, true, error ? 90 : device.arch, &a);
+    lk_status status = lk_srms_norm_check<T>(op, args, LK_BACKWARD, error ? 90 : device.arch, &a);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
     const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(&device, &a);
@@ -1326,24 +1327,17 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     return status;
 }
 
-/* No workspace. */
+/* Forward has none. With x or residual_out the answer is for the tensors that are given. With neither it is the most for any
+ * tensors: s from x, from x and residual or from residual_out; each other tensor given or not (an output in place counts as not
+ * given); all on 16 bytes, all off by one element, or not aligned to each other. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_forward_workspace(const char *op, const lk_srms_norm_args *args, size_t *bytes)
-{
-    lk_srms_norm_args a = {};
-    return lk_no_workspace(lk_srms_norm_check<T>(op, args, false, LK_QUERY, &a), bytes);
-}
-
-/* With x or residual_out the answer is for the tensors that are given. With neither it is the most for any tensors: s from x,
- * from x and residual or from residual_out; each other tensor given or not (an output in place counts as not given); all on
- * 16 bytes, all off by one element, or not aligned to each other. */
-template <class T>
-LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_norm_args *args, size_t *bytes)
+LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *args, lk_direction direction, size_t *bytes)
 {
     lk_srms_norm_args given = {};
     lk_device device = {};
-    lk_status status = lk_srms_norm_check<T>(op, args, true, LK_QUERY, &given);
-    if (status || !(given.dweight || given.dbias) || given.rows == 0) return lk_no_workspace(status, bytes);
+    lk_status status = lk_srms_norm_check<T>(op, args, direction, LK_QUERY, &given);
+    const bool none = direction == LK_FORWARD || !(given.dweight || given.dbias) || given.rows == 0;
+    if (status || none) return lk_no_workspace(status, bytes);
     status = lk_asked_device(op, lk_current_device(&device));
     if (status) return status;
     const bool known = given.x || given.residual_out;
@@ -1368,14 +1362,11 @@ LK_HOST lk_status lk_srms_norm_backward_workspace(const char *op, const lk_srms_
     if (bytes) *bytes = most;
     return LK_OK;
 }
+template <class T>
+LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args, lk_direction direction, cudaStream_t stream)
+{
+    return direction == LK_FORWARD ? lk_srms_norm_forward<T>(op, args, stream) : lk_srms_norm_backward<T>(op, args, stream);
+}
 
-#define LK_SRMS_NORM_DEFINE(T)                                                                                                 \
-    LK_SRMS_NORM_DECLARE(T)                                                                                                    \
-    LK_EMIT(srms_norm, forward, T)                                                                                             \
-    LK_EMIT(srms_norm, backward, T)
-#define LK_DEFINE_SRMS_NORM(T) LK_OF_TYPE(LK_SRMS_NORM_DEFINE, T)
-
-#else
-#define LK_DEFINE_SRMS_NORM(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM") LK_DECLARE_SRMS_NORM(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -89,8 +89,10 @@ typedef struct {
     int scale_rounding;                 /* LK_SRMS_NORM_FP8_UP or _FLOOR; MX, and ROW and BLOCK with power_of_two */
 } lk_srms_norm_fp8_args;
 
-#define LK_SRMS_NORM_FP8_DECLARE(T) LK_PROTOTYPES(srms_norm_fp8, forward, T)
-#define LK_DECLARE_SRMS_NORM_FP8(T) LK_OF_TYPE(LK_SRMS_NORM_FP8_DECLARE, T)
+#define LK_SRMS_NORM_FP8_FUNCTIONS(X, T)                                                                                       \
+    X##_CALL(srms_norm_fp8, forward, LK_FORWARD, T)
+#define LK_DECLARE_SRMS_NORM_FP8(T) LK_DECLARE(SRMS_NORM_FP8, T)
+#define LK_DEFINE_SRMS_NORM_FP8(T) LK_DEFINE(SRMS_NORM_FP8, T)
 
 #if LK_CUDA
 
@@ -1101,7 +1103,7 @@ template <class T> LK_HOST bool lk_srms_norm_fp8_is_wide(lk_srms_norm_fp8_args *
 }
 
 template <class T>
-LK_HOST lk_status lk_srms_norm_fp8_forward(const char *op, const lk_srms_norm_fp8_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_srms_norm_fp8_run(const char *op, const lk_srms_norm_fp8_args *args, lk_direction, cudaStream_t stream)
 {
     lk_srms_norm_fp8_call call = {};
     lk_device device = {};
@@ -1129,18 +1131,11 @@ LK_HOST lk_status lk_srms_norm_fp8_forward(const char *op, const lk_srms_norm_fp
 
 /* No workspace. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_fp8_forward_workspace(const char *op, const lk_srms_norm_fp8_args *args, size_t *bytes)
+LK_HOST lk_status lk_srms_norm_fp8_query(const char *op, const lk_srms_norm_fp8_args *args, lk_direction, size_t *bytes)
 {
     lk_srms_norm_fp8_args x = {};
     return lk_no_workspace(lk_srms_norm_fp8_check<T>(op, args, LK_QUERY, &x), bytes);
 }
 
-#define LK_SRMS_NORM_FP8_DEFINE(T)                                                                                             \
-    LK_SRMS_NORM_FP8_DECLARE(T)                                                                                                \
-    LK_EMIT(srms_norm_fp8, forward, T)
-#define LK_DEFINE_SRMS_NORM_FP8(T) LK_OF_TYPE(LK_SRMS_NORM_FP8_DEFINE, T)
-
-#else
-#define LK_DEFINE_SRMS_NORM_FP8(T) LK_NEEDS_NVCC("LK_DEFINE_SRMS_NORM_FP8") LK_DECLARE_SRMS_NORM_FP8(T)
 #endif /* CUDA or the simulator */
 #endif

@@ -52,8 +52,8 @@ static const char *const header_name[] = {"", "parallel_", "probabilities_"};
 static const call_function call_of[HEADERS][DIRECTIONS][TEST_TYPES] = {CALLS(), CALLS(parallel_), CALLS(probabilities_)};
 static const query_function query_of[HEADERS][DIRECTIONS][TEST_TYPES] = {QUERIES(), QUERIES(parallel_), QUERIES(probabilities_)};
 
-static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish);
-static const query_function finish_bytes_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_finish_workspace_bytes);
+static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_parallel_finish);
+static const query_function finish_bytes_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_parallel_finish_workspace_bytes);
 
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
 enum { PATHS = 4, COUNTED = DIRECTIONS * PATHS };

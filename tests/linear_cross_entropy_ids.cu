@@ -33,8 +33,8 @@ static const call_function call_of[][TEST_TYPES] = ALL(, ), split_call_of[][TEST
 static const query_function query_of[][TEST_TYPES] = ALL(, _workspace_bytes);
 static const query_function split_query_of[][TEST_TYPES] = ALL(parallel_, _workspace_bytes);
 static const plan_function plan_of[][TEST_TYPES] = ALL(, _plan), split_plan_of[][TEST_TYPES] = ALL(parallel_, _plan);
-static const call_function finish_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_finish);
-static const query_function finish_query_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_finish_workspace_bytes);
+static const call_function finish_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_parallel_finish);
+static const query_function finish_query_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_parallel_finish_workspace_bytes);
 static lk_linear_cross_entropy_context context;
 
 /* Tensors. The first are inputs; LSE, ENTROPY and TAIL are inputs of backward. */

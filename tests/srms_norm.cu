@@ -983,7 +983,7 @@ static void boundaries(void)
         lk_device device = {};
         lk_srms_norm_layout l = {};
         lk_status status = lk_asked_device("op", lk_current_device(&device));
-        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
+        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, LK_BACKWARD, device.arch, &a);
         if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
         if (!test_that(!status && l.call.in.aligned == (i % 4 == 0)))
             test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), l.call.in.aligned);
@@ -998,7 +998,7 @@ static void boundaries(void)
         lk_device device = {};
         lk_srms_norm_layout l = {};
         lk_status status = lk_asked_device("op", lk_current_device(&device));
-        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, true, device.arch, &a);
+        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, LK_BACKWARD, device.arch, &a);
         if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
         if (!test_that(!status && l.reread == rereads))
             test_detail("case %d of weight beside dy of f32: %s, reread %d", i, lk_status_string(status), l.reread);

@@ -130,10 +130,10 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(
     set_state(c, state);
     a.all_states = all.const_data_ptr();
     a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
-    LK_RUN(lk_cross_entropy_ids_finish_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    LK_RUN(lk_cross_entropy_ids_parallel_finish_workspace_bytes, logits, &c.a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
-    LK_RUN(lk_cross_entropy_ids_finish, logits, &c.a, c.stream);
+    LK_RUN(lk_cross_entropy_ids_parallel_finish, logits, &c.a, c.stream);
     return {loss, logp, tail, state};
 }
 

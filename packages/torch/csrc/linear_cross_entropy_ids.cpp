@@ -162,10 +162,10 @@ linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool 
     a.all_states = all.const_data_ptr(), a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
     a.lse = lse.mutable_data_ptr<float>(), a.others = others.mutable_data_ptr<float>();
     a.lse_low = lse_low.mutable_data_ptr<float>();
-    LK_RUN(lk_linear_cross_entropy_ids_finish_workspace_bytes, x, &c.a, &a.workspace_bytes);
+    LK_RUN(lk_linear_cross_entropy_ids_parallel_finish_workspace_bytes, x, &c.a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
-    LK_RUN(lk_linear_cross_entropy_ids_finish, x, &c.a, c.stream);
+    LK_RUN(lk_linear_cross_entropy_ids_parallel_finish, x, &c.a, c.stream);
     return {loss, logp, tail, lse, lse_low, others};
 }
 static tuple<Tensor, Tensor, Tensor>
