@@ -141,9 +141,8 @@ enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 /* Values of `target_dtype`. */
 enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
 
-/* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. finish reads and
- * writes what forward does, except for logits. A call ignores the fields that are marked for other calls. An output that is
- * NULL is skipped. Ranks: of cross_entropy_parallel.cuh and cross_entropy_ids_parallel.cuh. */
+/* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. A call ignores
+ * the fields that are marked for other calls. An output that is NULL is skipped. */
 typedef struct {
     const void *logits;        /* F B FB in        T [rows, vocab] */
     const void *target;        /* F B FB in        target_dtype [rows] */
@@ -168,14 +167,10 @@ typedef struct {
                                                    mean with class weights, without denominator */
     void *dlogits;             /* B FB out         dlogits_dtype [rows, vocab]; may be logits */
     int32_t *bad_targets;      /* F B FB out       int32 [1], zeroed by the caller: each call adds its count */
-    void *states;              /* F out            ranks, without all_gather: the states of this rank's columns */
-    const void *all_states;    /* finish in        ranks: the states of all of them, in their order */
-    float *others;             /* F FB out, B in   ranks: f32 [rows], sum_{j != y} p[j] over all of them; B: required */
     void *workspace;           /* F B FB           at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;    /* F B FB */
-    lk_vocab_parallel parallel; /* ranks: which columns are this call's. Zeroed: all */
     int64_t rows;              /* at least 0 */
-    int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30; of a rank: 0 to 2^30 */
     int64_t logits_stride;     /* elements between rows; 0 means packed, vocab. What lies between vocab and it is never read */
     int64_t target_prob_stride; /* of target_prob, likewise */
     int64_t dlogits_stride;    /* B FB: of dlogits, in its own elements; 0 means packed, or where dlogits is logits its rows */
@@ -198,14 +193,11 @@ typedef struct {
     int statistics;            /* F: not 0: entropy, then required, is [4, rows]. See Options */
 } lk_cross_entropy_args;
 
-/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. First of all: target_prob or
- * parallel.vocab_total is given to a function that does not take it (LK_ERR_VALUE), or vocab_total is 0 in a function for ranks
- * (LK_ERR_SHAPE). Then, with ranks: FB without parallel.all_gather, and the sizes in `parallel`.
- *   LK_ERR_NULL       with ranks: states, all_states or others where the call needs it; FB: parallel.all_gather;
- *                     logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. First of all:
+ * target_prob is given to a function that does not take it (LK_ERR_VALUE).
+ *   LK_ERR_NULL       logits or target is NULL; B: lse, dlogits, entropy where there is dentropy, or valid_rows or weight_sum
  *                     where mean needs it; FB: dlogits; F: all outputs are, or with statistics entropy is
- *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30; with ranks: a slice that is not within vocab_total, or rank
- *                     not within ranks, which are at most 2^16; ranks or all_gather without vocab_total
+ *   LK_ERR_SHAPE      rows below 0; vocab below 1 or above 2^30
  *   LK_ERR_VALUE      B FB: statistics, before all others;
  *                     logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
@@ -282,13 +274,23 @@ typedef struct alignas(LK_WORKSPACE_ALIGNMENT) {
     float weights;    /* backward: W */
 } lk_ce_counts;
 
-/* The calls, and whose they are: this header's, or those of cross_entropy_parallel.cuh, _probabilities.cuh or _ids.cuh; ids of
+/* Whose functions made a call: this header's, or those of cross_entropy_parallel.cuh, _probabilities.cuh or _ids.cuh; ids of
  * ranks are IDS too. */
 enum { LK_CE_LABELS, LK_CE_RANKS, LK_CE_PROBABILITIES, LK_CE_IDS };
 
+/* Columns that are one rank's, or one panel's, of all. Zeroed: all columns. */
+typedef struct {
+    int64_t vocab_start;    /* the first of them */
+    int split;              /* not 0: there are others */
+    int ranks;
+    void *states;           /* [rows]: forward writes those of these columns */
+    const void *all_states; /* [ranks][rows]: finish reads them */
+    float *others;          /* [rows], sum_{j != y} p[j] over all columns: finish writes it, backward reads it */
+} lk_ce_slice;
+
 /* What every kernel gets: the caller's arguments with all defaults filled in, and what the launcher computes from them. */
 typedef struct {
-    lk_cross_entropy_args a;
+    lk_cross_entropy_args a;     /* class_weight begins at the first of these columns */
     lk_ce_row_losses row_losses; /* for a reduced loss */
     const float *loss_weight;    /* a.row_weight; linear_cross_entropy, whose upstream has it already, sets this alone */
     lk_ce_counts *counts;        /* the count is written here too; NULL: to the caller alone */
@@ -307,6 +309,8 @@ typedef struct {
     int adds_state;              /* not 0: states are merged into those that are there, of linear_cross_entropy's panels before */
     float confidence;            /* with target_prob: 1 - label_smoothing */
     float smoothing_per_class;   /* and label_smoothing / vocab */
+    const float *weights;        /* the class weights of all columns */
+    lk_ce_slice slice;
 } lk_cross_entropy_call;
 
 /* Whether a reduced loss is wanted; and whether max and sum of a row are enough for what forward gives. */
@@ -682,7 +686,7 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const
 #define LK_CE_ELSEWHERE INT32_MAX
 LK_DEVICE int lk_ce_local_col(const lk_cross_entropy_call &call, int y)
 {
-    const unsigned col = (unsigned)y - (unsigned)call.a.parallel.vocab_start;
+    const unsigned col = (unsigned)y - (unsigned)call.slice.vocab_start;
     return y < 0 ? y : col < (unsigned)call.a.vocab ? (int)col : LK_CE_ELSEWHERE;
 }
 
@@ -1052,7 +1056,7 @@ template <bool plain, bool backward>
 LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, int64_t row, int y)
 {
     const lk_ce_loads in = lk_ce_load<backward>(call, row, y != -1); /* -1: ignored */
-    const float weight = call.a.class_weight && y >= 0 ? call.a.class_weight[y] : 1.0f;
+    const float weight = call.weights && y >= 0 ? call.weights[y] : 1.0f;
     lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
     if (!plain && call.a.dentropy && y != -1) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
     return up;
@@ -1230,7 +1234,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
         const float p_scale = lk_ce_base_of_lse(&g, up, scale, dentropy, dentropy ? a.entropy[t->row] : 0.0f);
         g.p_factor *= p_scale;
         if (t->owner) t->term->p_scale = p_scale;
-        if (t->owner && a.parallel.vocab_total) t->term->others = a.others[t->row];
+        if (t->owner && call.slice.split) t->term->others = call.slice.others[t->row];
     }
     return g;
 }
@@ -1242,12 +1246,12 @@ LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_th
 {
     if (!t.owner || t.row >= call.a.rows) return;
     if (t.y == -1) s = lk_ce_row_empty<State>();
-    if (s.top != INT64_MIN) s.top -= call.a.parallel.vocab_start; /* the argmax is a column of all ranks */
+    if (s.top != INT64_MIN) s.top -= call.slice.vocab_start; /* the argmax is a column of all ranks */
     State before = lk_ce_row_empty<State>();
-    if (call.adds_state) before = lk_ce_unpack_state<State>(call.a.states, call.state_bytes, t.row);
+    if (call.adds_state) before = lk_ce_unpack_state<State>(call.slice.states, call.state_bytes, t.row);
     if (call.adds_state) s = lk_ce_row_merge<true>(before, s, scale);
     s.target = (unsigned)t.y < (unsigned)call.a.vocab ? t.logit : before.target; /* a maximum would lose a NaN */
-    lk_ce_pack_state(call.a.states, call.state_bytes, t.row, s);
+    lk_ce_pack_state(call.slice.states, call.state_bytes, t.row, s);
 }
 
 /* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
@@ -1382,7 +1386,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     const float sum = lk_ce_write_row<plain, backward, eight>(call, t, g);
     if (backward) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
-    const bool sums = backward && !a.parallel.vocab_total; /* with ranks or panels `others` has the sum over all of them */
+    const bool sums = backward && !call.slice.split; /* with ranks or panels `others` has the sum over all of them */
     if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
     if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
         lk_ce_write_target<plain, eight, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
@@ -1706,7 +1710,7 @@ template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy
     const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
     return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
            call.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy &&
-           !a.parallel.vocab_total;
+           !call.slice.split;
 }
 template <class T, bool backward>
 LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &call,
@@ -1958,7 +1962,7 @@ LK_KERNEL void __launch_bounds__(1024) lk_cross_entropy_weights_kernel(const __g
     float sum[1] = {0.0f}, lost = 0.0f;
     lk_cluster_begin();
     lk_griddepcontrol_wait();
-    LK_UNROLL_BY(4) for (int64_t col = rank; col < call.classes; col += step) lk_kahan_add(sum, &lost, call.a.class_weight[col]);
+    LK_UNROLL_BY(4) for (int64_t col = rank; col < call.classes; col += step) lk_kahan_add(sum, &lost, call.weights[col]);
     lk_cluster_ready();
     lk_sum_cluster(sum, 0);
     if (rank == 0) call.counts->weights = sum[0];
@@ -1969,37 +1973,36 @@ LK_KERNEL void __launch_bounds__(1024) lk_cross_entropy_weights_kernel(const __g
 /* What lies in the workspace of a call. */
 typedef struct {
     lk_ce_counts *counts;
-    lk_ce_row_losses row_losses;             /* of a reduced loss */
-    char *states, *all_states;               /* where the columns are split over ranks */
-    float *lse, *lse_low, *entropy, *others; /* then, in forward_backward */
-    size_t bytes;                            /* of all */
+    lk_ce_row_losses row_losses; /* of a reduced loss */
+    size_t bytes;                /* of all */
 } lk_ce_space;
 
+/* The rows of an array in the workspace; `rows` may be unchecked. */
+LK_HOST int64_t lk_ce_space_rows(int64_t rows)
+{
+    const int64_t most = (int64_t)1 << 36; /* more than there can be */
+    return rows > most ? most : rows > 0 ? lk_ceil_div(rows, 64) * 64 : 0;
+}
+/* The counts, and the terms of a reduced loss. */
+LK_HOST lk_ce_space lk_ce_take_rows(lk_arena *arena, const lk_cross_entropy_args *a, bool counts, bool reduced)
+{
+    const int64_t rows = lk_ce_space_rows(a->rows);
+    lk_ce_space s = {};
+    lk_take(&s.counts, arena, counts, 1);
+    lk_take(&s.row_losses.loss, arena, reduced, rows);
+    lk_take(&s.row_losses.z, arena, reduced && a->z_loss > 0.0f, rows);
+    lk_take(&s.row_losses.weight, arena, reduced && (a->class_weight || a->weight_sum), rows);
+    s.bytes = arena->used;
+    return s;
+}
 LK_HOST lk_ce_space lk_ce_space_of(const lk_cross_entropy_args *a, int whose, lk_direction direction)
 {
-    lk_ce_space s = {};
-    const bool split = a->parallel.vocab_total && (direction == LK_FORWARD || direction == LK_BOTH),
-               gradient = direction == LK_BOTH;
     const bool back = direction == LK_BACKWARD;
-    const bool sums_weights = (back || (split && gradient)) && whose != LK_CE_PROBABILITIES && lk_cross_entropy_sums_weights(a);
-    if ((back && !sums_weights) || (split && !a->parallel.all_gather)) return s;
-    const bool reduced = !back && lk_cross_entropy_reduced(a);
-    const bool needs_counts = sums_weights || (gradient && a->reduction == LK_REDUCTION_MEAN);
-    const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
-    const int64_t rows = a->rows > most ? most : a->rows > 0 ? lk_ceil_div(a->rows, 64) * 64 : 0;
-    const int64_t states = rows * lk_ce_state_bytes(a);
+    const bool sums_weights = back && whose != LK_CE_PROBABILITIES && lk_cross_entropy_sums_weights(a);
+    const bool needs_counts = sums_weights || (direction == LK_BOTH && a->reduction == LK_REDUCTION_MEAN);
     lk_arena arena = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    lk_take(&s.counts, &arena, true, 1);
-    lk_take(&s.row_losses.loss, &arena, reduced, rows);
-    lk_take(&s.row_losses.z, &arena, reduced && a->z_loss > 0.0f, rows);
-    lk_take(&s.row_losses.weight, &arena, reduced && (a->class_weight || a->weight_sum), rows);
-    lk_take(&s.states, &arena, split, states);
-    lk_take(&s.all_states, &arena, split, split ? states * a->parallel.ranks : 0);
-    lk_take(&s.lse, &arena, split && gradient, rows);
-    lk_take(&s.lse_low, &arena, split && gradient, rows);
-    lk_take(&s.entropy, &arena, split && gradient, rows);
-    lk_take(&s.others, &arena, split && gradient, rows);
-    s.bytes = arena.used;
+    if (back && !sums_weights) return {};
+    lk_ce_space s = lk_ce_take_rows(&arena, a, true, !back && lk_cross_entropy_reduced(a));
     if (s.bytes == sizeof *s.counts && !needs_counts) s.bytes = 0;
     return s;
 }
@@ -2042,29 +2045,28 @@ template <class Args> LK_HOST void lk_cross_entropy_check_statistics(lk_checks *
 LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_entropy_args *a, int whose,
                                              lk_direction direction)
 {
-    const bool split = a->parallel.vocab_total != 0;
     lk_cross_entropy_check_statistics(checks, a, direction == LK_FORWARD || direction == LK_FINISH);
     if (a->statistics && whose == LK_CE_PROBABILITIES) lk_reject(checks, LK_ERR_VALUE, "statistics are not for target_prob");
-    if (split && (a->target_prob || whose == LK_CE_PROBABILITIES))
+    if (a->target_prob && whose == LK_CE_RANKS)
         lk_reject(checks, LK_ERR_VALUE, "target_prob is not for columns that are split over ranks");
     if (a->target_prob && whose == LK_CE_LABELS)
         lk_reject(checks, LK_ERR_VALUE, "target_prob is given; it is for lk_cross_entropy_probabilities_%s, which is in "
                   "cross_entropy_probabilities.cuh", lk_direction_name(direction));
-    if (split && whose == LK_CE_LABELS)
-        lk_reject(checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_parallel_%s, which is in "
-                  "cross_entropy_parallel.cuh", lk_direction_name(direction));
-    if (!split && whose == LK_CE_RANKS && !checks->status)
-        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
 }
 
-/* What another header's struct adds to the checks: its tensors, the bytes of its workspace, those of a rank's state of a row, a
- * multiple of 16, and the ids of a row as the caller has them. */
+/* What another header's struct adds to the checks: its tensors, the bytes of its workspace, the ids of a row as the caller has
+ * them, and of a rank what has been checked. */
 typedef struct {
-    lk_tensor list[7];
+    lk_tensor list[9];
     size_t bytes;
-    int state_bytes;
-    int64_t ids_per_row, most_ids;
+    int64_t ids_per_row, most_ids; /* 0: rows have a target */
+    const lk_vocab_parallel *parallel;
 } lk_ce_more;
+LK_HOST lk_tensor lk_ce_added(const lk_ce_more *more, int i)
+{
+    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
+    return more && more->list[i].name ? more->list[i] : none;
+}
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
 template <class T>
@@ -2074,13 +2076,11 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = arch == LK_QUERY, finish = direction == LK_FINISH, forward = direction == LK_FORWARD || finish;
-    const bool back = direction == LK_BACKWARD, split = a->parallel.vocab_total != 0, prob = whose == LK_CE_PROBABILITIES;
-    const bool leaves_states = split && direction == LK_FORWARD && !a->parallel.all_gather;
+    const bool back = direction == LK_BACKWARD, prob = whose == LK_CE_PROBABILITIES;
+    const lk_vocab_parallel *const parallel = more ? more->parallel : NULL;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_function(&checks, a, whose, direction);
     if (checks.status) return checks.status; /* before all rules */
-    if (split && direction == LK_BOTH && !a->parallel.all_gather)
-        lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
     if (forward) { /* what it lacks */
         a->upstream = a->dlse = a->dentropy = NULL, a->dlogits = NULL;
         a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
@@ -2095,19 +2095,12 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     /* The columns of dlogits with its padding, which ends where the stride says, even of a single row. */
     const int64_t padded = !a->zero_padding ? 0 : in_place ? a->logits_stride : a->dlogits_stride;
     const int64_t end = a->zero_padding && padded > a->vocab ? padded : a->vocab;
-    const int64_t classes = split ? a->parallel.vocab_total : a->vocab;
-    lk_check_slice(&checks, a->parallel, a->vocab);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
-    const int unit = a->statistics ? 8 : 16; /* bytes */
-    int64_t state = (lk_ce_state_bytes(a) + (more ? more->state_bytes : 0)) / unit; /* of a row, in units */
-    int64_t states = state * a->parallel.ranks;
+    const int64_t classes = parallel ? parallel->vocab_total : a->vocab;
     const size_t bytes = more ? more->bytes : lk_ce_space_of(a, whose, direction).bytes;
-    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
         {"logits", a->logits, sizeof(T), finish ? LK_UNUSED : LK_REQUIRED, a->vocab,
          {{a->rows, &a->logits_stride, "logits_stride"}}},
-        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, more ? LK_UNUSED : prob ? LK_IN : LK_REQUIRED,
-         a->rows},
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, more && more->most_ids ? LK_UNUSED : prob ? LK_IN : LK_REQUIRED, a->rows},
         {"target_prob", a->target_prob, lk_dtype_bytes<T>(a->target_prob_dtype), prob ? LK_REQUIRED : LK_UNUSED, a->vocab,
          {{a->rows, &a->target_prob_stride, "target_prob_stride"}}},
         {"class_weight", a->class_weight, 4, LK_IN, some * classes},
@@ -2128,18 +2121,15 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"states", a->states, unit, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->rows, &state, "states"}}},
-        {"all_states", a->all_states, unit, finish ? LK_REQUIRED : LK_UNUSED, states, {{a->rows, &states, "all_states"}}},
-        {"others", a->others, 4, !split || leaves_states ? LK_UNUSED : back ? LK_REQUIRED : LK_OUT, a->rows},
-        more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
-        more ? more->list[4] : none, more ? more->list[5] : none, more ? more->list[6] : none,
+        lk_ce_added(more, 0), lk_ce_added(more, 1), lk_ce_added(more, 2), lk_ce_added(more, 3), lk_ce_added(more, 4),
+        lk_ce_added(more, 5), lk_ce_added(more, 6), lk_ce_added(more, 7), lk_ce_added(more, 8),
         lk_workspace(a->workspace, bytes),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query) lk_check_null(&checks, list, count);
-    if (more) lk_check_size(&checks, "ids_per_row", more->ids_per_row, 1, more->most_ids);
+    if (more && more->most_ids) lk_check_size(&checks, "ids_per_row", more->ids_per_row, 1, more->most_ids);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
-    if (!split) lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
+    if (!parallel) lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
     lk_check_shapes(&checks, list, count, query);
     lk_cross_entropy_check_values(&checks, a);
     if (prob) lk_check_dtype<T>(&checks, "target_prob_dtype", a->target_prob_dtype);
@@ -2229,7 +2219,7 @@ template <class T> LK_HOST lk_cross_entropy_call lk_cross_entropy_call_of(const 
     lk_cross_entropy_call call = {};
     call.a = a, call.valid = a.rows;
     call.loss_weight = a.row_weight;
-    call.classes = a.parallel.vocab_total ? a.parallel.vocab_total : a.vocab;
+    call.classes = a.vocab, call.weights = a.class_weight;
     call.ordered = a.dlogits == a.logits && a.dlogits_dtype != lk_dtype<T>;
     call.padded_end = !a.zero_padding ? a.vocab : call.ordered ? a.logits_stride : a.dlogits_stride;
     if (a.rows < 2) call.a.logits_stride = call.a.dlogits_stride = 0; /* up to 2^62, which overflows in threads without a row */

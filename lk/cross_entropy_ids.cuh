@@ -492,7 +492,7 @@ LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_t
     lk_ce_ids_add_places(terms, call.x.ids_per_row, s, sum, writes);
     float others = 0.0f; /* with a tail: the sum of p of all columns but the target's, which is 1 - p without the rounding */
     if constexpr (given_others) {
-        others = a.others[row];
+        others = call.all.slice.others[row];
     } else if (call.tail) {
         LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
             if (writes[i] && s.id[i] != y) others += lk_ex2(fmaf(g.rate, z[i], -g.base));
@@ -579,8 +579,7 @@ LK_HOST lk_ce_ids_space lk_ce_ids_space_of(const lk_cross_entropy_ids_args *x, l
     const lk_cross_entropy_args &a = x->common;
     const bool back = direction == LK_BACKWARD, gradient = direction != LK_FORWARD;
     const bool tail = lk_ce_ids_has_tail(x, direction);
-    const int64_t most = (int64_t)1 << 38; /* more rows than there can be */
-    const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
+    const int64_t rows = lk_ce_space_rows(a.rows);
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_ce_ids_space s = {};
     lk_take(&s.counts, &arena, true, 1);
@@ -610,8 +609,7 @@ typedef struct {
 LK_HOST lk_ce_ids_saved lk_ce_ids_saved_of(const lk_cross_entropy_ids_args *x)
 {
     const lk_cross_entropy_args &a = x->common;
-    const int64_t most = (int64_t)1 << 38;
-    const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
+    const int64_t rows = lk_ce_space_rows(a.rows);
     const size_t forward = lk_ce_ids_space_of(x, LK_FORWARD).bytes, backward = lk_ce_ids_space_of(x, LK_BACKWARD).bytes;
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_ce_ids_saved s = {};
@@ -632,44 +630,38 @@ LK_HOST size_t lk_ce_ids_bytes(const lk_cross_entropy_ids_args *x, lk_direction 
     return halves ? lk_ce_ids_saved_of(x).bytes : lk_ce_ids_space_of(x, direction).bytes;
 }
 
-/* What a call of cross_entropy_ids_parallel.cuh has otherwise. */
-typedef struct {
-    size_t (*workspace)(const lk_cross_entropy_ids_args *x, lk_direction direction); /* its bytes */
-    int state_bytes;                                                        /* of the ids' logits of a row */
-} lk_ce_ids_split;
+/* The fields of rows with a target. */
+LK_HOST void lk_cross_entropy_ids_refuse(lk_checks *checks, const lk_cross_entropy_args *a)
+{
+    const char *const refused = a->target                    ? "target"
+                                : a->target_prob             ? "target_prob"
+                                : a->class_weight            ? "class_weight"
+                                : a->label_smoothing != 0.0f ? "label_smoothing"
+                                : a->statistics              ? "statistics"
+                                                             : NULL;
+    if (refused) lk_reject(checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
+}
 
-/* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. split: NULL where the
- * call has all columns. */
+/* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. ranks: what
+ * cross_entropy_ids_parallel.cuh adds behind the tensors of ids, or NULL. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
-                                             int arch, lk_cross_entropy_ids_args *x, const lk_ce_ids_split *split = NULL)
+                                             int arch, lk_cross_entropy_ids_args *x, const lk_ce_more *ranks = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_cross_entropy_args &a = args->common;
     const bool forward = direction == LK_FORWARD || direction == LK_FINISH, back = direction == LK_BACKWARD;
-    const char *const refused = a.target                    ? "target"
-                                : a.target_prob             ? "target_prob"
-                                : a.class_weight            ? "class_weight"
-                                : a.label_smoothing != 0.0f ? "label_smoothing"
-                                : a.statistics              ? "statistics"
-                                                            : NULL;
     lk_checks checks = {op, LK_OK};
-    if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
-    if (a.parallel.vocab_total && !split)
-        lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_ids_parallel_%s, which is in "
-                  "cross_entropy_ids_parallel.cuh", lk_direction_name(direction));
-    if (!a.parallel.vocab_total && split)
-        lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
+    lk_cross_entropy_ids_refuse(&checks, &a);
     if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
     if (forward) x->dlogp = x->dtail = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
-    const bool leaves_states = split && direction == LK_FORWARD && !a.parallel.all_gather;
-    if (split && !checks.status) lk_check_slice(&checks, a.parallel, a.vocab);
+    const bool leaves_states = ranks && direction == LK_FORWARD && !ranks->parallel->all_gather;
     if (checks.status) return checks.status; /* before all rules */
     if (!tail) x->tail = NULL;
-    const lk_ce_more more = {
+    lk_ce_more more = {
         {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
           {{a.rows, &x->target_ids_stride, "target_ids_stride"}}},
          {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row, {{a.rows, &x->target_weight_stride, "target_weight_stride"}}},
@@ -678,8 +670,9 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
          {"tail_weight", x->tail_weight, 4, LK_IN, a.rows},
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
          {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
-        split ? split->workspace(x, direction) : lk_ce_ids_bytes(x, direction),
-        split ? split->state_bytes : 0, args->ids_per_row, LK_CE_IDS_MOST};
+        ranks ? ranks->bytes : lk_ce_ids_bytes(x, direction), args->ids_per_row, LK_CE_IDS_MOST,
+        ranks ? ranks->parallel : NULL};
+    if (ranks) more.list[7] = ranks->list[0], more.list[8] = ranks->list[1];
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
 }
 

@@ -71,7 +71,13 @@
 #include "cross_entropy_ids.cuh"
 #include "cross_entropy_parallel.cuh"
 
-typedef lk_cross_entropy_ids_args lk_cross_entropy_ids_parallel_args;
+/* One struct for all calls. */
+typedef struct {
+    lk_cross_entropy_ids_args common;
+    lk_vocab_parallel parallel;
+    void *states;           /* as in lk_cross_entropy_parallel_args; see Use */
+    const void *all_states; /* and as there */
+} lk_cross_entropy_ids_parallel_args;
 
 #define LK_CROSS_ENTROPY_IDS_PARALLEL_FUNCTIONS(X, T)                                                                          \
     X##_CALL(cross_entropy_ids_parallel, forward, LK_FORWARD, T)                                                               \
@@ -107,7 +113,7 @@ template <class T> LK_DEVICE T *lk_ce_ids_logits(const lk_ce_ids_slice &call, co
 /* The same ids without those whose columns other ranks have. */
 LK_DEVICE lk_ce_ids lk_ce_ids_here(const lk_ce_ids_slice &call, lk_ce_ids s)
 {
-    const unsigned first = (unsigned)call.ids.all.a.parallel.vocab_start;
+    const unsigned first = (unsigned)call.ids.all.slice.vocab_start;
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
         if ((unsigned)s.id[i] - first >= (unsigned)call.vocab) s.id[i] = -1;
     return s;
@@ -125,7 +131,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_griddepcontrol_wait(); /* the rows do not start early: they want more shared memory than this kernel leaves */
     const bool there = row < a.rows;
     const lk_ce_ids s = lk_ce_ids_load(call.ids, row, there), here = lk_ce_ids_here(call, s);
-    T *const out = lk_ce_ids_logits<T>(call, a.states, row);
+    T *const out = lk_ce_ids_logits<T>(call, call.ids.all.slice.states, row);
     int64_t top = INT64_MIN;
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         float logit = -INFINITY;
@@ -152,15 +158,15 @@ LK_DEVICE float *lk_ce_ids_tail_part(const lk_ce_ids_slice &call, const void *st
 LK_DEVICE const lk_ce_ids_call &lk_ce_tail_ids(const lk_ce_ids_slice &call) { return call.ids; }
 LK_DEVICE float *lk_ce_tail_result(const lk_ce_ids_slice &call, int64_t row)
 {
-    return lk_ce_ids_tail_part(call, call.ids.all.a.states, row);
+    return lk_ce_ids_tail_part(call, call.ids.all.slice.states, row);
 }
 template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_slice &call, int64_t row, lk_ce_tail *tail)
 {
     const lk_cross_entropy_args &a = call.ids.all.a;
-    const int lane = (int)threadIdx.x % 32, first = (int)a.parallel.vocab_start, y = call.ids.space.target[row];
+    const int lane = (int)threadIdx.x % 32, first = (int)call.ids.all.slice.vocab_start, y = call.ids.space.target[row];
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_ids_call all = call.ids;
-    all.all.a.vocab = a.parallel.vocab_total;
+    all.all.a.vocab = call.ids.all.classes;
     const lk_ce_ids s = lk_ce_ids_load(all, row, true), here = lk_ce_ids_here(call, s);
     lk_ce_ids rest = here; /* the state leaves out the target */
     float z[LK_CE_IDS_EACH], slope;
@@ -171,7 +177,7 @@ template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_slice &call, 
         z[i] = lk_to_float(((const T *)a.logits + row * a.logits_stride)[rest.id[i] - first]);
         if (a.softcap > 0.0f) z[i] = lk_ce_cap(z[i], a.logit_scale, a.softcap, &slope);
     }
-    const lk_ce_row state = lk_ce_unpack_state(a.states, call.state_bytes, row);
+    const lk_ce_row state = lk_ce_unpack_state(call.ids.all.slice.states, call.state_bytes, row);
     const float sum = lk_ce_ids_sum_p(tail->id, call.ids.x.ids_per_row, rest, z, state.max, 0.0f, scale);
     __syncwarp(); /* all lanes have read the ids, which are overwritten */
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) tail->id[lane + 32 * i] = here.id[i] < 0 ? -1 : here.id[i] - first;
@@ -185,8 +191,9 @@ template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_slice &call, 
 LK_DEVICE float lk_ce_ids_merge_tail(const lk_ce_ids_slice &call, int64_t row, const lk_ce_row &all, float scale)
 {
     lk_lse tail = lk_lse_empty();
-    for (int rank = 0; rank < call.ids.all.a.parallel.ranks; rank++) {
-        const char *const states = (const char *)call.ids.all.a.all_states + rank * call.block;
+    const lk_ce_slice &slice = call.ids.all.slice;
+    for (int rank = 0; rank < slice.ranks; rank++) {
+        const char *const states = (const char *)slice.all_states + rank * call.block;
         const float max = lk_ce_unpack_state(states, call.state_bytes, row).max;
         const float part[1] = {scale * (max - all.max) + *lk_ce_ids_tail_part(call, states, row)};
         tail = lk_lse_add(tail, part);
@@ -206,19 +213,20 @@ LK_DEVICE lk_ce_row lk_ce_ids_alone(float v, float scale)
 LK_DEVICE lk_ce_row lk_ce_ids_merge(const lk_ce_ids_slice &call, int64_t row, bool good, float *others)
 {
     const lk_cross_entropy_args &a = call.ids.all.a;
+    const lk_ce_slice &slice = call.ids.all.slice;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_row all = lk_ce_row_empty();
     float target = -INFINITY;
     int owner = -1;
-    for (int rank = 0; rank < a.parallel.ranks; rank++) {
-        const lk_ce_row part = lk_ce_unpack_state((const char *)a.all_states + rank * call.block, call.state_bytes, row);
+    for (int rank = 0; rank < slice.ranks; rank++) {
+        const lk_ce_row part = lk_ce_unpack_state((const char *)slice.all_states + rank * call.block, call.state_bytes, row);
         if (owner < 0 || lk_ce_order(part.target) > lk_ce_order(target)) target = part.target, owner = rank;
         all = lk_ce_row_merge<true>(all, part, scale);
     }
     *others = 0.0f;
     if (!good) return all;
-    for (int rank = 0; rank < a.parallel.ranks; rank++) {
-        const char *const states = (const char *)a.all_states + rank * call.block;
+    for (int rank = 0; rank < slice.ranks; rank++) {
+        const char *const states = (const char *)slice.all_states + rank * call.block;
         const float v = lk_ce_unpack_state(states, call.state_bytes, row).target;
         if (rank != owner && v != -INFINITY) all = lk_ce_row_merge<true>(all, lk_ce_ids_alone(v, scale), scale);
     }
@@ -236,6 +244,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     lk_cross_entropy_ids_finish_kernel(const __grid_constant__ lk_ce_ids_slice call)
 {
     const lk_cross_entropy_args &a = call.ids.all.a;
+    const lk_ce_slice &slice = call.ids.all.slice;
     const int lane = (int)threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
@@ -247,8 +256,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     const bool counted = s.any || s.bad, good = s.any && !s.bad;
     float z[LK_CE_IDS_EACH], first_z = -INFINITY, others = 0.0f, slope, unused[LK_CE_IDS_EACH];
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) z[i] = -INFINITY;
-    for (int rank = 0; good && rank < a.parallel.ranks; rank++) { /* each id's logit is -inf on all ranks but one */
-        const T *const logits = lk_ce_ids_logits<T>(call, (const char *)a.all_states + rank * call.block, row);
+    for (int rank = 0; good && rank < slice.ranks; rank++) { /* each id's logit is -inf on all ranks but one */
+        const T *const logits = lk_ce_ids_logits<T>(call, (const char *)slice.all_states + rank * call.block, row);
         LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
             const float logit = s.id[i] >= 0 ? lk_to_float(logits[lane + 32 * i]) : -INFINITY;
             if (logit != -INFINITY) z[i] = logit;
@@ -275,7 +284,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (lane != 0) return;
     const bool adds = tail && call.ids.x.tail_weight && good;
     if (r.class_loss == r.class_loss) r.class_loss = adds ? lk_ce_ids_add_tail(call.ids, row, part) : part;
-    if (a.others) a.others[row] = others;
+    if (slice.others) slice.others[row] = others;
     if (s.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
     call.ids.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0 : LK_CE_IDS_IGNORED; /* for the counts of all rows */
     lk_ce_put_result<true>(call.ids.all, row, {-1, counted, s.bad}, 1.0f, r);
@@ -362,73 +371,83 @@ template <class T> LK_HOST int lk_ce_ids_logits_of_row(int64_t ids_per_row)
     return (int)lk_ceil_div(ids_per_row, LK_VEC<T>) * LK_VEC<T>;
 }
 
-/* The bytes of a row's state; `dentropy` is forward_backward's alone. */
+/* The bytes of a row's state, and of that and its logits. `dentropy` is forward_backward's alone. */
 LK_HOST int lk_ce_ids_state_bytes(const lk_cross_entropy_args *a, lk_direction direction)
 {
     lk_cross_entropy_args forward = *a;
     if (direction != LK_BOTH) forward.dentropy = NULL;
     return lk_ce_state_bytes(&forward);
 }
+template <class T> LK_HOST int64_t lk_ce_ids_row_bytes(const lk_cross_entropy_ids_args *x, lk_direction direction)
+{
+    return lk_ce_ids_state_bytes(&x->common, direction) + lk_ce_ids_logits_of_row<T>(x->ids_per_row) * (int64_t)sizeof(T);
+}
 
-/* What lies in the workspace. */
+/* What lies in the workspace, besides what is gathered: forward_backward has what backward reads and the caller did not give. */
 typedef struct {
     lk_ce_ids_space ids;
-    char *states, *all_states;              /* with all_gather: what is gathered */
-    float *lse_low, *others;                /* forward_backward, where the caller does not want them; lse and entropy are in ids */
-    size_t bytes;
+    float *lse_low;
 } lk_ce_ids_slice_space;
 
-template <class T>
-LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, lk_direction direction)
+LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, lk_direction direction, bool gathers,
+                                                       lk_arena *arena)
 {
     const lk_cross_entropy_args &a = x->common;
     const bool both = direction == LK_BOTH, back = both || direction == LK_BACKWARD, tail = lk_ce_ids_has_tail(x, direction);
-    const bool gathers = a.parallel.all_gather && (both || direction == LK_FORWARD);
-    const bool reduced = (gathers || direction == LK_FINISH) && lk_cross_entropy_reduced(&a);
-    const int64_t most = (int64_t)1 << 36; /* more rows than there can be */
-    const int64_t rows = a.rows > most ? most : a.rows > 0 ? lk_ceil_div(a.rows, 64) * 64 : 0;
-    const int64_t bytes = lk_ce_ids_state_bytes(&a, direction) + lk_ce_ids_logits_of_row<T>(x->ids_per_row) * (int64_t)sizeof(T);
-    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    const bool results = gathers || direction == LK_FINISH;
+    const int64_t rows = lk_ce_space_rows(a.rows);
+    const lk_ce_space of_rows = lk_ce_take_rows(arena, &a, both, results && lk_cross_entropy_reduced(&a));
     lk_ce_ids_slice_space s = {};
-    lk_take(&s.ids.counts, &arena, both, 1);
-    lk_take(&s.ids.row_losses.loss, &arena, reduced, rows);
-    lk_take(&s.ids.row_losses.z, &arena, reduced && a.z_loss > 0.0f, rows);
-    lk_take(&s.ids.row_losses.weight, &arena, reduced && a.weight_sum, rows);
-    lk_take(&s.ids.target, &arena, true, rows);
-    lk_take(&s.states, &arena, gathers, rows * bytes);
-    lk_take(&s.all_states, &arena, gathers, rows * bytes * a.parallel.ranks);
-    lk_take(&s.ids.logit, &arena, back, rows * x->ids_per_row);
-    lk_take(&s.ids.upstream, &arena, back, rows);
-    lk_take(&s.ids.dlse, &arena, back, rows);
-    lk_take(&s.ids.tail, &arena, tail && !x->tail && (gathers || direction == LK_FINISH), rows);
-    if (back && lk_ce_ids_has_tail(x, LK_BACKWARD)) lk_ce_ids_take_others(&s.ids, &arena, a.dentropy != NULL, rows);
-    lk_take(&s.ids.lse, &arena, both, rows);
-    lk_take(&s.lse_low, &arena, both, rows);
-    lk_take(&s.ids.entropy, &arena, both && a.dentropy, rows);
-    lk_take(&s.others, &arena, both, rows);
-    s.bytes = arena.used;
+    s.ids.counts = of_rows.counts, s.ids.row_losses = of_rows.row_losses;
+    lk_take(&s.ids.target, arena, true, rows);
+    lk_take(&s.ids.logit, arena, back, rows * x->ids_per_row);
+    lk_take(&s.ids.upstream, arena, back, rows);
+    lk_take(&s.ids.dlse, arena, back, rows);
+    lk_take(&s.ids.tail, arena, tail && !x->tail && results, rows);
+    if (back && lk_ce_ids_has_tail(x, LK_BACKWARD)) lk_ce_ids_take_others(&s.ids, arena, a.dentropy != NULL, rows);
+    lk_take(&s.ids.lse, arena, both && !a.lse, rows);
+    lk_take(&s.lse_low, arena, both && !a.lse_low, rows);
+    lk_take(&s.ids.entropy, arena, both && a.dentropy && !a.entropy, rows);
     return s;
 }
-template <class T> LK_HOST size_t lk_ce_ids_slice_bytes(const lk_cross_entropy_ids_args *x, lk_direction direction)
-{
-    return lk_ce_ids_slice_space_of<T>(x, direction).bytes;
-}
 
-/* What the checks need of a call, whose arguments may be wrong. */
-template <class T> LK_HOST lk_ce_ids_split lk_ce_ids_split_of(const lk_cross_entropy_ids_args *args)
+/* Validates a call; x becomes its arguments with every default filled in, and where the call gathers, with the arrays of the
+ * workspace. */
+template <class T>
+LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_cross_entropy_ids_parallel_args *args,
+                                                      lk_direction direction, int arch, lk_cross_entropy_ids_parallel_args *x,
+                                                      lk_ce_ids_slice_space *space, size_t *bytes)
 {
-    const bool good = args && args->ids_per_row > 0 && args->ids_per_row <= LK_CE_IDS_MOST;
-    return {lk_ce_ids_slice_bytes<T>, good ? lk_ce_ids_logits_of_row<T>(args->ids_per_row) * (int)sizeof(T) : 0};
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    lk_cross_entropy_ids_args ids = args->common;
+    lk_ce_more more = {};
+    lk_tensor list[2];
+    lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_ids_refuse(&checks, &ids.common);
+    lk_ranks_check(&checks, x->parallel, ids.common.vocab, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    if (ids.ids_per_row < 1 || ids.ids_per_row > LK_CE_IDS_MOST) ids.ids_per_row = 1; /* it is refused in its place */
+    if (direction == LK_FORWARD || direction == LK_FINISH) ids.dtail = NULL;
+    lk_arena arena = {(uintptr_t)ids.common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    *space = lk_ce_ids_slice_space_of(&ids, direction, lk_ranks_gathers(x->parallel, direction), &arena);
+    lk_ranks_place(x->parallel, direction, ids.common.rows, lk_ce_ids_row_bytes<T>(&ids, direction), 4, 16, &arena, &x->states,
+                   &x->all_states, &list);
+    more.list[0] = list[0], more.list[1] = list[1], more.bytes = arena.used, more.parallel = &x->parallel;
+    const lk_status status = lk_cross_entropy_ids_check<T>(op, &args->common, direction, arch, &x->common, &more);
+    if (!status && bytes) *bytes = more.bytes;
+    return status;
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* A call's arguments after the checks, and what its parts have alike. */
+/* A call of a rank while it is launched: its arguments after the checks. */
 typedef struct {
     const char *op;
     lk_device device;
     cudaStream_t stream;
-    lk_cross_entropy_ids_args x;
+    lk_direction direction;
+    lk_cross_entropy_ids_parallel_args x;
     lk_ce_ids_slice_space space;
 } lk_ce_ids_job;
 
@@ -437,45 +456,46 @@ template <class T>
 LK_HOST lk_ce_ids_slice lk_ce_ids_slice_of(const lk_ce_ids_job &job, lk_direction direction, lk_cross_entropy_call *rows)
 {
     lk_ce_ids_slice call = {};
-    call.ids.x = job.x, call.ids.space = job.space.ids, call.ids.direction = direction;
-    call.ids.all = lk_cross_entropy_call_of<T>(job.x.common);
+    call.ids.x = job.x.common, call.ids.space = job.space.ids, call.ids.direction = direction;
+    call.ids.all = lk_ce_ranks_call_of<T>({job.x.common.common, job.x.parallel, job.x.states, job.x.all_states});
     lk_cross_entropy_args &a = call.ids.all.a;
-    call.vocab = a.vocab, call.logits_of_row = lk_ce_ids_logits_of_row<T>(job.x.ids_per_row);
-    call.state_bytes = call.ids.all.state_bytes = lk_ce_state_bytes(&a);
+    call.vocab = a.vocab, call.logits_of_row = lk_ce_ids_logits_of_row<T>(job.x.common.ids_per_row);
+    call.state_bytes = call.ids.all.state_bytes;
     call.block = a.rows * (call.state_bytes + call.logits_of_row * (int64_t)sizeof(T));
     call.ids.lse = a.lse, call.ids.lse_low = a.lse_low, call.ids.entropy = a.entropy;
     call.ids.all.over = a.denominator;
-    if (direction != LK_BACKWARD || lk_ce_ids_has_tail(&job.x, direction)) call.ids.tail = job.x.tail;
+    if (direction != LK_BACKWARD || lk_ce_ids_has_tail(&job.x.common, direction)) call.ids.tail = job.x.common.tail;
     if (direction == LK_BACKWARD) call.ids.all.valid_rows = a.valid_rows;
     *rows = lk_ce_ids_rows(call.ids);
     if (direction == LK_FORWARD) rows->a.upstream = rows->a.dlse = NULL; /* forward_backward's */
     a.vocab = call.ids.all.classes;
-    a.logits = (const void *)((uintptr_t)a.logits - (uintptr_t)a.parallel.vocab_start * sizeof(T));
-    a.dlogits = (void *)((uintptr_t)a.dlogits - (uintptr_t)a.parallel.vocab_start * (size_t)lk_dtype_bytes<T>(a.dlogits_dtype));
+    a.logits = (const void *)((uintptr_t)a.logits - (uintptr_t)job.x.parallel.vocab_start * sizeof(T));
+    a.dlogits = (void *)((uintptr_t)a.dlogits -
+                         (uintptr_t)job.x.parallel.vocab_start * (size_t)lk_dtype_bytes<T>(a.dlogits_dtype));
     return call;
 }
 
 LK_HOST lk_status lk_ce_ids_launch(const lk_ce_ids_job &job, void (*kernel)(lk_ce_ids_slice), const lk_ce_ids_slice &call)
 {
-    const int64_t blocks = lk_ceil_div(job.x.common.rows, LK_CE_IDS_WARPS);
+    const int64_t blocks = lk_ceil_div(job.x.common.common.rows, LK_CE_IDS_WARPS);
     return lk_launch_pdl(job.op, &job.device, kernel, blocks, 1, 32 * LK_CE_IDS_WARPS, 0, job.stream, call);
 }
 
-/* The states of a rank's columns, and the logits of its ids, in the block of `all` rows that common.states is. The job's rows are
+/* The states of a rank's columns, and the logits of its ids, in the block of `all` rows that x.states is. The job's rows are
  * those from `first` on. */
 template <class T> LK_HOST lk_status lk_ce_ids_run_states(const lk_ce_ids_job &job, int64_t first, int64_t all)
 {
     lk_cross_entropy_call rows;
     lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_FORWARD, &rows);
     lk_cross_entropy_args &a = call.ids.all.a;
-    char *const block = (char *)a.states;
-    rows.a.states = block + first * call.state_bytes;
+    char *const block = (char *)job.x.states;
+    rows.slice.states = block + first * call.state_bytes;
     /* The kernel looks for the logits behind the states of its rows. */
-    a.states = block + (all - a.rows) * call.state_bytes + first * call.logits_of_row * (int64_t)sizeof(T);
+    call.ids.all.slice.states = block + (all - a.rows) * call.state_bytes + first * call.logits_of_row * (int64_t)sizeof(T);
     lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_slice_kernel<T>, call);
     if (!status) status = lk_cross_entropy_gradient<T, LK_FORWARD>(job.op, &job.device, rows, job.stream);
-    if (status || !lk_ce_ids_has_tail(&job.x, LK_BOTH)) return status;
-    a.states = rows.a.states, a.logits = rows.a.logits, a.vocab = call.vocab;
+    if (status || !lk_ce_ids_has_tail(&job.x.common, LK_BOTH)) return status;
+    call.ids.all.slice.states = rows.slice.states, a.logits = rows.a.logits, a.vocab = call.vocab;
     return lk_ce_tail_launch<T>(job.op, &job.device, a, call, job.stream);
 }
 
@@ -507,7 +527,7 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job
 {
     lk_cross_entropy_call rows;
     const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_BACKWARD, &rows);
-    if (job.x.common.rows == 0) return LK_OK;
+    if (job.x.common.common.rows == 0) return LK_OK;
     rows.classes = INT32_MAX; /* ELSEWHERE is a column too */
     lk_status status = lk_ce_ids_launch(job, by.weigh, call);
     if (!status) status = by.rows(job.op, &job.device, rows, job.stream);
@@ -515,8 +535,8 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job
 }
 template <class T> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job &job)
 {
-    const bool eight = job.x.common.dlogits_dtype == LK_DTYPE_E5M2;
-    if (lk_ce_ids_has_tail(&job.x, LK_BACKWARD))
+    const bool eight = job.x.common.common.dlogits_dtype == LK_DTYPE_E5M2;
+    if (lk_ce_ids_has_tail(&job.x.common, LK_BACKWARD))
         return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T, false, true>,
                                                 lk_cross_entropy_gradient_of<T, LK_BACKWARD>,
                                                 eight ? lk_cross_entropy_ids_put_kernel<T, true, true>
@@ -528,61 +548,53 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job 
 
 /* Checks a call, and fills in its job. */
 template <class T>
-LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
+LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids_parallel_args *args, lk_direction direction,
                                       cudaStream_t stream, lk_ce_ids_job *job)
 {
-    const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
-    *job = {op, {}, stream, {}, {}};
+    *job = {op, {}, stream, direction, {}, {}};
     const cudaError_t error = lk_current_device(&job->device);
-    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : job->device.arch, &job->x, &split);
+    const int arch = error ? 90 : job->device.arch;
+    lk_status status = lk_cross_entropy_ids_parallel_check<T>(op, args, direction, arch, &job->x, &job->space, NULL);
     if (!status) status = lk_asked_device(op, error);
-    if (!status) job->space = lk_ce_ids_slice_space_of<T>(&job->x, direction);
-    if (!job->x.tail) job->x.tail = job->space.ids.tail;
+    if (!job->x.common.tail) job->x.common.tail = job->space.ids.tail;
     return status;
 }
 
-/* All calls. */
+template <class T> LK_HOST lk_status lk_ce_ids_step(void *of, lk_direction step)
+{
+    lk_ce_ids_job *const job = (lk_ce_ids_job *)of;
+    lk_cross_entropy_args &a = job->x.common.common;
+    if (step == LK_FINISH) return lk_ce_ids_run_finish<T>(*job);
+    if (step == LK_FORWARD) return a.rows > 0 ? lk_ce_ids_run_states<T>(*job, 0, a.rows) : LK_OK;
+    if (job->direction == LK_BOTH) a.bad_targets = NULL; /* finish has counted them */
+    return lk_ce_ids_run_backward<T>(*job);
+}
+
 template <class T>
-LK_HOST lk_status lk_cross_entropy_ids_parallel_run(const char *op, const lk_cross_entropy_ids_args *args,
+LK_HOST lk_status lk_cross_entropy_ids_parallel_run(const char *op, const lk_cross_entropy_ids_parallel_args *args,
                                                     lk_direction direction, cudaStream_t stream)
 {
     lk_ce_ids_job job;
-    lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, stream, &job);
+    const lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, stream, &job);
     if (status) return status;
-    if (direction == LK_BACKWARD) return lk_ce_ids_run_backward<T>(job);
-    if (direction == LK_FINISH) return lk_ce_ids_run_finish<T>(job);
-
-    lk_cross_entropy_args &a = job.x.common;
-    const lk_vocab_parallel v = a.parallel;
-    const bool both = direction == LK_BOTH, some = a.rows > 0;
-    const int64_t bytes = a.rows * (lk_ce_state_bytes(&a) + lk_ce_ids_split_of<T>(args).state_bytes);
-    if (v.all_gather) a.states = job.space.states, a.all_states = job.space.all_states;
-    if (both) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
-        if (!a.lse) a.lse = job.space.ids.lse;
-        if (!a.lse_low) a.lse_low = job.space.lse_low;
-        if (!a.others) a.others = job.space.others;
-        if (a.dentropy && !a.entropy) a.entropy = job.space.ids.entropy;
-        if (a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows) a.valid_rows = &job.space.ids.counts->valid_rows;
-    }
-    void *const all = const_cast<void *>(a.all_states);
-    if (v.all_gather) status = lk_check_all_slices(op, &v, a.vocab, a.states, all, (size_t)bytes, stream);
-    if (!status && some) status = lk_ce_ids_run_states<T>(job, 0, a.rows);
-    if (status || !v.all_gather) return status;
-    if (some) status = lk_called_back(op, "all_gather", v.all_gather(v.user, a.states, all, (size_t)bytes, stream));
-    if (!status) status = lk_ce_ids_run_finish<T>(job);
-    a.bad_targets = NULL; /* finish has counted them */
-    return !status && both ? lk_ce_ids_run_backward<T>(job) : status;
+    lk_cross_entropy_args &a = job.x.common.common;
+    if (job.space.ids.lse) a.lse = job.space.ids.lse;
+    if (job.space.lse_low) a.lse_low = job.space.lse_low;
+    if (job.space.ids.entropy) a.entropy = job.space.ids.entropy;
+    if (direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows)
+        a.valid_rows = &job.space.ids.counts->valid_rows;
+    const size_t bytes = (size_t)a.rows * (size_t)lk_ce_ids_row_bytes<T>(&job.x.common, direction);
+    const lk_ranks ranks = {op, stream, job.x.parallel, a.vocab, job.x.states, const_cast<void *>(job.x.all_states), bytes, 1,
+                            lk_ce_ids_step<T>, &job};
+    return lk_ranks_run(&ranks, direction);
 }
-
 template <class T>
-LK_HOST lk_status lk_cross_entropy_ids_parallel_query(const char *op, const lk_cross_entropy_ids_args *args,
+LK_HOST lk_status lk_cross_entropy_ids_parallel_query(const char *op, const lk_cross_entropy_ids_parallel_args *args,
                                                       lk_direction direction, size_t *bytes)
 {
-    const lk_ce_ids_split split = lk_ce_ids_split_of<T>(args);
-    lk_cross_entropy_ids_args x = {};
-    const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x, &split);
-    if (!status && bytes) *bytes = lk_ce_ids_slice_bytes<T>(&x, direction);
-    return status;
+    lk_cross_entropy_ids_parallel_args x = {};
+    lk_ce_ids_slice_space space = {};
+    return lk_cross_entropy_ids_parallel_check<T>(op, args, direction, LK_QUERY, &x, &space, bytes);
 }
 
 #endif /* CUDA or the simulator */

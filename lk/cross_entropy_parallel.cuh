@@ -57,8 +57,16 @@
 #define LK_CROSS_ENTROPY_PARALLEL_CUH
 
 #include "cross_entropy.cuh"
+#include "lk_ranks.cuh"
 
-typedef lk_cross_entropy_args lk_cross_entropy_parallel_args;
+/* One struct for all calls. */
+typedef struct {
+    lk_cross_entropy_args common;
+    lk_vocab_parallel parallel;
+    void *states;           /* aligned to 16; see Use. forward writes those of this rank's columns. finish, and calls with
+                             * all_gather, write there what backward reads, or NULL to skip */
+    const void *all_states; /* [ranks][rows] of them: finish reads them */
+} lk_cross_entropy_parallel_args;
 
 #define LK_CROSS_ENTROPY_PARALLEL_FUNCTIONS(X, T)                                                                              \
     X##_CALL(cross_entropy_parallel, forward, LK_FORWARD, T)                                                                   \
@@ -84,8 +92,8 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS
     const lk_ce_label label = lk_ce_look_up(a, row);
     State s = lk_ce_row_empty<State>();
     float others = 0.0f, target = -INFINITY, weight = 1.0f;
-    for (int rank = 0; label.counted && rank < a.parallel.ranks; rank++) {
-        const State part = lk_ce_unpack_state<State>(a.all_states, call.state_bytes, rank * a.rows + row);
+    for (int rank = 0; label.counted && rank < call.slice.ranks; rank++) {
+        const State part = lk_ce_unpack_state<State>(call.slice.all_states, call.state_bytes, rank * a.rows + row);
         if (part.target != -INFINITY) target = part.target; /* lk_ce_row_merge takes a maximum, which would lose a NaN */
         s = lk_ce_row_merge<true>(s, part, scale);
     }
@@ -97,7 +105,7 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS
         others = __fdiv_rn(lk_ce_row_raise<true>(s, all.max, scale).sum, all.sum);
         s = all, s.target = target;
     }
-    if (a.others) a.others[row] = others;
+    if (call.slice.others) call.slice.others[row] = others;
     lk_ce_put<true>(call, row, label, weight, s);
 }
 
@@ -108,7 +116,7 @@ LK_HOST lk_status lk_cross_entropy_run_finish(const char *op, const lk_device *d
     lk_cross_entropy_args &a = call.a;
     lk_status status = LK_OK;
     const bool reduced = lk_cross_entropy_reduced(&a);
-    call.state_bytes = lk_ce_state_bytes(&a), a.vocab = call.classes;
+    a.vocab = call.classes, a.class_weight = call.weights; /* of all ranks */
     if (!reduced && (a.valid_rows || a.weight_sum)) status = lk_cross_entropy_count(op, device, call, stream);
     const int64_t blocks = lk_ceil_div(a.rows, LK_CROSS_ENTROPY_THREADS);
     void (*const kernel)(lk_cross_entropy_call) =
@@ -119,64 +127,130 @@ LK_HOST lk_status lk_cross_entropy_run_finish(const char *op, const lk_device *d
     return status;
 }
 
+/* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
+
+/* What lies in the workspace of a call, besides what is gathered: the counts and losses, then what backward reads of what the
+ * caller did not give. */
+typedef struct {
+    lk_ce_space rows;
+    float *lse, *lse_low, *entropy;
+} lk_ce_ranks_space;
+
+LK_HOST lk_ce_ranks_space lk_ce_ranks_space_of(const lk_cross_entropy_args *a, lk_direction direction, bool gathers, lk_arena *arena)
+{
+    const bool both = direction == LK_BOTH, reduced = (gathers || direction == LK_FINISH) && lk_cross_entropy_reduced(a);
+    const bool weights = (both || direction == LK_BACKWARD) && lk_cross_entropy_sums_weights(a);
+    const int64_t rows = lk_ce_space_rows(a->rows);
+    lk_ce_ranks_space s = {};
+    s.rows = lk_ce_take_rows(arena, a, weights || (both && a->reduction == LK_REDUCTION_MEAN), reduced);
+    lk_take(&s.lse, arena, both && !a->lse, rows);
+    lk_take(&s.lse_low, arena, both && !a->lse_low, rows);
+    lk_take(&s.entropy, arena, both && !a->entropy && a->dentropy, rows);
+    return s;
+}
+
+/* Validates a call; x becomes its arguments with every default filled in, and where the call gathers, with the arrays of the
+ * workspace. */
+LK_HOST lk_status lk_ce_ranks_check(const char *op, lk_cross_entropy_parallel_args *x, lk_direction direction, lk_ce_more *more,
+                                    lk_ce_ranks_space *space)
+{
+    lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_args *const a = &x->common;
+    lk_cross_entropy_check_function(&checks, a, LK_CE_RANKS, direction);
+    lk_ranks_check(&checks, x->parallel, a->vocab, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    if (direction == LK_FORWARD || direction == LK_FINISH) a->dentropy = NULL;
+    lk_arena arena = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    *space = lk_ce_ranks_space_of(a, direction, lk_ranks_gathers(x->parallel, direction), &arena);
+    lk_tensor list[2];
+    lk_ranks_place(x->parallel, direction, a->rows, lk_ce_state_bytes(a), 4, a->statistics ? 8 : 16, &arena, &x->states,
+                   &x->all_states, &list);
+    *more = {{list[0], list[1]}, arena.used, 0, 0, &x->parallel};
+    return LK_OK;
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_parallel_check(const char *op, const lk_cross_entropy_parallel_args *args,
+                                                  lk_direction direction, int arch, lk_cross_entropy_parallel_args *x,
+                                                  lk_ce_ranks_space *space, size_t *bytes)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    lk_ce_more more = {};
+    const lk_cross_entropy_args given = args->common;
+    lk_status status = lk_ce_ranks_check(op, x, direction, &more, space);
+    if (!status) status = lk_cross_entropy_check<T>(op, &given, LK_CE_RANKS, direction, arch, &x->common, &more);
+    if (!status && bytes) *bytes = more.bytes;
+    return status;
+}
+
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* backward of a rank's columns. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ranks_backward(const char *op, const lk_device *device, lk_cross_entropy_call &call,
-                                                      cudaStream_t stream)
+/* What the kernels get of checked arguments. */
+template <class T> LK_HOST lk_cross_entropy_call lk_ce_ranks_call_of(const lk_cross_entropy_parallel_args &x)
 {
-    const lk_status status = lk_cross_entropy_prepare_backward(op, device, call, stream);
-    return !status && call.a.rows > 0 ? lk_cross_entropy_gradient_of<T, LK_BACKWARD>(op, device, call, stream) : status;
+    lk_cross_entropy_call call = lk_cross_entropy_call_of<T>(x.common);
+    const lk_vocab_parallel &v = x.parallel;
+    call.slice = {v.vocab_start, 1, v.ranks, x.states, x.all_states, (float *)x.states};
+    call.classes = v.vocab_total, call.state_bytes = lk_ce_state_bytes(&x.common);
+    if (call.weights) call.a.class_weight = call.weights + v.vocab_start;
+    return call;
 }
 
-/* forward and forward_backward: states, all_gather, finish; then, for forward_backward, backward. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ranks(const char *op, const lk_device *device, lk_cross_entropy_call &call,
-                                             lk_direction direction, cudaStream_t stream)
+/* A call of a rank while it is launched. */
+typedef struct {
+    const char *op;
+    lk_device device;
+    cudaStream_t stream;
+    lk_direction direction;
+    lk_cross_entropy_call call;
+} lk_ce_ranks_job;
+
+template <class T> LK_HOST lk_status lk_ce_ranks_step(void *of, lk_direction step)
 {
-    lk_cross_entropy_args &a = call.a;
-    const lk_vocab_parallel v = a.parallel;
-    const lk_ce_space x = lk_ce_space_of(&a, LK_CE_RANKS, direction);
-    if (v.all_gather && a.rows > 0) a.states = x.states, a.all_states = x.all_states;
-    if (direction == LK_BOTH) { /* outputs that backward reads: where the caller gave NULL they are in the workspace */
-        const bool needs_counts = a.reduction == LK_REDUCTION_MEAN && !a.denominator;
-        if (!a.lse) a.lse = x.lse;
-        if (!a.lse_low) a.lse_low = x.lse_low;
-        if (!a.others) a.others = x.others;
-        if (a.dentropy && !a.entropy) a.entropy = x.entropy;
-        if (needs_counts && !a.valid_rows) a.valid_rows = &x.counts->valid_rows;
-        if (needs_counts && a.class_weight && !a.weight_sum) a.weight_sum = &x.counts->weight_sum;
-    }
-    call.state_bytes = lk_ce_state_bytes(&a);
-    const size_t bytes = (size_t)a.rows * (size_t)call.state_bytes;
-    lk_status status = v.all_gather ? lk_check_all_slices(op, &v, a.vocab, x.states, x.all_states, bytes, stream) : LK_OK;
-    if (!status && a.rows > 0) status = lk_cross_entropy_gradient<T, LK_FORWARD>(op, device, call, stream);
-    if (status || !v.all_gather) return status;
-    if (a.rows > 0) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, x.all_states, bytes, stream));
-    if (!status) status = lk_cross_entropy_run_finish(op, device, call, stream);
-    if (status || direction != LK_BOTH) return status;
-    a.bad_targets = NULL; /* finish has counted them */
-    return lk_cross_entropy_run_ranks_backward<T>(op, device, call, stream);
+    lk_ce_ranks_job *const job = (lk_ce_ranks_job *)of;
+    lk_cross_entropy_call *const call = &job->call;
+    const bool some = call->a.rows > 0;
+    if (step == LK_FINISH) return lk_cross_entropy_run_finish(job->op, &job->device, *call, job->stream);
+    if (step == LK_FORWARD)
+        return some ? lk_cross_entropy_gradient<T, LK_FORWARD>(job->op, &job->device, *call, job->stream) : LK_OK;
+    if (job->direction == LK_BOTH) call->a.bad_targets = NULL; /* finish has counted them */
+    const lk_status status = lk_cross_entropy_prepare_backward(job->op, &job->device, *call, job->stream);
+    return !status && some ? lk_cross_entropy_gradient_of<T, LK_BACKWARD>(job->op, &job->device, *call, job->stream) : status;
 }
 
 template <class T>
-LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
-                                                cudaStream_t stream)
+LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_parallel_args *args,
+                                                lk_direction direction, cudaStream_t stream)
 {
-    lk_cross_entropy_call call = {};
-    lk_device device = {};
-    const lk_status status = lk_cross_entropy_fill_call<T>(op, args, LK_CE_RANKS, direction, &device, &call);
+    lk_cross_entropy_parallel_args x = {};
+    lk_ce_ranks_space space = {};
+    lk_ce_ranks_job job = {op, {}, stream, direction, {}};
+    const cudaError_t error = lk_current_device(&job.device);
+    lk_status status = lk_cross_entropy_parallel_check<T>(op, args, direction, error ? 90 : job.device.arch, &x, &space, NULL);
+    if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    if (direction == LK_FINISH) return lk_cross_entropy_run_finish(op, &device, call, stream);
-    return direction == LK_BACKWARD ? lk_cross_entropy_run_ranks_backward<T>(op, &device, call, stream)
-                                    : lk_cross_entropy_run_ranks<T>(op, &device, call, direction, stream);
+    lk_cross_entropy_args &a = x.common;
+    if (space.lse) a.lse = space.lse;
+    if (space.lse_low) a.lse_low = space.lse_low;
+    if (space.entropy) a.entropy = space.entropy;
+    if (direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator) { /* what backward divides by */
+        if (!a.valid_rows) a.valid_rows = &space.rows.counts->valid_rows;
+        if (a.class_weight && !a.weight_sum) a.weight_sum = &space.rows.counts->weight_sum;
+    }
+    job.call = lk_ce_ranks_call_of<T>(x);
+    job.call.row_losses = space.rows.row_losses;
+    const lk_ranks ranks = {op, stream, x.parallel, a.vocab, x.states, const_cast<void *>(x.all_states),
+                            (size_t)a.rows * (size_t)job.call.state_bytes, 1, lk_ce_ranks_step<T>, &job};
+    return lk_ranks_run(&ranks, direction);
 }
 template <class T>
-LK_HOST lk_status lk_cross_entropy_parallel_query(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
-                                                  size_t *bytes)
+LK_HOST lk_status lk_cross_entropy_parallel_query(const char *op, const lk_cross_entropy_parallel_args *args,
+                                                  lk_direction direction, size_t *bytes)
 {
-    return lk_cross_entropy_bytes<T>(op, args, LK_CE_RANKS, direction, bytes);
+    lk_cross_entropy_parallel_args x = {};
+    lk_ce_ranks_space space = {};
+    return lk_cross_entropy_parallel_check<T>(op, args, direction, LK_QUERY, &x, &space, bytes);
 }
 
 #endif /* CUDA or the simulator */

@@ -88,6 +88,8 @@ typedef struct {
     int divergence;          /* LK_KL_*; 0: FORWARD */
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
     int path;                /* LK_KL_*; 0 chooses */
+    void *workspace;         /* of kl_parallel.cuh alone: at least the queried bytes, aligned to 128; NULL where that is 0 */
+    size_t workspace_bytes;
 } lk_kl_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
@@ -678,8 +680,7 @@ template <class Args> LK_HOST void lk_kl_fill_in(Args *a)
 typedef struct {
     bool reads; /* logits and teacher */
     lk_tensor list[2];
-    const void *workspace;
-    size_t given, needed; /* bytes of it */
+    size_t needed; /* bytes of workspace */
 } lk_kl_more;
 
 /* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. arch: lk_device's, or
@@ -711,7 +712,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
         {"dlogits", a->dlogits, sizeof(T), gradient, vocab, {{rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         more ? more->list[0] : none,
         more ? more->list[1] : none,
-        more ? lk_workspace(more->workspace, more->needed) : none,
+        lk_workspace(a->workspace, more ? more->needed : 0),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_checks checks = {op, LK_OK};
@@ -727,7 +728,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
         lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
-    if (more) lk_check_workspace(&checks, more->workspace, more->given, more->needed);
+    if (more) lk_check_workspace(&checks, a->workspace, a->workspace_bytes, more->needed);
     lk_check_warn(&checks, rows == 0, "rows is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
     return checks.status;

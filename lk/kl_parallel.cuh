@@ -63,6 +63,7 @@
 #define LK_KL_PARALLEL_CUH
 
 #include "kl.cuh"
+#include "lk_ranks.cuh"
 
 /* One struct for all calls. */
 typedef struct {
@@ -71,8 +72,6 @@ typedef struct {
     void *states;           /* 32 bytes per row, aligned to 16. forward and between write those of this rank's columns; finish, and
                              * calls with all_gather, those of all columns, or NULL to skip; backward reads these */
     const void *all_states; /* [ranks][rows] of them. between and finish read them */
-    void *workspace;        /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
-    size_t workspace_bytes; /* at least what the workspace function says */
 } lk_kl_parallel_args;
 
 #define LK_KL_PARALLEL_FUNCTIONS(X, T)                                                                                         \
@@ -173,47 +172,20 @@ LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(cons
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* What linear_kl_parallel.cuh also checks: the columns, and whether a call may have the divergence. */
-LK_HOST void lk_kl_check_split(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab, int divergence,
+/* What linear_kl_parallel.cuh also checks: `parallel`, and whether a call may have the divergence. */
+LK_HOST void lk_kl_check_ranks(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab, int divergence,
                                lk_direction direction)
 {
-    if (!v.vocab_total)
-        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
-    lk_check_slice(checks, v, vocab);
-    if (checks->status) return;
-    if (direction == LK_BOTH && !v.all_gather)
-        lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
-    if (direction == LK_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)
+    lk_ranks_check(checks, v, vocab, direction);
+    if (!checks->status && direction == LK_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)
         lk_reject(checks, LK_ERR_VALUE, "divergence is %d; this call is for LK_KL_JENSEN_SHANNON alone", divergence);
 }
 
-/* Whether a call gathers by itself. */
-LK_HOST bool lk_kl_gathers(const lk_vocab_parallel &v, lk_direction direction)
-{
-    return v.all_gather && (direction == LK_FORWARD || direction == LK_BOTH);
-}
-
-/* What a call gives, as one of all columns would: FORWARD, BACKWARD, BOTH, or 0 for states alone. */
-LK_HOST lk_direction lk_kl_gives(const lk_vocab_parallel &v, lk_direction direction)
-{
-    const bool results = lk_kl_gathers(v, direction) || direction == LK_FINISH;
-    const bool gradients = direction == LK_BOTH || direction == LK_BACKWARD;
-    return (lk_direction)(results * LK_FORWARD + gradients * LK_BACKWARD);
-}
-
-/* What the checks see of the states of `rows` rows; then, where the call gathers, their place in the workspace. */
+/* What the checks see of the states; then, where the call gathers, their place in the workspace. */
 LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, lk_direction direction, lk_arena *arena,
                                 void **states, const void **all_states, lk_tensor (*list)[2])
 {
-    const bool gathers = lk_kl_gathers(v, direction), back = direction == LK_BACKWARD;
-    const bool finish = direction == LK_FINISH, between = direction == LK_BETWEEN;
-    const int64_t size = sizeof(lk_kl_row), all = lk_count(rows, v.ranks); /* rows may be unchecked */
-    const int use = back ? LK_REQUIRED : finish || gathers ? LK_OUT : LK_OUT | LK_REQUIRED;
-    (*list)[0] = {"states", *states, (int)size / 2, use, lk_count(rows, 2)};
-    (*list)[1] = {"all_states", *all_states, (int)size / 2, finish || between ? LK_REQUIRED : LK_UNUSED, lk_count(all, 2)};
-    if (!gathers) return;
-    *all_states = lk_take_bytes(arena, rows, lk_count(all, size));
-    if (!*states) *states = lk_take_bytes(arena, rows, lk_count(rows, size));
+    lk_ranks_place(v, direction, rows, sizeof(lk_kl_row), sizeof(lk_kl_row), 16, arena, states, all_states, list);
 }
 
 /* Validates; x becomes the arguments with every default filled in, and where the call gathers, with the arrays of the workspace. */
@@ -224,12 +196,12 @@ LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_vocab_parallel &v = x->parallel;
-    const lk_direction gives = lk_kl_gives(v, direction);
+    const lk_direction gives = lk_ranks_give(v, direction);
     lk_checks checks = {op, LK_OK};
-    lk_kl_check_split(&checks, v, x->common.vocab, x->common.divergence, direction);
+    lk_kl_check_ranks(&checks, v, x->common.vocab, x->common.divergence, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
-    lk_arena arena = {(uintptr_t)x->workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    lk_kl_more more = {direction != LK_FINISH, {}, x->workspace, x->workspace_bytes, 0};
+    lk_arena arena = {(uintptr_t)x->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    lk_kl_more more = {direction != LK_FINISH, {}, 0};
     lk_kl_place_states(v, x->common.rows, direction, &arena, &x->states, &x->all_states, &more.list);
     more.needed = arena.used;
     const lk_status status = lk_kl_check<T>(op, &args->common, gives, arch, &x->common, &more);
@@ -268,34 +240,39 @@ LK_HOST lk_status lk_kl_run_between(const char *op, const lk_device *device, con
     return status ? status : lk_kl_run_step<T, T, LK_KL_TERMS>(op, device, x.common, x.states, stream);
 }
 
+/* A call of a rank while it is launched. */
+typedef struct {
+    const char *op;
+    const lk_device *device;
+    cudaStream_t stream;
+    lk_kl_parallel_args x;
+} lk_kl_ranks_job;
+
+template <class T> LK_HOST lk_status lk_kl_step(void *of, lk_direction step)
+{
+    const lk_kl_ranks_job &job = *(lk_kl_ranks_job *)of;
+    const lk_kl_parallel_args &x = job.x;
+    if (step == LK_FORWARD) return lk_kl_run_step<T, T, LK_KL_STATE>(job.op, job.device, x.common, x.states, job.stream);
+    if (step == LK_BETWEEN) return lk_kl_run_between<T>(job.op, job.device, x, job.stream);
+    if (step == LK_FINISH) return lk_kl_run_merge(job.op, job.device, x, false, job.stream);
+    return lk_kl_run_step<T, T, LK_KL_GRADIENT>(job.op, job.device, x.common, x.states, job.stream);
+}
+
 template <class T>
 LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *args, lk_direction direction,
                                      cudaStream_t stream)
 {
-    lk_kl_parallel_args x = {};
     lk_device device = {};
+    lk_kl_ranks_job job = {op, &device, stream, {}};
+    const lk_kl_parallel_args &x = job.x;
     const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_kl_parallel_check<T>(op, args, direction, error ? 90 : device.arch, &x, NULL);
+    lk_status status = lk_kl_parallel_check<T>(op, args, direction, error ? 90 : device.arch, &job.x, NULL);
     if (!status) status = lk_asked_device(op, error);
     if (status || x.common.rows == 0) return status;
-    const lk_vocab_parallel &v = x.parallel;
-    const size_t bytes = (size_t)x.common.rows * sizeof(lk_kl_row);
-    void *const all = const_cast<void *>(x.all_states);
-    if (direction == LK_BETWEEN) return lk_kl_run_between<T>(op, &device, x, stream);
-    if (direction == LK_FINISH) return lk_kl_run_merge(op, &device, x, false, stream);
-    if (direction == LK_BACKWARD) return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
-
-    if (v.all_gather) status = lk_check_all_slices(op, &v, x.common.vocab, x.states, all, bytes, stream);
-    if (!status) status = lk_kl_run_step<T, T, LK_KL_STATE>(op, &device, x.common, x.states, stream);
-    if (status || !v.all_gather) return status;
-    status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, all, bytes, stream));
-    if (!status && x.common.divergence == LK_KL_JENSEN_SHANNON) {
-        status = lk_kl_run_between<T>(op, &device, x, stream);
-        if (!status) status = lk_called_back(op, "all_gather", v.all_gather(v.user, x.states, all, bytes, stream));
-    }
-    if (!status) status = lk_kl_run_merge(op, &device, x, false, stream);
-    if (status || direction == LK_FORWARD) return status;
-    return lk_kl_run_step<T, T, LK_KL_GRADIENT>(op, &device, x.common, x.states, stream);
+    const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, const_cast<void *>(x.all_states),
+                            (size_t)x.common.rows * sizeof(lk_kl_row), x.common.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
+                            lk_kl_step<T>, &job};
+    return lk_ranks_run(&ranks, direction);
 }
 
 template <class T>

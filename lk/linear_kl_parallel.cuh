@@ -100,7 +100,7 @@ LK_HOST lk_kl_parallel_args lk_linear_kl_finish_args(const lk_linear_kl_parallel
 /* Where the states lie, and what the checks of linear_kl.cuh look at besides. Columns are checked before. */
 LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, lk_direction direction)
 {
-    const bool again = lk_kl_gathers(x->parallel, direction) && x->common.divergence == LK_KL_JENSEN_SHANNON;
+    const bool again = lk_ranks_gathers(x->parallel, direction) && x->common.divergence == LK_KL_JENSEN_SHANNON;
     lk_linear_kl_more more = {1 + again + (direction == LK_BOTH), 0, {}};
     lk_arena arena = {(uintptr_t)x->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_kl_place_states(x->parallel, x->common.tokens, direction, &arena, &x->states, &x->all_states, &more.list);
@@ -115,7 +115,7 @@ LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_pa
     lk_checks checks = {op, LK_OK};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
-    lk_kl_check_split(&checks, x->parallel, x->common.vocab, x->common.divergence, direction);
+    lk_kl_check_ranks(&checks, x->parallel, x->common.vocab, x->common.divergence, direction);
     return checks.status;
 }
 
@@ -165,43 +165,27 @@ LK_HOST lk_status lk_linear_kl_merge(const lk_linear_kl_ranks *r, bool between)
     return lk_kl_run_merge(r->job.op, &r->job.device, lk_linear_kl_finish_args(&x), between, r->job.stream);
 }
 
-LK_HOST lk_status lk_linear_kl_gather(const lk_linear_kl_ranks *r)
+/* Goes on with the call, whose tokens are some. */
+template <class T, class Logit> LK_HOST lk_status lk_linear_kl_step(void *of, lk_direction step)
 {
-    const lk_vocab_parallel &v = r->x.parallel;
-    const size_t bytes = (size_t)r->x.common.tokens * sizeof(lk_kl_row);
-    return lk_called_back(r->job.op, "all_gather",
-                          v.all_gather(v.user, r->x.states, const_cast<void *>(r->x.all_states), bytes, r->job.stream));
+    lk_linear_kl_ranks *const r = (lk_linear_kl_ranks *)of;
+    if (step == LK_FORWARD) return lk_linear_kl_pass<T, Logit, LK_KL_STATE>(r);
+    if (step == LK_FINISH) return lk_linear_kl_merge(r, false);
+    const lk_status status = step == LK_BETWEEN ? lk_linear_kl_merge(r, true) : LK_OK;
+    if (status) return status;
+    return step == LK_BETWEEN ? lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r) : lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
 }
 
-/* The call, whose tokens are some. */
 template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, lk_direction direction)
 {
-    const lk_vocab_parallel &v = r->x.parallel;
-    const bool backward = direction == LK_BACKWARD, between = direction == LK_BETWEEN;
-    const bool gathers = lk_kl_gathers(v, direction);
+    const lk_linear_kl_args &a = r->x.common;
+    const lk_ranks ranks = {r->job.op, r->job.stream, r->x.parallel, a.vocab, r->x.states, const_cast<void *>(r->x.all_states),
+                            (size_t)a.tokens * sizeof(lk_kl_row), a.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
+                            lk_linear_kl_step<T, Logit>, r};
     r->job.mode = LK_CUBLAS_RESOLVE;
-    lk_status status = lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */
+    const lk_status status = lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */
     r->job.mode = LK_CUBLAS_LAUNCH;
-    if (status) return status;
-    if (backward) return lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
-    if (between) {
-        status = lk_linear_kl_merge(r, true);
-        return status ? status : lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r);
-    }
-
-    if (gathers)
-        status = lk_check_all_slices(r->job.op, &v, r->x.common.vocab, r->x.states, const_cast<void *>(r->x.all_states),
-                                     (size_t)r->x.common.tokens * sizeof(lk_kl_row), r->job.stream);
-    if (!status) status = lk_linear_kl_pass<T, Logit, LK_KL_STATE>(r);
-    if (status || !gathers) return status;
-    status = lk_linear_kl_gather(r);
-    if (!status && r->job.p.call.a.divergence == LK_KL_JENSEN_SHANNON) {
-        status = lk_linear_kl_merge(r, true);
-        if (!status) status = lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r);
-        if (!status) status = lk_linear_kl_gather(r);
-    }
-    if (!status) status = lk_linear_kl_merge(r, false);
-    return status || direction == LK_FORWARD ? status : lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
+    return status ? status : lk_ranks_run(&ranks, direction);
 }
 
 /* All calls. finish: the results from the states of all ranks, which the caller has gathered. */
@@ -218,7 +202,7 @@ LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_p
     lk_status status = lk_linear_kl_check_split(op, args, direction, &r.x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&r.x, direction);
-    status = lk_linear_kl_begin<T>(op, &args->common, lk_kl_gives(args->parallel, direction), stream, &r.job, &more);
+    status = lk_linear_kl_begin<T>(op, &args->common, lk_ranks_give(args->parallel, direction), stream, &r.job, &more);
     const lk_linear_kl_args &a = r.job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
@@ -238,7 +222,7 @@ LK_HOST lk_status lk_linear_kl_find_split(const char *op, const lk_linear_kl_par
     lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    const lk_direction gives = lk_kl_gives(args->parallel, direction);
+    const lk_direction gives = lk_ranks_give(args->parallel, direction);
     status = lk_linear_kl_check<T>(op, &args->common, gives, true, budget, least, &call, &answer, &more);
     if (!status) *plan = answer;
     return status;

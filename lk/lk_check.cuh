@@ -346,63 +346,6 @@ LK_HOST void lk_check_warn(const lk_checks *checks, bool suspect, const char *se
 #endif
 }
 
-/* ---- Ranks --------------------------------------------------------------------------------------------------------------- */
-
-/* A rank's slice of columns. vocab_total 0: there are no ranks. */
-LK_HOST void lk_check_slice(lk_checks *checks, const lk_vocab_parallel &v, int64_t vocab)
-{
-    const bool ranks = v.ranks < 0 || v.ranks > 1;
-    if (!v.vocab_total && (ranks || v.all_gather))
-        lk_reject(checks, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.%s is given", ranks ? "ranks" : "all_gather");
-    if (!v.vocab_total || checks->status) return;
-    lk_check_size(checks, "parallel.vocab_total", v.vocab_total, 1, 1 << 30);
-    lk_check_size(checks, "vocab", vocab, 0, v.vocab_total);
-    if (checks->status) return; /* before their difference is computed */
-    lk_check_size(checks, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - vocab);
-    lk_check_size(checks, "parallel.ranks", v.ranks, 1, 1 << 16);
-    lk_check_size(checks, "parallel.rank", v.rank, 0, (int64_t)v.ranks - 1);
-    lk_check_size(checks, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
-}
-
-/* The status of a callback of `parallel`, with a sentence. */
-LK_HOST lk_status lk_called_back(const char *op, const char *name, lk_status status)
-{
-    return status ? lk_fail(status, op, "parallel.%s returned %d", name, (int)status) : LK_OK;
-}
-
-/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for missing columns and overlaps, which no rank sees by
- * itself. It waits for the stream, so it does nothing while that is captured. states and all_states are scratch memory here: the
- * states overwrite them later. bytes: of one rank's states; where a slice takes more (32 bytes), nothing is checked. */
-LK_HOST lk_status lk_check_all_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
-                                      size_t bytes, cudaStream_t stream)
-{
-    (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
-#if defined(LK_CHECK)
-    const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) || capture) return LK_OK;
-    int64_t of[1024][4], sum = 0;
-    cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
-    const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
-    if (status) return lk_called_back(op, "all_gather", status);
-    if (!error) error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
-    if (!error) error = cudaStreamSynchronize(stream);
-    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
-    for (int i = 0; i < v->ranks; i++) {
-        sum += of[i][1];
-        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
-            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
-                           v->rank);
-        for (int k = 0; k < i; k++)
-            if (of[i][1] && of[k][1] && of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
-                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
-    }
-    if (sum != v->vocab_total)
-        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
-#endif
-    return LK_OK;
-}
-
 #endif /* __CUDACC__ || LK_SIMT */
 
 #endif /* LK_CHECK_CUH */

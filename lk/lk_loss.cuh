@@ -398,7 +398,7 @@ LK_DEVICE State lk_ce_add(State s, const float (&x)[n], int64_t col, const Args 
     LK_UNROLL for (int j = 0; j < n; j++) v[j] = x[j], w[j] = 1.0f;
     if (plain) return lk_ce_row_add(s, v, w, a.logit_scale);
     if (a.class_weight && a.label_smoothing > 0.0f) {
-        LK_UNROLL for (int j = 0; j < n; j++) w[j] = a.class_weight[a.parallel.vocab_start + col + j];
+        LK_UNROLL for (int j = 0; j < n; j++) w[j] = a.class_weight[col + j];
     }
     if (a.argmax) s = lk_ce_add_top(s, x, col);
     const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
@@ -714,7 +714,7 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
     float part[2] = {0.0f, 0.0f}, slope[n] LK_UNSET, w_factor[n], e[n];
     LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] = g.w_factor;
     if (!plain && a.class_weight && g.w_factor != 0.0f) {
-        LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[a.parallel.vocab_start + col + j];
+        LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[col + j];
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
     LK_UNROLL for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));

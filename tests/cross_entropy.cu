@@ -41,19 +41,23 @@ TEST_DEFINE(CROSS_ENTROPY_PROBABILITIES)
 
 typedef lk_status (*call_function)(const lk_cross_entropy_args *, cudaStream_t);
 typedef lk_status (*query_function)(const lk_cross_entropy_args *, size_t *);
+typedef lk_cross_entropy_parallel_args rank_args;
+typedef lk_status (*rank_function)(const rank_args *, cudaStream_t);
+typedef lk_status (*rank_query_function)(const rank_args *, size_t *);
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
-enum { LABELS, RANKS, PROBABILITIES, HEADERS }; /* whose functions */
-static const char *const header_name[] = {"", "parallel_", "probabilities_"};
+enum { LABELS, PROBABILITIES, HEADERS }; /* whose functions */
 #define CALLS(header) {TEST_OF_TYPES(lk_cross_entropy_##header##forward), TEST_OF_TYPES(lk_cross_entropy_##header##backward),  \
                        TEST_OF_TYPES(lk_cross_entropy_##header##forward_backward)}
 #define QUERIES(header) {TEST_OF_TYPES(lk_cross_entropy_##header##forward_workspace_bytes),                                    \
                          TEST_OF_TYPES(lk_cross_entropy_##header##backward_workspace_bytes),                                   \
                          TEST_OF_TYPES(lk_cross_entropy_##header##forward_backward_workspace_bytes)}
-static const call_function call_of[HEADERS][DIRECTIONS][TEST_TYPES] = {CALLS(), CALLS(parallel_), CALLS(probabilities_)};
-static const query_function query_of[HEADERS][DIRECTIONS][TEST_TYPES] = {QUERIES(), QUERIES(parallel_), QUERIES(probabilities_)};
+static const call_function call_of[HEADERS][DIRECTIONS][TEST_TYPES] = {CALLS(), CALLS(probabilities_)};
+static const query_function query_of[HEADERS][DIRECTIONS][TEST_TYPES] = {QUERIES(), QUERIES(probabilities_)};
 
-static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_parallel_finish);
-static const query_function finish_bytes_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_parallel_finish_workspace_bytes);
+static const rank_function rank_of[DIRECTIONS][TEST_TYPES] = CALLS(parallel_);
+static const rank_query_function rank_query_of[DIRECTIONS][TEST_TYPES] = QUERIES(parallel_);
+static const rank_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_parallel_finish);
+static const rank_query_function finish_bytes_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_parallel_finish_workspace_bytes);
 
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
 enum { PATHS = 4, COUNTED = DIRECTIONS * PATHS };
@@ -666,7 +670,7 @@ static void without_tensors(int direction)
     if (args.class_weight) args.class_weight = (const float *)(uintptr_t)3;
 }
 
-static int header_of(const problem *p) { return p->ranks ? RANKS : p->prob ? PROBABILITIES : LABELS; }
+static int header_of(const problem *p) { return p->prob ? PROBABILITIES : LABELS; }
 
 static lk_status query(int header, int type, int direction, size_t *bytes)
 {
@@ -701,9 +705,10 @@ static lk_status gather(void *user, const void *send, void *receive, size_t byte
     return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
 }
 
-static lk_cross_entropy_args slice_of(const problem *p, int rank)
+static rank_args slice_of(const problem *p, int rank)
 {
-    lk_cross_entropy_args a = args;
+    rank_args x = {args, {}, NULL, table};
+    lk_cross_entropy_args &a = x.common;
     const int64_t stride = p->logits_stride ? p->logits_stride : p->vocab, own = laid[DLOGITS].stride;
     a.vocab = cut[rank + 1] - cut[rank], a.logits_stride = stride;
     a.logits = (const char *)args.logits + cut[rank] * test_type_bytes[p->type];
@@ -712,12 +717,15 @@ static lk_cross_entropy_args slice_of(const problem *p, int rank)
         if (p->on[ZERO_PADDING]) a.dlogits_stride = args.dlogits_stride;
     }
     if (a.vocab == 0 && rank % 2) a.logits = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
-    a.parallel.vocab_start = cut[rank], a.parallel.vocab_total = p->vocab;
-    a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p;
-    if (gathers(p)) a.parallel.all_gather = gather;
+    x.parallel.vocab_start = cut[rank], x.parallel.vocab_total = p->vocab;
+    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
+    if (gathers(p)) x.parallel.all_gather = gather;
     if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
-    return a;
+    return x;
 }
+
+/* In the table behind the states of all ranks: what two calls leave to backward, and that of the formula. */
+static float *left_states(const problem *p, int which) { return (float *)(table + (size_t)(p->ranks + which) * state_bytes(p)); }
 
 /* The sums of the p of all other columns, for backward, by the lse that it gets. */
 static void make_table(const problem *p)
@@ -730,7 +738,7 @@ static void make_table(const problem *p)
         for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
         others[row] = (float)sum;
     }
-    test_fill_table(&table, &table_bytes, state_bytes(p) * (size_t)p->ranks, others, p->rows);
+    test_fill_table(&table, &table_bytes, state_bytes(p) * (size_t)(p->ranks + 2), others, p->rows);
     free(others);
     test_cut_columns(cut, p->ranks, p->vocab, p->seed);
 }
@@ -738,30 +746,36 @@ static void make_table(const problem *p)
 static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
-    const size_t bytes = state_bytes(p);
+    const bool keeps = gathers(p) && p->seed % 8 < 4 && !p->on[HAS_DENTROPY]; /* what backward reads of the call's states */
     for (int round = 0; round < (gathers(p) && p->ranks > 1 ? 2 : 1); round++)
         for (gathering = 0; gathering < p->ranks && !status; gathering++) {
-            lk_cross_entropy_args a = slice_of(p, gathering);
-            a.states = table + (size_t)gathering * bytes;
-            a.others = p->direction == BACKWARD ? (float *)(table + (size_t)p->ranks * bytes) : NULL;
-            if (round == 0 && gathers(p) && p->ranks > 1) a.bad_targets = NULL;
-            status = call_of[RANKS][p->direction][p->type](&a, test.stream);
-            if (!status && gathers(p) && a.lse && (round || p->ranks == 1)) test_same_on_ranks(a.lse, p->rows, gathering);
+            rank_args x = slice_of(p, gathering);
+            if (!gathers(p)) x.states = table + (size_t)gathering * state_bytes(p);
+            if (keeps) x.states = left_states(p, 0);
+            if (p->direction == BACKWARD) x.states = left_states(p, 2);
+            if (round == 0 && gathers(p) && p->ranks > 1) x.common.bad_targets = NULL;
+            status = rank_of[p->direction][p->type](&x, test.stream);
+            const bool complete = !status && gathers(p) && (round || p->ranks == 1);
+            if (complete && x.common.lse) test_same_on_ranks(x.common.lse, p->rows, gathering);
         }
-    if (status || p->direction != FORWARD || gathers(p)) return status;
-    lk_cross_entropy_args a = slice_of(p, 0);
-    a.all_states = table, a.others = NULL;
-    return finish_of[p->type](&a, test.stream);
+    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    rank_args x = slice_of(p, 0);
+    if (keeps) { /* finish by itself leaves the same bits as the call that gathers */
+        x.states = left_states(p, 1), x.parallel.all_gather = NULL, x.common.bad_targets = NULL;
+    }
+    status = finish_of[p->type](&x, test.stream);
+    if (keeps && !status) test_same_on_ranks(left_states(p, 0), p->rows, 0), test_same_on_ranks(left_states(p, 1), p->rows, 1);
+    return status;
 }
 
 /* The workspace where columns are split: of finish, or of forward_backward. */
 static bool setup_workspace(const problem *p, int run)
 {
     size_t bytes = 0;
-    const lk_cross_entropy_args a = slice_of(p, p->ranks - 1);
-    const query_function ask =
-        p->direction == FORWARD && !gathers(p) ? finish_bytes_of[p->type] : query_of[RANKS][p->direction][p->type];
-    const lk_status status = ask(&a, &bytes);
+    const rank_args x = slice_of(p, p->ranks - 1);
+    const rank_query_function ask =
+        p->direction == FORWARD && !gathers(p) ? finish_bytes_of[p->type] : rank_query_of[p->direction][p->type];
+    const lk_status status = ask(&x, &bytes);
     if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
     test_buffer_upload(&buffers[WORKSPACE]);
@@ -2192,7 +2206,7 @@ static void expect_error(int header, int type, int direction, lk_status want, co
     p.prob = header == PROBABILITIES;
     const lk_status status = launch(&p);
     char name[40];
-    snprintf(name, sizeof name, "%s%s", header_name[header], direction_name[direction]);
+    snprintf(name, sizeof name, "%s%s", header == PROBABILITIES ? "probabilities_" : "", direction_name[direction]);
     const char *const said = test_expect(status, want, field, "lk_cross_entropy", name, type);
     size_t asked = TEST_NOT_ASKED;
     const lk_status answer = query(header, type, direction, &asked);
@@ -2236,7 +2250,6 @@ static void prob_errors(int type, int direction)
     if (direction == BACKWARD) PROB_CALL(LK_OK, "no counts", a.valid_rows = NULL, a.weight_sum = NULL);
     PROB_CALL(LK_ERR_NULL, "target_prob is NULL", a.target_prob = NULL);
     if (direction == FORWARD) PROB_CALL(LK_ERR_VALUE, "statistics are not for target_prob", a.statistics = 1);
-    PROB_CALL(LK_ERR_VALUE, "split over ranks", a.parallel.vocab_total = 8, a.parallel.ranks = 1);
     PROB_CALL(LK_ERR_VALUE, "target_prob is given, so target must be NULL", a.target = a.logits);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = 7);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = -8);
@@ -2258,13 +2271,11 @@ static void prob_errors(int type, int direction)
 static void common_errors(int type, int direction)
 {
     lk_cross_entropy_args &a = args;
-    char other[2][96]; /* the functions that have these fields */
-    for (int header = RANKS; header <= PROBABILITIES; header++)
-        snprintf(other[header - RANKS], sizeof other[0], "lk_cross_entropy_%s%s, which is in cross_entropy_%s", header_name[header],
-                 direction_name[direction], header == RANKS ? "parallel.cuh" : "probabilities.cuh");
-    BAD_CALL(LK_ERR_VALUE, other[0], a.parallel.vocab_total = 8, a.parallel.ranks = 1);
-    BAD_CALL(LK_ERR_VALUE, other[1], a.target_prob = a.logits);
-    BAD_CALL(LK_ERR_VALUE, other[1], a.target_prob = a.logits, a.target = NULL);
+    char other[96]; /* the function that has this field */
+    snprintf(other, sizeof other, "lk_cross_entropy_probabilities_%s, which is in cross_entropy_probabilities.cuh",
+             direction_name[direction]);
+    BAD_CALL(LK_ERR_VALUE, other, a.target_prob = a.logits);
+    BAD_CALL(LK_ERR_VALUE, other, a.target_prob = a.logits, a.target = NULL);
     BAD_CALL(LK_OK, "nothing", a.path = 0);
     BAD_CALL(LK_ERR_NULL, "logits", a.logits = NULL);
     BAD_CALL(LK_ERR_NULL, "target", a.target = NULL);
@@ -2501,41 +2512,43 @@ static void rank_errors(int type)
         const char *word;
     } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
-                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"},
+                 {BACKWARD, LK_ERR_NULL, "states"}, {BOTH, LK_ERR_NULL, "all_gather"},
                  {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"},
                  {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
                  {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
-                 {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"},
-                 {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.all_gather"},
-                 {BACKWARD, LK_ERR_VALUE, "lk_cross_entropy_parallel_backward, which is in cross_entropy_parallel.cuh"}};
+                 {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks"},
+                 {BOTH, LK_ERR_SHAPE, "vocab_start"}, {BOTH, LK_ERR_SHAPE, "states and lse overlap"},
+                 {DIRECTIONS, LK_ERR_SHAPE, "all_states and states overlap"}, {BACKWARD, LK_ERR_ALIGNMENT, "states"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
         p.ranks = 2, p.on[UPSTREAM_ONE] = false;
         settle_tensors(&p);
         setup(&p, 0);
-        lk_cross_entropy_args a = slice_of(&p, 0);
-        lk_vocab_parallel *const v = &a.parallel;
-        a.states = a.states ? a.states : table, a.all_states = table;
+        rank_args x = slice_of(&p, 0);
+        lk_cross_entropy_args &a = x.common;
+        lk_vocab_parallel *const v = &x.parallel;
+        x.states = left_states(&p, 0);
         if (direction == FORWARD) v->all_gather = NULL; /* three calls, whatever the seed says */
         if (i == 0) v->vocab_total = -1;
-        if (i == 1) v->vocab_start = v->vocab_total - a.vocab + 1;
+        if (i == 1 || i == 15) v->vocab_start = v->vocab_total - a.vocab + 1;
         if (i == 2) a.vocab = v->vocab_total + 1;
         if (i == 3) v->ranks = 0;
         if (i == 4) v->rank = 2;
-        if (i == 5) a.states = NULL;
-        if (i == 6) a.others = NULL;
-        if (i == 7) v->all_gather = NULL;
+        if (i == 5 || i == 6) x.states = NULL;
+        if (i == 7 || i == 15) v->all_gather = NULL; /* 15: sizes come first */
         if (i == 8 || i == 9) v->all_gather = broken_gather;
-        if (i == 10) a.all_states = NULL;
+        if (i == 10) x.all_states = NULL;
         if (i == 11) *v = {};
-        if (i == 13) a.states = (char *)a.states + 8;
-        if (i == 14) v->vocab_total = 0;
-        if (i == 15) v->vocab_total = 0, v->ranks = 0, v->all_gather = broken_gather;
         if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
+        if (i == 13) x.states = (char *)x.states + 8;
+        if (i == 14) v->vocab_total = 0;
+        if (i == 16) x.states = a.lse = (float *)x.states;
+        if (i == 17) x.states = table;
+        if (i == 18) x.states = (char *)x.states + 2;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
-        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)
-                                                                  : call_of[i < 14 ? RANKS : LABELS][direction][type](&a, test.stream);
+        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&x, test.stream)
+                                                                  : rank_of[direction][type](&x, test.stream);
         if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
             test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
         TEST_CUDA(cudaStreamSynchronize(test.stream));

@@ -38,6 +38,10 @@ TEST_DEFINE(CROSS_ENTROPY_IDS_PARALLEL)
 
 typedef lk_status (*call_function)(const lk_cross_entropy_ids_args *, cudaStream_t);
 typedef lk_status (*query_function)(const lk_cross_entropy_ids_args *, size_t *);
+typedef lk_cross_entropy_ids_parallel_args rank_args;
+typedef lk_status (*rank_function)(const rank_args *, cudaStream_t);
+typedef lk_status (*rank_query_function)(const rank_args *, size_t *);
+typedef lk_status (*one_rank_function)(const lk_cross_entropy_parallel_args *, cudaStream_t);
 typedef lk_status (*one_function)(const lk_cross_entropy_args *, cudaStream_t);
 typedef lk_status (*one_query_function)(const lk_cross_entropy_args *, size_t *);
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
@@ -45,11 +49,11 @@ enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
                         TEST_OF_TYPES(lk_##op##_forward_backward##end)}
 static const call_function call_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids, );
 static const query_function query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids, _workspace_bytes);
-static const call_function split_call_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids_parallel, );
-static const query_function split_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids_parallel, _workspace_bytes);
-static const call_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_parallel_finish);
-static const query_function finish_query_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_parallel_finish_workspace_bytes);
-static const one_function split_one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_parallel, );
+static const rank_function split_call_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids_parallel, );
+static const rank_query_function split_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_ids_parallel, _workspace_bytes);
+static const rank_function finish_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_parallel_finish);
+static const rank_query_function finish_query_of[TEST_TYPES] = TEST_OF_TYPES(lk_cross_entropy_ids_parallel_finish_workspace_bytes);
+static const one_rank_function split_one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy_parallel, );
 static const one_function one_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy, );
 static const one_query_function one_query_of[DIRECTIONS][TEST_TYPES] = CALLS(cross_entropy, _workspace_bytes);
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
@@ -609,10 +613,13 @@ static lk_status gather(void *user, const void *send, void *receive, size_t byte
     return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
 }
 
-static lk_cross_entropy_ids_args slice_of(const problem *p, int rank)
+/* In the table behind the blocks of all ranks: what two calls leave to backward, and that of the formula. */
+static float *left_states(const problem *p, int which) { return (float *)(table + (size_t)(p->ranks + which) * block_of(p)); }
+
+static rank_args slice_of(const problem *p, int rank)
 {
-    lk_cross_entropy_ids_args x = args;
-    lk_cross_entropy_args &a = x.common;
+    rank_args x = {args, {}, NULL, table};
+    lk_cross_entropy_args &a = x.common.common;
     a.vocab = cut[rank + 1] - cut[rank], a.logits_stride = p->stride[LOGITS] ? p->stride[LOGITS] : p->vocab;
     a.logits = (const char *)args.common.logits + cut[rank] * test_type_bytes[p->type];
     if (gives_gradient(p->direction)) {
@@ -620,11 +627,11 @@ static lk_cross_entropy_ids_args slice_of(const problem *p, int rank)
         if (p->on[ZERO_PADDING]) a.dlogits_stride = args.common.dlogits_stride;
     }
     if (a.vocab == 0 && rank % 2) a.logits = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
-    a.parallel.vocab_start = cut[rank], a.parallel.vocab_total = p->vocab;
-    a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p;
-    if (gathers(p)) a.parallel.all_gather = gather;
-    a.states = table + (size_t)rank * block_of(p);
-    if (p->direction == BACKWARD) a.others = (float *)(table + (size_t)p->ranks * block_of(p));
+    x.parallel.vocab_start = cut[rank], x.parallel.vocab_total = p->vocab;
+    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
+    if (gathers(p)) x.parallel.all_gather = gather;
+    else x.states = table + (size_t)rank * block_of(p);
+    if (p->direction == BACKWARD) x.states = left_states(p, 2);
     if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
     return x;
 }
@@ -640,18 +647,19 @@ static void make_table(const problem *p)
         for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
         others[row] = (float)sum;
     }
-    test_fill_table(&table, &table_bytes, block_of(p) * (size_t)p->ranks, others, p->rows);
+    test_fill_table(&table, &table_bytes, block_of(p) * (size_t)(p->ranks + 2), others, p->rows);
     free(others);
     test_cut_columns(cut, p->ranks, p->vocab, p->seed);
 }
 
 /* A call with the workspace that it asks for. */
-static lk_status call_with(const problem *p, query_function ask, call_function call, lk_cross_entropy_ids_args *x)
+static lk_status call_with(const problem *p, rank_query_function ask, rank_function call, rank_args *x)
 {
-    x->common.workspace_bytes = 0;
-    const lk_status status = ask(x, &x->common.workspace_bytes);
-    if (!test_that(status == LK_OK && x->common.workspace_bytes <= args.common.workspace_bytes))
-        test_detail("a query: %s, %zu bytes; %s", lk_last_error(), x->common.workspace_bytes, describe(p));
+    size_t *const bytes = &x->common.common.workspace_bytes;
+    *bytes = 0;
+    const lk_status status = ask(x, bytes);
+    if (!test_that(status == LK_OK && *bytes <= args.common.workspace_bytes))
+        test_detail("a query: %s, %zu bytes; %s", lk_last_error(), *bytes, describe(p));
     return status ? status : call(x, test.stream);
 }
 
@@ -659,31 +667,37 @@ static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
     block_bytes = block_of(p);
+    const bool keeps = gathers(p) && p->seed % 8 < 4 && !p->on[HAS_DENTROPY]; /* what backward reads of the call's states */
     for (int round = 0; round < (gathers(p) && p->ranks > 1 ? 2 : 1); round++)
         for (gathering = 0; gathering < p->ranks && !status; gathering++) {
-            lk_cross_entropy_ids_args x = slice_of(p, gathering);
+            rank_args x = slice_of(p, gathering);
+            const lk_cross_entropy_ids_args &i = x.common;
             const bool last = round || p->ranks == 1;
-            if (!last && gathers(p)) x.common.bad_targets = NULL;
+            if (keeps) x.states = left_states(p, 0);
+            if (!last && gathers(p)) x.common.common.bad_targets = NULL;
             status = call_with(p, split_query_of[p->direction][p->type], split_call_of[p->direction][p->type], &x);
             if (status || !last || !gathers(p)) continue;
-            if (x.tail) test_same_on_ranks(x.tail, p->rows, gathering);
-            else if (x.logp) test_same_on_ranks(x.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, gathering);
-            else if (x.common.lse) test_same_on_ranks(x.common.lse, p->rows, gathering);
-            else if (x.common.loss) test_same_on_ranks(x.common.loss, laid[LOSS].rows, gathering);
+            if (i.tail) test_same_on_ranks(i.tail, p->rows, gathering);
+            else if (i.logp) test_same_on_ranks(i.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, gathering);
+            else if (i.common.lse) test_same_on_ranks(i.common.lse, p->rows, gathering);
+            else if (i.common.loss) test_same_on_ranks(i.common.loss, laid[LOSS].rows, gathering);
         }
-    if (status || p->direction != FORWARD || gathers(p)) return status;
-    lk_cross_entropy_ids_args x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
-    x.common.all_states = table, x.common.others = NULL, x.common.bad_targets = args.common.bad_targets;
-    return call_with(p, finish_query_of[p->type], finish_of[p->type], &x);
+    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    rank_args x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
+    x.states = keeps ? left_states(p, 1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
+    x.parallel.all_gather = NULL, x.common.common.bad_targets = keeps ? NULL : args.common.bad_targets;
+    status = call_with(p, finish_query_of[p->type], finish_of[p->type], &x);
+    if (keeps && !status) test_same_on_ranks(left_states(p, 0), p->rows, 0), test_same_on_ranks(left_states(p, 1), p->rows, 1);
+    return status;
 }
 
 /* The workspace of a rank's calls. */
 static bool setup_workspace(const problem *p, int run)
 {
     size_t bytes = 0, of_finish = 0;
-    const lk_cross_entropy_ids_args x = slice_of(p, p->ranks - 1);
+    const rank_args x = slice_of(p, p->ranks - 1);
     lk_status status = split_query_of[p->direction][p->type](&x, &bytes);
-    if (!status && p->direction == FORWARD) status = finish_query_of[p->type](&x, &of_finish);
+    if (!status && gives_loss(p->direction)) status = finish_query_of[p->type](&x, &of_finish);
     if (!test_that(status == LK_OK && (bytes >= 128 || p->rows == 0))) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     if (of_finish > bytes) bytes = of_finish;
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
@@ -1080,19 +1094,21 @@ static void graphs(int type, int direction, int path)
 }
 
 /* The results of cross_entropy_parallel.cuh for a target are those of one id. */
-static void compare_one(const problem *p, lk_cross_entropy_args one)
+static void compare_one(const problem *p, const lk_cross_entropy_args &args_of_one)
 {
     static const int outputs[] = {LSE, LSE_LOW, ENTROPY, LOSS, Z_LOSS, ARGMAX, VALID, WEIGHT_SUM};
     static void *room;
     lk_status status = LK_OK;
+    lk_cross_entropy_parallel_args one = {args_of_one, {}, NULL, NULL};
     if (!room) TEST_CUDA(cudaMalloc(&room, 1 << 20));
-    block_bytes = 0, one.workspace = room, one.workspace_bytes = 1 << 20;
+    block_bytes = 0, one.common.workspace = room, one.common.workspace_bytes = 1 << 20;
     for (int round = 0; round < 2; round++)
         for (gathering = 0; gathering < p->ranks && !status && gives_loss(p->direction); gathering++) {
-            const lk_cross_entropy_args part = slice_of(p, gathering).common;
-            one.logits = part.logits, one.vocab = part.vocab, one.logits_stride = part.logits_stride;
-            one.dlogits = part.dlogits, one.dlogits_stride = part.dlogits_stride;
-            one.parallel = part.parallel, one.parallel.all_gather = gather;
+            const rank_args x = slice_of(p, gathering);
+            const lk_cross_entropy_args &part = x.common.common;
+            one.common.logits = part.logits, one.common.vocab = part.vocab, one.common.logits_stride = part.logits_stride;
+            one.common.dlogits = part.dlogits, one.common.dlogits_stride = part.dlogits_stride;
+            one.parallel = x.parallel, one.parallel.all_gather = gather;
             status = split_one_of[p->direction][p->type](&one, test.stream);
         }
     if (!test_launched(status, describe(p))) return;
@@ -1228,7 +1244,6 @@ static void errors(int type, int direction)
     BAD_CALL(LK_ERR_VALUE, "target_prob is given", a.target_prob = a.logits);
     BAD_CALL(LK_ERR_VALUE, "class_weight is given", a.class_weight = &anything);
     BAD_CALL(LK_ERR_VALUE, "label_smoothing is given", a.label_smoothing = 0.1f);
-    BAD_CALL(LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_cross_entropy_ids_parallel_", a.parallel.vocab_total = 8);
     BAD_CALL(LK_ERR_VALUE, "statistics is given", a.statistics = 1);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is 0; it must be 1 to 128", args.ids_per_row = 0);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is 129", args.ids_per_row = 129);
@@ -1289,53 +1304,55 @@ static void rank_errors(int type)
         int direction;
         lk_status want;
         const char *says;
-        void (*change)(lk_cross_entropy_ids_args *x);
+        void (*change)(rank_args *x);
     } cases[] = {
-        {FORWARD, LK_OK, "", [](lk_cross_entropy_ids_args *) {}},
-        {FINISH, LK_OK, "", [](lk_cross_entropy_ids_args *) {}},
-        {BACKWARD, LK_OK, "", [](lk_cross_entropy_ids_args *) {}},
+        {FORWARD, LK_OK, "", [](rank_args *) {}},
+        {FINISH, LK_OK, "", [](rank_args *) {}},
+        {BACKWARD, LK_OK, "", [](rank_args *) {}},
         {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is -1",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel.vocab_total = -1; }},
+         [](rank_args *x) { x->parallel.vocab_total = -1; }},
         {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
-        {FINISH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
-        {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
-        {BOTH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel = {}; }},
+         [](rank_args *x) { x->parallel = {}; }},
+        {FINISH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](rank_args *x) { x->parallel = {}; }},
+        {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](rank_args *x) { x->parallel = {}; }},
+        {BOTH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](rank_args *x) { x->parallel = {}; }},
         {FORWARD, LK_ERR_SHAPE, "parallel.vocab_start is",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel.vocab_start = 8; }},
-        {FORWARD, LK_ERR_SHAPE, "parallel.ranks is 0", [](lk_cross_entropy_ids_args *x) { x->common.parallel.ranks = 0; }},
+         [](rank_args *x) { x->parallel.vocab_start = 8; }},
+        {FORWARD, LK_ERR_SHAPE, "parallel.ranks is 0", [](rank_args *x) { x->parallel.ranks = 0; }},
         {FINISH, LK_ERR_SHAPE, "parallel.ranks is 65537",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel.ranks = 65537; }},
-        {BACKWARD, LK_ERR_SHAPE, "parallel.rank is 2", [](lk_cross_entropy_ids_args *x) { x->common.parallel.rank = 2; }},
-        {FORWARD, LK_ERR_SHAPE, "vocab is 9", [](lk_cross_entropy_ids_args *x) { x->common.vocab = 9; }},
-        {FORWARD, LK_ERR_SHAPE, "ids_per_row is 0", [](lk_cross_entropy_ids_args *x) { x->ids_per_row = 0; }},
-        {FINISH, LK_ERR_SHAPE, "ids_per_row is 129", [](lk_cross_entropy_ids_args *x) { x->ids_per_row = 129; }},
-        {FORWARD, LK_ERR_NULL, "states is NULL", [](lk_cross_entropy_ids_args *x) { x->common.states = NULL; }},
-        {FORWARD, LK_ERR_ALIGNMENT, "states", [](lk_cross_entropy_ids_args *x) { MOVED(x->common.states, 8); }},
-        {FINISH, LK_ERR_NULL, "all_states is NULL", [](lk_cross_entropy_ids_args *x) { x->common.all_states = NULL; }},
-        {FINISH, LK_ERR_NULL, "target_ids is NULL", [](lk_cross_entropy_ids_args *x) { x->target_ids = NULL; }},
-        {FINISH, LK_ERR_SHAPE, "logp and all_states overlap",
-         [](lk_cross_entropy_ids_args *x) { x->logp = (float *)(uintptr_t)x->common.all_states; }},
-        {FINISH, LK_ERR_SHAPE, "logp and all_states overlap", /* in the last rank's logits */
-         [](lk_cross_entropy_ids_args *x) { x->logp = (float *)((uintptr_t)x->common.all_states + 2 * block_bytes - 4); }},
-        {FINISH, LK_ERR_WORKSPACE, "workspace is NULL", [](lk_cross_entropy_ids_args *x) { x->common.workspace = NULL; }},
-        {BACKWARD, LK_ERR_NULL, "others is NULL", [](lk_cross_entropy_ids_args *x) { x->common.others = NULL; }},
-        {BACKWARD, LK_ERR_NULL, "lse is NULL", [](lk_cross_entropy_ids_args *x) { x->common.lse = NULL; }},
+         [](rank_args *x) { x->parallel.ranks = 65537; }},
+        {BACKWARD, LK_ERR_SHAPE, "parallel.rank is 2", [](rank_args *x) { x->parallel.rank = 2; }},
+        {FORWARD, LK_ERR_SHAPE, "vocab is 9", [](rank_args *x) { x->common.common.vocab = 9; }},
+        {FORWARD, LK_ERR_SHAPE, "ids_per_row is 0", [](rank_args *x) { x->common.ids_per_row = 0; }},
+        {FINISH, LK_ERR_SHAPE, "ids_per_row is 129", [](rank_args *x) { x->common.ids_per_row = 129; }},
+        {FORWARD, LK_ERR_NULL, "states is NULL", [](rank_args *x) { x->states = NULL; }},
+        {FORWARD, LK_ERR_ALIGNMENT, "states", [](rank_args *x) { MOVED(x->states, 8); }},
+        {FINISH, LK_ERR_NULL, "all_states is NULL", [](rank_args *x) { x->all_states = NULL; }},
+        {FINISH, LK_ERR_NULL, "target_ids is NULL", [](rank_args *x) { x->common.target_ids = NULL; }},
+        {FINISH, LK_ERR_SHAPE, "all_states and logp overlap",
+         [](rank_args *x) { x->common.logp = (float *)(uintptr_t)x->all_states; }},
+        {FINISH, LK_ERR_SHAPE, "all_states and logp overlap", /* in the last rank's logits */
+         [](rank_args *x) { x->common.logp = (float *)((uintptr_t)x->all_states + 2 * block_bytes - 4); }},
+        {FINISH, LK_ERR_WORKSPACE, "workspace is NULL", [](rank_args *x) { x->common.common.workspace = NULL; }},
+        {BACKWARD, LK_ERR_NULL, "states is NULL", [](rank_args *x) { x->states = NULL; }},
+        {BACKWARD, LK_ERR_NULL, "lse is NULL", [](rank_args *x) { x->common.common.lse = NULL; }},
         {BOTH, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = NULL; }},
+         [](rank_args *x) { x->parallel.all_gather = NULL; }},
+        {BOTH, LK_ERR_SHAPE, "parallel.vocab_start is", /* sizes come first */
+         [](rank_args *x) { x->parallel.all_gather = NULL, x->parallel.vocab_start = 8; }},
         {BOTH, (lk_status)77, "parallel.all_gather returned 77",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = broken_gather; }},
+         [](rank_args *x) { x->parallel.all_gather = broken_gather; }},
         {FORWARD, (lk_status)77, "all_gather returned 77",
-         [](lk_cross_entropy_ids_args *x) { x->common.parallel.all_gather = broken_gather; }},
-        {FORWARD, LK_OK, "", [](lk_cross_entropy_ids_args *x) { x->tail = (float *)(uintptr_t)3; }}, /* finish writes it */
-        {FINISH, LK_ERR_SHAPE, "tail and all_states overlap",
-         [](lk_cross_entropy_ids_args *x) { x->tail = (float *)(uintptr_t)x->common.all_states; }},
+         [](rank_args *x) { x->parallel.all_gather = broken_gather; }},
+        {FORWARD, LK_OK, "", [](rank_args *x) { x->common.tail = (float *)(uintptr_t)3; }}, /* finish writes it */
+        {FINISH, LK_ERR_SHAPE, "all_states and tail overlap",
+         [](rank_args *x) { x->common.tail = (float *)(uintptr_t)x->all_states; }},
         {FINISH, LK_ERR_ALIGNMENT, "tail_weight",
-         [](lk_cross_entropy_ids_args *x) { x->tail_weight = (float *)(uintptr_t)3; }},
-        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](lk_cross_entropy_ids_args *x) { x->dtail = x->common.others; }},
-        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](lk_cross_entropy_ids_args *x) { x->tail_weight = x->common.others; }},
-        {BOTH, LK_ERR_VALUE, "statistics is given", [](lk_cross_entropy_ids_args *x) { x->common.statistics = 1; }},
-        {FINISH, LK_ERR_VALUE, "class_weight is given", [](lk_cross_entropy_ids_args *x) { x->common.class_weight = x->logp; }},
+         [](rank_args *x) { x->common.tail_weight = (float *)(uintptr_t)3; }},
+        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](rank_args *x) { x->common.dtail = (float *)x->states; }},
+        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](rank_args *x) { x->common.tail_weight = (float *)x->states; }},
+        {BOTH, LK_ERR_VALUE, "statistics is given", [](rank_args *x) { x->common.common.statistics = 1; }},
+        {FINISH, LK_ERR_VALUE, "class_weight is given", [](rank_args *x) { x->common.common.class_weight = x->common.logp; }},
     };
     if (!room) TEST_CUDA(cudaMalloc(&room, 1 << 20));
     for (int i = 0; i < LENGTH_OF(cases); i++) {
@@ -1345,11 +1362,12 @@ static void rank_errors(int type)
         settle_tensors(&p);
         if (!setup(&p, 0)) continue;
         block_bytes = block_of(&p), gathering = 0;
-        lk_cross_entropy_ids_args x = slice_of(&p, 0);
-        x.common.all_states = table, x.common.workspace = room, x.common.workspace_bytes = 1 << 20;
+        rank_args x = slice_of(&p, 0);
+        x.common.common.workspace = room, x.common.common.workspace_bytes = 1 << 20;
+        if (cases[i].direction == FINISH) x.states = NULL;
         cases[i].change(&x);
-        const call_function call = cases[i].direction == FINISH ? finish_of[type] : split_call_of[direction][type];
-        const query_function ask = cases[i].direction == FINISH ? finish_query_of[type] : split_query_of[direction][type];
+        const rank_function call = cases[i].direction == FINISH ? finish_of[type] : split_call_of[direction][type];
+        const rank_query_function ask = cases[i].direction == FINISH ? finish_query_of[type] : split_query_of[direction][type];
         const lk_status status = call(&x, test.stream);
         if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
             test_detail("case %d, %s: status %d: %s", i, cases[i].says, status, lk_last_error());

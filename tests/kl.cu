@@ -237,11 +237,11 @@ static lk_status call_split(const problem *p, int call, int rank, bool gathered,
     if (!results) x.common.loss = x.common.lse = x.common.teacher_lse = NULL;
     if (p->direction == BACKWARD) x.common.entropy = NULL;
     gathering = rank, collective = 0;
-    const lk_status asked = split_query_of[call][p->type](&x, &x.workspace_bytes);
+    const lk_status asked = split_query_of[call][p->type](&x, &x.common.workspace_bytes);
     const size_t most = gathered && call != BACKWARD ? workspace.bytes : 0;
-    if (!test_that(asked == LK_OK && x.workspace_bytes <= most && (x.workspace_bytes > 0) == (most > 0 && p->rows > 0)))
-        test_detail("a query: %s, %zu bytes; %s", lk_last_error(), x.workspace_bytes, describe(p));
-    x.workspace = x.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    if (!test_that(asked == LK_OK && x.common.workspace_bytes <= most && (x.common.workspace_bytes > 0) == (most > 0 && p->rows > 0)))
+        test_detail("a query: %s, %zu bytes; %s", lk_last_error(), x.common.workspace_bytes, describe(p));
+    x.common.workspace = x.common.workspace_bytes ? test_buffer_device(&workspace) : NULL;
     const lk_status status = split_call_of[call][p->type](&x, test.stream);
     if (status || !results) return status;
     const float *const out[] = {x.common.loss, x.common.lse, x.common.teacher_lse, x.common.entropy};
@@ -688,7 +688,7 @@ static void rank_errors(int type)
         {FINISH, LK_OK, LK_OK, "", [](split_args *x) { x->common.logits = x->common.teacher = NULL; }},
         {BACKWARD, LK_OK, LK_OK, "", [](split_args *) {}},
         {FORWARD, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->states = NULL; }},
-        {BOTH, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->workspace = NULL; }}, /* and gathers nothing */
+        {BOTH, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->common.workspace = NULL; }}, /* and gathers nothing */
         {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks",
          [](split_args *x) { x->parallel = {}; }},
         {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](split_args *x) { x->parallel = {}; }},
@@ -715,9 +715,9 @@ static void rank_errors(int type)
          [](split_args *x) { x->states = (char *)(uintptr_t)x->all_states + 32 * (2 * x->common.rows - 1); }},
         {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
          [](split_args *x) { x->parallel.all_gather = NULL; }},
-        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", [](split_args *x) { x->workspace = NULL; }},
+        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", [](split_args *x) { x->common.workspace = NULL; }},
         {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 0",
-         [](split_args *x) { x->parallel.all_gather = broken_gather, x->workspace_bytes = 0; }},
+         [](split_args *x) { x->parallel.all_gather = broken_gather, x->common.workspace_bytes = 0; }},
         {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", [](split_args *) {}},
         {FORWARD, (lk_status)77, LK_OK, "parallel.all_gather returned 77",
          [](split_args *x) { x->parallel.all_gather = broken_gather; }},
@@ -729,7 +729,7 @@ static void rank_errors(int type)
         prepare(&p);
         lk_kl_parallel_args x = slice_of(&p, 0);
         if (call == BOTH) x.parallel.all_gather = broken_gather;
-        x.workspace = test_buffer_device(&workspace), x.workspace_bytes = workspace.bytes;
+        x.common.workspace = test_buffer_device(&workspace), x.common.workspace_bytes = workspace.bytes;
         cases[i].change(&x);
         size_t asked = TEST_NOT_ASKED;
         const lk_status status = split_call_of[call][type](&x, test.stream), answer = split_query_of[call][type](&x, &asked);
