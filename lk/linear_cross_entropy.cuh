@@ -41,7 +41,7 @@
  *            dentropy and accumulate. Keep packed dx, dweight and dbias. When upstream is known, correct each of them by
  *            lk_rescale_bf16 of lk_scale.cuh (lk_rescale_f32 for an f32 dweight), which does nothing where it was as expected.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
- * Needs      cross_entropy.cuh, cross_entropy_parallel.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_gemm.cuh,
+ * Needs      cross_entropy.cuh, cross_entropy_parallel.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_head.cuh,
  *            lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
@@ -74,7 +74,7 @@
  *            chunk_tokens may differ. A copy of saved must have an address that is the same modulo 256.
  *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
  *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
- *            2048 and no multiple of 8, but not for few tokens (about 200; with few columns more: lk_lce_few_tiles); with ranks
+ *            2048 and no multiple of 8, but not for few tokens (about 200; with few columns more: lk_head_few_tiles); with ranks
  *            always. Else it takes CHUNKS. Nothing else changes this choice. So a call with entropy, argmax or dentropy, or
  *            with x that FUSED cannot read, may fail (LK_ERR_PATH). path CHUNKS takes it, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
@@ -101,23 +101,24 @@
  *            Models", 2024.
  * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
  *
- * What runs, in the order of a call. A plan says how a call is done; lk_head_plan.cuh chooses it.
+ * What runs, in the order of a call. A plan says how a call is done; lk_head_plan.cuh chooses it. lk_head.cuh has the matmuls, and
+ * this file what happens to rows of logits, as a table of functions that the head calls: lk_lce_labels.
  *   every call, first     lk_lce_prepare_kernel: what the targets mean, the divisor of a mean, the factor of each row's gradient
  *   CHUNKS, each chunk    logits by cuBLASLt, all columns at once or in slices of tokens; the kernels of cross_entropy.cuh compute
- *                         losses and dZ from them; lk_lce_columns_kernel sums dbias; dweight and dx by cuBLASLt
+ *                         losses and dZ from them; lk_head_columns_kernel sums dbias; dweight and dx by cuBLASLt
  *   PANELS, each chunk    a panel is to cross_entropy.cuh's kernels what a rank's columns are. For each panel logits by
  *                         cuBLASLt, which they add to the rows' states; lk_lce_panels_kernel computes the losses. Then for each
  *                         panel logits again, dZ by them, dbias, dweight and dx by cuBLASLt
  *   FUSED, each chunk     in lk_head_sm90.cuh, for forward_backward:
  *                         1. cuBLASLt: logits of 8 columns, from which references of the exponentials are guessed
- *                         2. lk_lce_fused_kernel: the states of all columns, and exponentials of those that are kept
+ *                         2. lk_head_fused_kernel: the states of all columns, and exponentials of those that are kept
  *                         3. lk_lce_factor_kernel: each row's lse, and v, its factor of the exponentials. lk_move_kernel: v x
- *                         4. the kept columns: lk_lce_products_kernel for dx; dweight by cuBLASLt, or by the same kernel where it
+ *                         4. the kept columns: lk_head_products_kernel for dx; dweight by cuBLASLt, or by the same kernel where it
  *                            has 16 bits and there are several chunks
- *                         5. each panel of the others: lk_lce_fused_kernel computes dZ; then as 4
- *                         forward is 2 without exponentials, then lk_lce_merge_kernel. backward is 5, with lk_lce_others_kernel.
+ *                         5. each panel of the others: lk_head_fused_kernel computes dZ; then as 4
+ *                         forward is 2 without exponentials, then lk_lce_merge_kernel. backward is 5, with lk_head_others_kernel.
  *                         backward with saved is lk_lce_saved_kernel, v x, then 4
- *   FUSED, after them     lk_lce_targets_kernel adds the targets' part to dweight and dbias
+ *   FUSED, after them     lk_head_targets_kernel adds the targets' part to dweight and dbias
  *   every call, last      lk_lce_finish_kernel: the reduced loss, results of each token, rows without a gradient, dbias
  * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run. Of very many
  * chunks, slices or panels it looks at 128 and the last: the others have the same matmuls.
@@ -125,7 +126,8 @@
  * once. All exponentials would take 2 GiB. Those of 60928 columns are kept in dweight's memory until its rows are written, those of
  * 58624 in the workspace. The last 11520 columns are one panel: their logits are computed twice, so there are 4 matmuls, the fourth
  * of 9 % of the columns.
- * The context, the checks of arguments, the calls, ranks and the queries of plans come last.
+ * Here come the kernels for the rows, path by path, and the table; then the context, the checks of arguments, the calls, ranks and
+ * the queries of plans.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -284,9 +286,8 @@ typedef struct {
 
 #if LK_CUDA
 
-#include "lk_cublas.cuh"
-#include "lk_head_plan.cuh"
-#include "lk_move.cuh"
+#include "lk_head.cuh"
+#include "lk_head_sm90.cuh"
 
 #if LK_ARCH == 900 && !LK_SM90A
 #pragma message("linear_cross_entropy.cuh: code for sm_90 lacks LK_LINEAR_CROSS_ENTROPY_FUSED, which code for sm_90a has")
@@ -296,14 +297,15 @@ typedef struct {
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
 
-typedef struct {
+struct lk_lce_call {
+    typedef lk_lce_args args;
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
     const float *saved_lse, *saved_lse_low, *saved_entropy; /* backward's */
     bool gives_loss, gradient, compact;
     bool saves;                 /* forward leaves, or backward reads, a.saved */
     bool split;                 /* the columns are split over ranks; then forward leaves states, and backward is given others */
     bool stores;                /* a.saved has logits, not exponentials */
-    bool no_panels;             /* there are lk_lce_other_rows: the plan may not be PANELS, and with ranks it is CHUNKS */
+    bool no_panels;             /* the loss has no panels: the plan may not be PANELS, and with ranks it is CHUNKS */
     int64_t classes;            /* the columns of all ranks */
     const float *weights;       /* the class weights of all columns; a.class_weight: of this rank's */
     int state_bytes;            /* of a packed state */
@@ -313,19 +315,25 @@ typedef struct {
     int clusters;               /* fused: that the device runs at a time, one per two SMs */
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
     const char *why_not_fused;  /* why fused is ruled out, where plan.text says it; else "" */
-} lk_lce_call;
+};
 
-static_assert(LK_LCE_STATE_BYTES == sizeof(lk_ce_row) && LK_LCE_STATISTICS_BYTES == sizeof(lk_ce_row_squares),
+/* lk_head.cuh's, for these calls. */
+typedef lk_head_work<lk_lce_call> lk_lce_work;
+typedef lk_head_job<lk_lce_call> lk_lce_job;
+typedef lk_head_rows<lk_lce_call> lk_lce_rows;
+typedef lk_head_fused<lk_lce_call> lk_lce_fused;
+
+static_assert(LK_HEAD_STATE_BYTES == sizeof(lk_ce_row) && LK_HEAD_STATISTICS_BYTES == sizeof(lk_ce_row_squares),
               "plans have lk_loss's states");
-static_assert((int)LK_LCE_PATH_CHUNKS == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
-              (int)LK_LCE_PATH_PANELS == LK_LINEAR_CROSS_ENTROPY_PANELS &&
-              (int)LK_LCE_PATH_FUSED == LK_LINEAR_CROSS_ENTROPY_FUSED, "plans have the op's paths");
+static_assert((int)LK_HEAD_PATH_CHUNKS == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
+              (int)LK_HEAD_PATH_PANELS == LK_LINEAR_CROSS_ENTROPY_PANELS &&
+              (int)LK_HEAD_PATH_FUSED == LK_LINEAR_CROSS_ENTROPY_FUSED, "plans have the op's paths");
 
 /* What the plan of a call follows from. */
-LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
+LK_HOST lk_head_shape lk_lce_shape_of(const lk_lce_call *call)
 {
     const lk_lce_args &a = call->a;
-    lk_lce_shape s = {};
+    lk_head_shape s = {};
     s.rows = call->rows, s.hidden = a.hidden, s.vocab = a.vocab, s.classes = call->classes, s.dweight_stride = a.dweight_stride;
     s.chunk_tokens = a.chunk_tokens, s.panel_vocab = a.panel_vocab, s.slice_tokens = a.slice_tokens;
     s.dweight = a.dweight, s.saved = a.saved, s.why_not_fused = call->why_not_fused, s.path = a.path;
@@ -341,20 +349,9 @@ LK_HOST lk_lce_shape lk_lce_shape_of(const lk_lce_call *call)
     return s;
 }
 
-/* The parameters of the kernels. */
-typedef struct {
-    lk_lce_call call;
-    lk_lce_workspace ws;
-    int64_t block_tokens; /* of lk_lce_prepare_kernel */
-    int power;            /* f16: dZ is stored as about 2^power times its value for a factor of 1 */
-    int64_t first_row, rows; /* of a chunk of tokens */
-    int64_t first_col, cols; /* of a panel of its columns, or all of them */
-    int first, last;         /* not 0: the first, the last panel of its chunk */
-} lk_lce_work;
-
 /* ---- Before the matmuls: counts, and what each row needs ----------------------------------------------------------------- */
 
-/* What a token's target means, among the columns of all ranks; and what ws.target says of it, see lk_lce_workspace. */
+/* What a token's target means, among the columns of all ranks; and what ws.target says of it, see lk_head_workspace. */
 LK_DEVICE lk_ce_label lk_lce_look_up(const lk_lce_call &call, int64_t token)
 {
     return lk_ce_label_among(call.a, lk_ce_target_at(call.a, token), call.classes);
@@ -364,9 +361,9 @@ LK_DEVICE int lk_lce_column(const lk_lce_work &p, lk_ce_label label)
     const lk_lce_args &a = p.call.a;
     if (!p.call.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
     if (!label.counted || (p.ws.states && label.bad && !p.call.gives_loss)) return -1;
-    if (p.ws.states) return label.bad ? LK_LCE_ELSEWHERE : label.y;
+    if (p.ws.states) return label.bad ? LK_HEAD_ELSEWHERE : label.y;
     const int64_t col = label.y - a.parallel.vocab_start;
-    return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_LCE_ELSEWHERE;
+    return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_HEAD_ELSEWHERE;
 }
 
 /* The weight of a token that counts. */
@@ -376,14 +373,12 @@ LK_DEVICE float lk_lce_row_weight(const lk_lce_args &a, int64_t token)
 }
 
 /* Whether nothing is asked of a token that counts. */
-LK_DEVICE bool lk_lce_masked(const lk_lce_args &a, const lk_lce_counts &counts, int64_t token)
+LK_DEVICE bool lk_lce_masked(const lk_lce_args &a, const lk_head_counts &counts, int64_t token)
 {
     const float upstream = a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f;
     const float f = a.reduction == LK_REDUCTION_MEAN && counts.divisor == 0.0f ? 0.0f : upstream * lk_lce_row_weight(a, token);
     return lk_ce_masked(f, a.dlse ? a.dlse[token] : 0.0f, a.dentropy ? a.dentropy[token] : 0.0f);
 }
-
-#define LK_LCE_BLOCKS 3 /* at least, per SM; without this bound ptxas gives these kernels fewer registers than they need */
 
 typedef struct {
     int counted, bad, before;     /* before: counted, and of an earlier block */
@@ -400,7 +395,7 @@ LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
 /* The tally of a block. Every thread calls and gets it. Its shared memory may be used again after a barrier. */
 LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
 {
-    LK_SHARED(lk_lce_tally, tallies, [LK_LCE_THREADS / 32]);
+    LK_SHARED(lk_lce_tally, tallies, [LK_HEAD_THREADS / 32]);
     LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
         const unsigned all = 0xffffffffu;
         s = lk_lce_merge(s, {__shfl_xor_sync(all, s.counted, offset), __shfl_xor_sync(all, s.bad, offset),
@@ -411,7 +406,7 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
     if (threadIdx.x % 32 == 0) tallies[threadIdx.x / 32] = s;
     __syncthreads(); /* orders the warps' tallies before their reads */
     s = tallies[0];
-    for (int i = 1; i < LK_LCE_THREADS / 32; i++) s = lk_lce_merge(s, tallies[i]);
+    for (int i = 1; i < LK_HEAD_THREADS / 32; i++) s = lk_lce_merge(s, tallies[i]);
     return s;
 }
 
@@ -424,23 +419,23 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
  *
  * factor has the rest; where dZ is f32 it has everything. f16 has too small a range: there factor is also multiplied by
  * 2^(power - e), and alpha divides by it. 2^e is the first power of two above the largest |factor|. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
+    const lk_head_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int64_t begin = blockIdx.x * p.block_tokens, end = begin + p.block_tokens;
-    LK_SHARED(int, warps, [LK_LCE_THREADS / 32]);
+    LK_SHARED(int, warps, [LK_HEAD_THREADS / 32]);
     lk_griddepcontrol_wait();
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.call.type == LK_DTYPE_F16 && p.call.gradient;
     lk_lce_tally s = {};
-    LK_UNROLL_BY(8) for (int64_t token = thread; token < a.tokens; token += LK_LCE_THREADS) {
+    LK_UNROLL_BY(8) for (int64_t token = thread; token < a.tokens; token += LK_HEAD_THREADS) {
         const lk_ce_label label = lk_lce_look_up(p.call, token);
         s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
         if (label.bad) s.spoils += lk_lce_row_weight(a, token) != 0.0f;
     }
-    for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_LCE_THREADS) {
+    for (int64_t token = thread; (a.class_weight || sizes) && token < a.tokens; token += LK_HEAD_THREADS) {
         const lk_ce_label label = lk_lce_look_up(p.call, token);
         if (label.y < 0) continue;
         if (a.class_weight) s.weight += p.call.weights[label.y];
@@ -464,7 +459,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f; /* of scaled class weights */
     const float shift = __int_as_float((127 + p.power - e) << 23);
     int seen = s.before; /* counted tokens before this tile */
-    for (int64_t tile = begin; tile < end; tile += LK_LCE_THREADS) {
+    for (int64_t tile = begin; tile < end; tile += LK_HEAD_THREADS) {
         const int64_t token = tile + thread;
         const bool mine = token < end && token < a.tokens;
         lk_ce_label label = {-1, false, false};
@@ -475,7 +470,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
             if (lane == 0) warps[warp] = __popc(counted);
             __syncthreads(); /* orders the counts before their reads */
             int left = seen + __popc(counted & ((1u << lane) - 1));
-            for (int i = 0; i < LK_LCE_THREADS / 32; i++) left += i < warp ? warps[i] : 0, seen += warps[i];
+            for (int i = 0; i < LK_HEAD_THREADS / 32; i++) left += i < warp ? warps[i] : 0, seen += warps[i];
             __syncthreads(); /* orders the reads before the next tile's counts */
             row = label.counted ? left : p.call.rows;
         }
@@ -496,7 +491,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
         if (ws.dlse) ws.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
         if (ws.dentropy) ws.dentropy[row] = good ? a.dentropy[token] * shift : 0.0f;
     }
-    const int64_t step = (int64_t)gridDim.x * LK_LCE_THREADS, from = (int64_t)blockIdx.x * LK_LCE_THREADS + thread;
+    const int64_t step = (int64_t)gridDim.x * LK_HEAD_THREADS, from = (int64_t)blockIdx.x * LK_HEAD_THREADS + thread;
     for (int64_t row = s.counted + from; p.call.compact && row < p.call.rows; row += step) { /* rows without a token */
         ws.target[row] = ws.token[row] = -1;
         if (ws.lse) ws.lse[row] = 0.0f;
@@ -514,7 +509,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
     const bool sums_weights = a.class_weight && a.label_smoothing > 0.0f;
-    for (int64_t col = thread; sums_weights && col < p.call.classes; col += LK_LCE_THREADS)
+    for (int64_t col = thread; sums_weights && col < p.call.classes; col += LK_HEAD_THREADS)
         all.weight += p.call.weights[col] * (ws.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
     all = lk_lce_tally_block(all);
@@ -526,245 +521,24 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_prepare_k
     if (a.bad_targets && s.bad) atomicAdd(a.bad_targets, s.bad);
 }
 
-/* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
-
-struct lk_lce_job;
-struct lk_lce_fused;
-
-/* What linear_cross_entropy_ids.cuh does in place of the kernels for rows. begin comes before all other kernels. With ranks there
- * are begin and rows alone. */
-typedef struct {
-    lk_status (*begin)(const lk_lce_job *job);
-    lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call); /* CHUNKS */
-    lk_status (*fused_rows)(const lk_lce_job *job, const lk_lce_fused &p); /* FUSED, as this and all below: after the states */
-    lk_status (*fused_backward)(const lk_lce_job *job);                    /* in backward, before the panels */
-    void (*fused_terms)(const lk_lce_job *job, lk_lce_work *chunk);        /* what a panel's dZ follows from */
-    lk_status (*fused_panel)(const lk_lce_job *job, const lk_lce_work &chunk); /* after a panel's dZ */
-    void *user;
-} lk_lce_other_rows;
-
-/* mode: LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul. */
-struct lk_lce_job {
-    const char *op;
-    cudaStream_t stream;
-    lk_device device;
-    lk_lce_work p;
-    lk_lce_shape shape;
-    lk_lce_plan plan;
-    int mode;
-    int reduce_sms; /* what matmuls leave, once reduce has been called */
-    const lk_lce_other_rows *other_rows; /* NULL: none */
-};
-
-/* A product without its sizes; of_dz: one of its factors is dZ. */
-LK_HOST lk_cublas_product lk_lce_product(const lk_lce_job *job, int type, bool of_dz)
-{
-    const lk_lce_call &call = job->p.call;
-    lk_cublas_product m = {};
-    m.key.factor_type = call.type, m.key.type = type, m.key.tf32 = call.type == LK_DTYPE_F32 && call.a.tf32;
-    if (of_dz && call.type != LK_DTYPE_F32) m.scalars = &job->p.ws.counts->alpha;
-    return m;
-}
-
-LK_HOST lk_cublas_call lk_lce_cublas(const lk_lce_job *job)
-{
-    lk_cublas_context *const context = (lk_cublas_context *)job->p.call.a.context;
-    return {job->op, job->stream, context, job->p.ws.cublas, job->plan.cublas_bytes, job->mode};
-}
-LK_HOST lk_status lk_lce_multiply(const lk_lce_job *job, lk_cublas_product *m)
-{
-    const lk_cublas_call call = lk_lce_cublas(job);
-    return lk_cublas_multiply(&call, m);
-}
-
-/* A product that has columns of the vocabulary as one of its sizes. */
-LK_HOST lk_status lk_lce_multiply_columns(const lk_lce_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols)
-{
-    const lk_cublas_call call = lk_lce_cublas(job);
-    return lk_cublas_multiply_columns(&call, m, cols, lk_lce_tail_cols(&job->shape, m->key.*cols));
-}
-
-template <class Args>
-LK_HOST lk_status lk_lce_launch(const lk_lce_job *job, void (*kernel)(Args), int64_t grid, const Args &args)
-{
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    return lk_launch_pdl(job->op, &job->device, kernel, grid, 1, LK_LCE_THREADS, 0, job->stream, args);
-}
-
-/* ---- Copies of rows: compacted x, gradients that are rounded ------------------------------------------------------------- */
-
-template <class In, class Out>
-LK_HOST lk_status lk_lce_move_rows(const lk_lce_job *job, const lk_move &move)
-{
-    return job->mode == LK_CUBLAS_RESOLVE ? LK_OK : lk_move_rows<In, Out>(job->op, &job->device, move, job->stream);
-}
-
-/* ---- The matmuls of a chunk, and dbias ----------------------------------------------------------------------------------- */
-
-/* Elements between rows of dZ. 16-bit dZ over f32 logits has rows of twice as many. */
-LK_HOST int64_t lk_lce_dz_stride(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_workspace &ws = chunk.ws;
-    if (ws.slice || job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) return ws.logits_stride;
-    return ws.logits_stride * lk_lce_bytes_of(call.logits_type) / lk_lce_bytes_of(call.type);
-}
-
-/* The row of its chunk that some rows begin with. */
-LK_HOST int64_t lk_lce_in_chunk(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    return chunk.first_row % job->plan.chunk_tokens;
-}
-
-/* Copies x of a chunk where rows are compacted. */
-template <class T> LK_HOST lk_status lk_lce_compact(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    if (!chunk.call.compact) return LK_OK;
-    return lk_lce_move_rows<T, T>(job, {a.x, ws.x, ws.token + chunk.first_row, NULL, chunk.rows, a.hidden, a.x_stride,
-                                        ws.x_stride, 0, NULL});
-}
-/* x of the rows. */
-template <class T> LK_HOST const void *lk_lce_x(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_workspace &ws = chunk.ws;
-    return call.compact ? (const T *)ws.x + lk_lce_in_chunk(job, chunk) * ws.x_stride
-                        : (const T *)call.a.x + chunk.first_row * call.a.x_stride;
-}
-LK_HOST int64_t lk_lce_x_stride(const lk_lce_job *job)
-{
-    const lk_lce_work &p = job->p;
-    return p.call.compact ? p.ws.x_stride : p.call.a.x_stride;
-}
-
-template <class T> LK_HOST lk_status lk_lce_logits(lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_workspace &ws = chunk.ws;
-    const lk_lce_args &a = call.a;
-    lk_cublas_product m = lk_lce_product(job, call.logits_type, false);
-    m.key.transpose_a = 1;
-    m.key.m = chunk.cols, m.key.n = chunk.rows, m.key.k = a.hidden;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_x_stride(job), m.key.ldd = ws.logits_stride;
-    m.a = (const T *)a.weight + chunk.first_col * a.weight_stride, m.b = lk_lce_x<T>(job, chunk);
-    m.d = ws.slice ? (void *)ws.slice : ws.logits;
-    if (a.bias) m.bias = (const char *)ws.bias + chunk.first_col * lk_lce_bytes_of(call.logits_type);
-    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::m);
-}
-
-/* dx of a chunk, or a panel added to it. */
-template <class T> LK_HOST lk_status lk_lce_dx(lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_args &a = call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    lk_cublas_product m = lk_lce_product(job, ws.dx ? LK_DTYPE_F32 : call.type, !job->plan.f32_dx); /* else alpha comes later */
-    m.key.m = a.hidden, m.key.n = chunk.rows, m.key.k = chunk.cols;
-    m.key.lda = a.weight_stride, m.key.ldb = lk_lce_dz_stride(job, chunk);
-    m.key.ldd = ws.dx ? a.hidden : call.compact ? ws.x_stride : a.dx_stride;
-    m.a = (const T *)a.weight + chunk.first_col * a.weight_stride, m.b = ws.logits;
-    m.d = ws.dx ? (void *)ws.dx : call.compact ? ws.x : (T *)a.dx + chunk.first_row * a.dx_stride;
-    m.add = !chunk.first;
-    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::k);
-}
-
-/* Copies dx of a chunk from the workspace to the caller's dx. */
-template <class T> LK_HOST lk_status lk_lce_put_dx(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_args &a = call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    if (!a.dx || !(ws.dx || call.compact)) return LK_OK;
-    T *const to = (T *)a.dx + (call.compact ? 0 : chunk.first_row * a.dx_stride);
-    const int32_t *const token = call.compact ? ws.token + chunk.first_row : NULL;
-    const lk_move move = {ws.dx ? (const void *)ws.dx : ws.x, to, NULL, token, chunk.rows, a.hidden,
-                              ws.dx ? a.hidden : ws.x_stride, a.dx_stride, 0, NULL};
-    return ws.dx ? lk_lce_move_rows<float, T>(job, move) : lk_lce_move_rows<T, T>(job, move);
-}
-
-/* Adds a chunk to dweight, for the panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_dweight(lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    lk_cublas_product m = lk_lce_product(job, ws.dweight ? LK_DTYPE_F32 : a.dweight_dtype, true);
-    m.key.transpose_b = 1;
-    m.key.m = a.hidden, m.key.n = chunk.cols, m.key.k = chunk.rows;
-    m.key.lda = ws.scaled_x ? ws.x_stride : lk_lce_x_stride(job), m.key.ldb = lk_lce_dz_stride(job, chunk);
-    m.key.ldd = ws.dweight ? a.hidden : a.dweight_stride;
-    m.a = ws.scaled_x ? ws.scaled_x : lk_lce_x<T>(job, chunk), m.b = ws.logits;
-    m.d = ws.dweight ? (void *)(ws.dweight + chunk.first_col * a.hidden)
-                    : (char *)a.dweight + chunk.first_col * a.dweight_stride * lk_lce_bytes_of(a.dweight_dtype);
-    m.add = chunk.first_row > 0 || (a.accumulate && !ws.dweight);
-    if (job->reduce_sms) m.key.sms = job->device.sms - job->reduce_sms > 2 ? job->device.sms - job->reduce_sms : 2;
-    return lk_lce_multiply_columns(job, &m, &lk_cublas_key::n);
-}
-
-/* Rounds sums of dweight in the workspace to the caller's dweight. */
-template <class T> LK_HOST lk_status lk_lce_put_dweight(const lk_lce_job *job)
-{
-    const lk_lce_workspace &ws = job->p.ws;
-    const lk_lce_args &a = job->p.call.a;
-    if (!ws.dweight) return LK_OK;
-    return lk_lce_move_rows<float, T>(job, {ws.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
-                                            a.accumulate, NULL});
-}
-
-typedef struct {
-    lk_lce_work chunk;
-    int64_t stride; /* of dZ */
-    int add;        /* not 0: to the sums of the chunks before */
-} lk_lce_columns;
-
-/* A thread sums a column over its block's rows of the chunk. */
-template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_columns_kernel(lk_lce_columns p)
-{
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    const int64_t tiles = (chunk.cols + LK_LCE_THREADS - 1) / LK_LCE_THREADS, split = blockIdx.x / tiles;
-    const int64_t col = blockIdx.x % tiles * LK_LCE_THREADS + threadIdx.x, rows = (chunk.rows + ws.splits - 1) / ws.splits;
-    const int64_t end = (split + 1) * rows < chunk.rows ? (split + 1) * rows : chunk.rows;
-    lk_griddepcontrol_wait();
-    if (col >= chunk.cols) return;
-    float *out = ws.dbias + split * a.vocab + chunk.first_col + col;
-    float sum = p.add ? *out : 0.0f;
-    LK_UNROLL_BY(8) for (int64_t row = split * rows; row < end; row++) {
-        const float dz = lk_to_float(((const Out *)ws.logits)[row * p.stride + col]);
-        sum = fmaf(ws.scale ? ws.scale[row] : 1.0f, dz, sum);
-    }
-    *out = sum;
-}
-
-template <class T> LK_HOST lk_status lk_lce_dbias(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    if (!a.dbias) return LK_OK;
-    const lk_lce_columns columns = {chunk, lk_lce_dz_stride(job, chunk), chunk.first_row > 0};
-    return lk_lce_launch(job, lk_lce_columns_kernel<T>, lk_ceil_div(chunk.cols, LK_LCE_THREADS) * ws.splits, columns);
-}
-
 /* ---- After the matmuls --------------------------------------------------------------------------------------------------- */
 
 /* The sums of a reduced loss, by one block; every thread calls. */
-LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_lce_counts &counts)
+LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_head_counts &counts)
 {
     const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
+    const lk_head_workspace &ws = p.ws;
     unsigned counted = 0; /* lk_ce_add_up's count, which is not used here */
     float sums[2] = {0.0f, 0.0f};
     if (counts.bad && !counts.spoils && ws.loss) { /* all bad tokens have the weight 0 */
-        for (int64_t row = threadIdx.x; row < p.call.rows; row += LK_LCE_THREADS) {
+        for (int64_t row = threadIdx.x; row < p.call.rows; row += LK_HEAD_THREADS) {
             const int64_t token = ws.token ? ws.token[row] : row;
             if (token >= 0 && lk_lce_look_up(p.call, token).bad) ws.loss[row] = 0.0f;
         }
         __syncthreads(); /* orders these losses before their reads */
     }
-    if (ws.loss) sums[0] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(ws.loss, p.call.rows, &counted);
-    if (ws.z) sums[1] = lk_ce_add_up<LK_LCE_THREADS, 1, 16>(ws.z, p.call.rows, &counted);
+    if (ws.loss) sums[0] = lk_ce_add_up<LK_HEAD_THREADS, 1, 16>(ws.loss, p.call.rows, &counted);
+    if (ws.z) sums[1] = lk_ce_add_up<LK_HEAD_THREADS, 1, 16>(ws.z, p.call.rows, &counted);
     lk_sum_cluster<2, true>(sums, 0);
     if (threadIdx.x != 0) return;
     if (counts.spoils) sums[0] = NAN;
@@ -797,16 +571,16 @@ LK_DEVICE float lk_lce_loss_of(const lk_lce_work &p, int64_t row, int64_t token,
 
 /* Writes what the matmuls do not: the reduced loss; each token's results; dx of bad tokens and, where rows are compacted, of
  * ignored ones; dbias; everything if there is no token, or too many count. */
-template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
+template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_finish_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
+    const lk_head_workspace &ws = p.ws;
     const int lane = (int)threadIdx.x % 32;
     const int64_t block = (int64_t)blockIdx.x - 1, blocks = (int64_t)gridDim.x - 1; /* without the block of the reduced loss */
-    const int64_t thread = block * LK_LCE_THREADS + threadIdx.x, step = blocks * LK_LCE_THREADS;
+    const int64_t thread = block * LK_HEAD_THREADS + threadIdx.x, step = blocks * LK_HEAD_THREADS;
     lk_griddepcontrol_wait();
     const bool reduced = a.reduction != LK_REDUCTION_NONE, none = p.call.rows == 0;
-    lk_lce_counts counts = {};
+    lk_head_counts counts = {};
     if (!none) counts = *ws.counts;
     else if (p.call.gives_loss && a.denominator) counts.divisor = *a.denominator;
     if (block < 0) {
@@ -882,50 +656,25 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_B
     }
 }
 
-/* What the matmuls do not write of these outputs. */
+/* `finish` of the table: what the matmuls do not write of these outputs. */
 LK_HOST lk_status lk_lce_write_rest(const lk_lce_job *job, const lk_lce_work &p)
 {
-    const int64_t tokens = p.call.a.tokens, vocab = p.call.a.vocab;
-    const int64_t blocks = lk_lce_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_LCE_THREADS), 2 * job->device.sms);
-    return lk_lce_launch(job, p.call.a.statistics ? lk_lce_finish_kernel<lk_ce_row_squares> : lk_lce_finish_kernel<lk_ce_row>,
-                         blocks + 1, p);
+    const lk_lce_call &call = p.call;
+    const int64_t tokens = call.a.tokens, vocab = call.a.vocab;
+    const int64_t blocks = lk_head_min(lk_ceil_div(tokens > vocab ? tokens : vocab, LK_HEAD_THREADS), 2 * job->device.sms);
+    const bool some = call.rows == 0 || call.compact || call.a.dx || (!call.gives_loss && call.a.dbias);
+    if (call.split && !some) return LK_OK; /* nothing is left to write */
+    return lk_head_launch(job, call.a.statistics ? lk_lce_finish_kernel<lk_ce_row_squares> : lk_lce_finish_kernel<lk_ce_row>,
+                          blocks + 1, p);
 }
 
-/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
- * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
-LK_HOST lk_status lk_lce_reduce_dx(lk_lce_job *job, const lk_lce_work &chunk)
-{
-    lk_lce_work p = job->p;
-    const lk_lce_args &a = p.call.a;
-    const lk_vocab_parallel &v = a.parallel;
-    if (!p.call.split || !a.dx || chunk.first_row + chunk.rows < p.call.rows) return LK_OK;
-    if (v.reduce) job->reduce_sms = v.reduce_sms;
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    p.call.a.dweight = p.call.a.dbias = NULL;
-    const lk_status status = lk_lce_write_rest(job, p); /* dx of bad and ignored tokens */
-    if (status || !v.reduce) return status;
-    return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
-}
-
-/* ---- CHUNKS: the logits of whole rows ------------------------------------------------------------------------------------ */
-
-/* The panel-th panel of the index-th chunk. */
-LK_HOST lk_lce_work lk_lce_panel_at(const lk_lce_job *job, int64_t index, int64_t panel)
-{
-    const lk_lce_call &call = job->p.call;
-    const lk_lce_plan &plan = job->plan;
-    lk_lce_work chunk = job->p;
-    chunk.first_row = index * plan.chunk_tokens, chunk.rows = lk_lce_min(plan.chunk_tokens, call.rows - chunk.first_row);
-    chunk.first_col = panel * plan.panel_vocab, chunk.cols = lk_lce_min(plan.panel_vocab, call.a.vocab - chunk.first_col);
-    chunk.first = panel == 0, chunk.last = panel + 1 == plan.panels;
-    return chunk;
-}
+/* ---- The rows of CHUNKS -------------------------------------------------------------------------------------------------- */
 
 /* What cross_entropy.cuh's kernels for rows of any length get of some rows and columns. */
 template <class Logit> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_call &call = chunk.call;
-    const lk_lce_workspace &ws = chunk.ws;
+    const lk_head_workspace &ws = chunk.ws;
     lk_cross_entropy_args f = {};
     f.logits = ws.slice ? ws.slice : ws.logits, f.target = ws.target + chunk.first_row, f.lse = ws.lse + chunk.first_row;
     f.class_weight = ws.class_weight ? ws.class_weight : call.weights;
@@ -939,8 +688,8 @@ template <class Logit> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce
     if (ws.entropy) f.entropy = ws.entropy + chunk.first_row;
     if (ws.argmax) f.argmax = ws.argmax + chunk.first_row;
     if (call.gradient) {
-        const int64_t first = ws.slice ? lk_lce_in_chunk(job, chunk) * ws.logits_stride * lk_lce_bytes_of(call.type) : 0;
-        f.dlogits = (char *)ws.logits + first, f.dlogits_stride = lk_lce_dz_stride(job, chunk);
+        const int64_t first = ws.slice ? lk_head_in_chunk(job, chunk) * ws.logits_stride * lk_head_bytes_of(call.type) : 0;
+        f.dlogits = (char *)ws.logits + first, f.dlogits_stride = lk_head_dz_stride(job, chunk);
         f.upstream = ws.factor + chunk.first_row, f.upstream_per_row = 1;
     }
     if (ws.dlse) f.dlse = ws.dlse + chunk.first_row;
@@ -953,52 +702,21 @@ template <class Logit> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce
 }
 
 /* The rows of a slice, from logits of all columns to loss and dZ. */
-template <class Logit> LK_HOST lk_status lk_lce_rows(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class Logit> LK_HOST lk_status lk_lce_slice(const lk_lce_job *job, const lk_lce_work &slice)
 {
-    const lk_lce_call &call = chunk.call;
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, chunk);
-    if (job->other_rows) return job->other_rows->rows(job, chunk, p);
+    const lk_lce_call &call = slice.call;
+    lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, slice);
     if (!call.gradient && lk_cross_entropy_is_plain(&p.a))
         return lk_cross_entropy_plain<Logit>(job->op, &job->device, p, job->stream);
     if (!call.gradient) return lk_cross_entropy_gradient<Logit, LK_FORWARD>(job->op, &job->device, p, job->stream);
     return call.gives_loss ? lk_cross_entropy_gradient<Logit, LK_BOTH>(job->op, &job->device, p, job->stream)
-                        : lk_cross_entropy_gradient<Logit, LK_BACKWARD>(job->op, &job->device, p, job->stream);
+                           : lk_cross_entropy_gradient<Logit, LK_BACKWARD>(job->op, &job->device, p, job->stream);
 }
 
-/* One chunk with the logits of the whole vocabulary. */
-template <class T, class Logit> LK_HOST lk_status lk_lce_run_chunk(lk_lce_job *job, int64_t index)
-{
-    const lk_lce_call &call = job->p.call;
-    const lk_lce_args &a = call.a;
-    lk_lce_work chunk = lk_lce_panel_at(job, index, 0);
-    if (call.stores) chunk.ws.slice = (float *)((Logit *)chunk.ws.slice + chunk.first_row * chunk.ws.logits_stride);
-    lk_status status = lk_lce_compact<T>(job, chunk);
-    const int64_t step = job->plan.slice_tokens ? job->plan.slice_tokens : chunk.rows, slices = lk_ceil_div(chunk.rows, step);
-    for (int64_t i = 0; i < slices && !status; i = lk_cublas_next(job->mode, i, slices)) {
-        lk_lce_work slice = chunk;
-        slice.first_row += i * step, slice.rows = lk_lce_min(step, chunk.rows - i * step);
-        if (!call.stores || call.gives_loss) status = lk_lce_logits<T>(job, slice);
-        if (!status) status = lk_lce_rows<Logit>(job, slice);
-    }
-    if (!status) status = lk_lce_dbias<T>(job, chunk);
-    if (!status && a.dweight && !call.split) status = lk_lce_dweight<T>(job, chunk); /* before dx: it may overwrite the copy of x */
-    if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
-    if (!status) status = lk_lce_put_dx<T>(job, chunk);
-    if (!status) status = lk_lce_reduce_dx(job, chunk);
-    return !status && a.dweight && call.split ? lk_lce_dweight<T>(job, chunk) : status;
-}
-
-/* ---- PANELS: some columns of the vocabulary at a time -------------------------------------------------------------------- */
-
-/* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
-LK_DEVICE float lk_lce_scale(const lk_lce_args &a)
-{
-    return a.softcap > 0.0f ? 1.0f : a.logit_scale;
-}
+/* ---- The rows of PANELS -------------------------------------------------------------------------------------------------- */
 
 /* Writes a row's results. One thread calls it. */
-LK_DEVICE void lk_lce_put_result(const lk_lce_workspace &ws, int64_t row, lk_ce_result r)
+LK_DEVICE void lk_lce_put_result(const lk_head_workspace &ws, int64_t row, lk_ce_result r)
 {
     if (ws.loss) ws.loss[row] = r.class_loss + r.z_loss;
     if (ws.z) ws.z[row] = r.z_loss;
@@ -1014,7 +732,7 @@ template <class State>
 LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, State s, float scale, bool writes)
 {
     const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
+    const lk_head_workspace &ws = p.ws;
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     lk_ce_statistics more = {};
     float others = 0.0f;
@@ -1041,28 +759,14 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     return r;
 }
 
-/* What a panel is to cross_entropy.cuh: a rank's columns. Its states are added to those of the panels before. */
-template <class Logit, lk_direction direction>
-LK_HOST lk_status lk_lce_panel_rows(const lk_lce_job *job, const lk_lce_work &chunk)
-{
-    const lk_lce_call &call = chunk.call;
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, chunk);
-    p.a.parallel.vocab_start = call.a.parallel.vocab_start + chunk.first_col;
-    p.a.parallel.vocab_total = p.classes = call.classes;
-    p.a.states = chunk.ws.states, p.state_bytes = call.state_bytes, p.adds_state = !chunk.first;
-    p.a.others = chunk.ws.others + chunk.first_row;
-    return lk_cross_entropy_gradient<Logit, direction>(job->op, &job->device, p, job->stream);
-}
-
 /* After a chunk's last panel: a thread owns a row, and writes its results from the state of all columns, as
  * lk_cross_entropy_finish_kernel does from those of ranks. */
 template <class State>
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_panels_kernel(const __grid_constant__ lk_lce_work chunk)
 {
     const lk_lce_args &a = chunk.call.a;
-    const int64_t in_chunk = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, row = chunk.first_row + in_chunk;
-    const float scale = lk_lce_scale(a);
+    const int64_t in_chunk = (int64_t)blockIdx.x * LK_HEAD_THREADS + threadIdx.x, row = chunk.first_row + in_chunk;
+    const float scale = lk_head_scale(a);
     lk_griddepcontrol_wait();
     if (in_chunk >= chunk.rows) return;
     const int y = chunk.ws.target[row];
@@ -1072,67 +776,153 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_panels_kernel(const __gr
     lk_lce_put_row(chunk, row, y, s, scale, true);
 }
 
-/* One chunk in panels: the rows' states, then the gradients. */
-template <class T, class Logit> LK_HOST lk_status lk_lce_run_panels(lk_lce_job *job, int64_t index)
+/* What a panel is to cross_entropy.cuh: a rank's columns. Its states are added to those of the panels before. */
+template <class Logit> LK_HOST lk_status lk_lce_panel(const lk_lce_job *job, const lk_lce_work &chunk, lk_direction direction)
 {
-    const lk_lce_call &call = job->p.call;
-    const lk_lce_args &a = call.a;
-    const bool dx_first = call.split && !call.compact; /* compacted dx may overwrite the copy of x */
-    const int64_t panels = job->plan.panels;
-    lk_status status = lk_lce_compact<T>(job, lk_lce_panel_at(job, index, 0));
-    const bool forward = call.gives_loss || !call.split;
-    for (int64_t panel = 0; panel < panels && !status && forward; panel = lk_cublas_next(job->mode, panel, panels)) {
-        const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
-        status = lk_lce_logits<T>(job, chunk);
-        if (!status) status = lk_lce_panel_rows<Logit, LK_FORWARD>(job, chunk);
-        if (!status && chunk.last)
-            status = lk_lce_launch(job, a.statistics ? lk_lce_panels_kernel<lk_ce_row_squares> : lk_lce_panels_kernel<lk_ce_row>,
-                                   lk_ceil_div(chunk.rows, LK_LCE_THREADS), chunk);
-    }
-    if (!call.gradient) return status;
-    for (int64_t panel = 0; panel < panels && !status; panel = lk_cublas_next(job->mode, panel, panels)) {
-        const lk_lce_work chunk = lk_lce_panel_at(job, index, panel);
-        status = lk_lce_logits<T>(job, chunk); /* again; then dZ */
-        if (!status) status = lk_lce_panel_rows<Logit, LK_BACKWARD>(job, chunk);
-        if (!status) status = lk_lce_dbias<T>(job, chunk);
-        if (!status && a.dweight && !dx_first) status = lk_lce_dweight<T>(job, chunk);
-        if (!status && a.dx) status = lk_lce_dx<T>(job, chunk);
-        if (!status && chunk.last) status = lk_lce_put_dx<T>(job, lk_lce_panel_at(job, index, 0));
-        if (!status && chunk.last) status = lk_lce_reduce_dx(job, chunk);
-        if (!status && a.dweight && dx_first) status = lk_lce_dweight<T>(job, chunk);
-    }
-    return status;
+    const lk_lce_call &call = chunk.call;
+    lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, chunk);
+    p.a.parallel.vocab_start = call.a.parallel.vocab_start + chunk.first_col;
+    p.a.parallel.vocab_total = p.classes = call.classes;
+    p.a.states = chunk.ws.states, p.state_bytes = call.state_bytes, p.adds_state = !chunk.first;
+    p.a.others = chunk.ws.others + chunk.first_row;
+    if (direction == LK_BACKWARD) return lk_cross_entropy_gradient<Logit, LK_BACKWARD>(job->op, &job->device, p, job->stream);
+    const lk_status status = lk_cross_entropy_gradient<Logit, LK_FORWARD>(job->op, &job->device, p, job->stream);
+    if (status || !chunk.last) return status;
+    return lk_head_launch(job, call.a.statistics ? lk_lce_panels_kernel<lk_ce_row_squares> : lk_lce_panels_kernel<lk_ce_row>,
+                          lk_ceil_div(chunk.rows, LK_HEAD_THREADS), chunk);
 }
 
-/* ---- FUSED: the logits stay in registers --------------------------------------------------------------------------------- */
+/* ---- The rows of FUSED --------------------------------------------------------------------------------------------------- */
 
-#include "lk_head_sm90.cuh"
+/* A warp owns a row: it merges the states of the stretches and writes the results. */
+template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_merge_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const int64_t row = (int64_t)blockIdx.x * (LK_HEAD_THREADS / 32) + threadIdx.x / 32;
+    lk_griddepcontrol_wait();
+    if (row >= p.chunk.rows) return;
+    float slope;
+    const int y = p.chunk.ws.target[p.chunk.first_row + row];
+    const State s = lk_head_merge_stretches<State>(p, row, y, &slope);
+    lk_lce_put_row(p.chunk, p.chunk.first_row + row, y, s, lk_head_scale(p.chunk.call.a), threadIdx.x % 32 == 0);
+}
 
-/* ---- All of a call ------------------------------------------------------------------------------------------------------- */
+/* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
+ *
+ * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
+{
+    const lk_lce_work &chunk = p.chunk;
+    const lk_lce_args &a = chunk.call.a;
+    const lk_head_workspace &ws = chunk.ws;
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * (LK_HEAD_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
+    lk_griddepcontrol_wait();
+    if (row >= chunk.rows) return;
+    const float scale = lk_head_scale(a), rate = scale * LK_LOG2E;
+    const int y = ws.target[at];
+    float slope, v = 0.0f, target_dz = 0.0f;
+    const lk_ce_row s = lk_head_merge_stretches<lk_ce_row>(p, row, y, &slope);
+    const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
+    const float base = lk_head_largest_reference(p, row, y);
+    if (y >= 0) {
+        const lk_head_terms t = ws.factor ? lk_head_terms_of(chunk, at, y, r.lse, r.lse_low, r.entropy) : lk_head_terms{};
+        v = lk_head_row_factor(a, s, t, base, slope, r.lse, &target_dz);
+    }
+    lk_head_rescale(p, row, y, rate, base, 1.0f);
+    if (lane != 0) return;
+    if (ws.target_dz) lk_head_put_target_dz(ws, at, y, target_dz);
+    if (ws.scale) ws.scale[row] = v;
+    if (ws.base) ws.base[at] = base;
+}
 
-/* In the job's mode. */
-template <class T, class Logit> LK_HOST lk_status lk_lce_run_all(lk_lce_job *job)
+/* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_saved_kernel(const __grid_constant__ lk_lce_work p)
+{
+    const lk_head_workspace &ws = p.ws;
+    const int64_t row = (int64_t)blockIdx.x * LK_HEAD_THREADS + threadIdx.x;
+    lk_griddepcontrol_wait();
+    if (row >= p.call.rows) return;
+    const int y = ws.target[row];
+    const lk_head_terms t = lk_head_terms_at(p, row, y);
+    const float below = fmaf(lk_head_scale(p.call.a), ws.base[row], -ws.lse[row]) - lk_head_lse_low(p, row);
+    const float p_scale = ws.base[row] > -INFINITY ? lk_exp(below) : 0.0f;
+    lk_head_put_target_dz(ws, row, y, lk_head_target_dz_by_lse(p, row, y, t, ws.others[row]));
+    ws.scale[row] = y < 0 ? 0.0f : t.g.p_factor * p_scale;
+}
+
+/* The rows of a chunk, after their states. */
+LK_HOST lk_status lk_lce_fused_rows(const lk_lce_job *job, const lk_lce_fused &p)
+{
+    const lk_lce_call &call = p.chunk.call;
+    void (*rows)(lk_lce_fused) = call.gradient || p.kept ? lk_lce_factor_kernel : lk_lce_merge_kernel<lk_ce_row>;
+    if (call.a.statistics) rows = lk_lce_merge_kernel<lk_ce_row_squares>;
+    return lk_head_launch(job, rows, lk_ceil_div(p.chunk.rows, LK_HEAD_THREADS / 32), p);
+}
+
+/* backward; without `saved` lk_head_others_kernel does this, after the last panel. */
+LK_HOST lk_status lk_lce_fused_backward(const lk_lce_job *job)
+{
+    const lk_lce_call &call = job->p.call;
+    return call.saves ? lk_head_launch(job, lk_lce_saved_kernel, lk_ceil_div(call.rows, LK_HEAD_THREADS), job->p) : LK_OK;
+}
+
+/* ---- Labels: the table that the head gets -------------------------------------------------------------------------------- */
+
+/* `begin`. */
+LK_HOST lk_status lk_lce_prepare(const lk_lce_job *job)
+{
+    return lk_head_launch(job, lk_lce_prepare_kernel, lk_ceil_div(job->p.call.a.tokens, job->p.block_tokens), job->p);
+}
+
+/* The arguments of finish. */
+LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
+{
+    lk_cross_entropy_args f = {};
+    f.target = a->target, f.class_weight = a->class_weight, f.row_weight = a->row_weight, f.denominator = a->denominator;
+    f.loss = a->loss, f.z_loss_out = a->z_loss_out, f.lse = a->lse, f.entropy = a->entropy, f.argmax = a->argmax;
+    f.lse_low = a->lse_low;
+    f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
+    f.all_states = a->all_states, f.others = a->others, f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
+    f.parallel = a->parallel, f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
+    f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
+    f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
+    f.target_dtype = a->target_dtype, f.statistics = a->statistics;
+    return f;
+}
+
+/* What cross_entropy.cuh's kernels get where a rank has no columns. */
+LK_HOST lk_cross_entropy_call lk_lce_no_columns_call(const lk_lce_job *job)
 {
     const lk_lce_call &call = job->p.call;
     const lk_lce_args &a = call.a;
-    const int path = job->plan.path;
-    const bool whole = path == LK_LINEAR_CROSS_ENTROPY_CHUNKS, fused = path == LK_LINEAR_CROSS_ENTROPY_FUSED;
-    lk_status status = LK_OK;
-    job->reduce_sms = 0;
-    if (job->other_rows && call.rows > 0 && job->mode == LK_CUBLAS_LAUNCH) status = job->other_rows->begin(job);
-    if (call.rows > 0 && !status)
-        status = lk_lce_launch(job, lk_lce_prepare_kernel, lk_ceil_div(a.tokens, job->p.block_tokens), job->p);
-    for (int64_t chunk = 0; chunk < job->plan.chunks && !status; chunk = lk_cublas_next(job->mode, chunk, job->plan.chunks))
-        status = fused   ? lk_lce_run_fused<T>(job, chunk)
-                 : whole ? lk_lce_run_chunk<T, Logit>(job, chunk)
-                         : lk_lce_run_panels<T, Logit>(job, chunk);
-    if (!status && fused && call.gradient) status = lk_lce_run_targets(job);
-    else if (!status) status = lk_lce_put_dweight<T>(job);
-    if (status) return status;
-    lk_lce_work rest = job->p;
-    if (call.split && call.rows > 0 && !call.compact && (call.gives_loss || !a.dbias)) return LK_OK; /* nothing is left to write */
-    if (call.split) rest.call.a.dx = NULL; /* lk_lce_reduce_dx has completed it */
-    return lk_lce_write_rest(job, rest);
+    lk_cross_entropy_call p = {};
+    p.a = lk_lce_finish_args(&a);
+    p.a.states = a.states, p.a.lse = const_cast<float *>(call.saved_lse), p.a.class_weight = call.weights;
+    p.classes = a.parallel.vocab_total;
+    return p;
+}
+
+/* The empty states of a rank without columns; in backward it counts bad targets. It reads no logits, so the kernels of f32 serve
+ * every T. */
+LK_HOST lk_status lk_lce_no_columns(const lk_lce_job *job, lk_direction direction)
+{
+    lk_cross_entropy_call p = lk_lce_no_columns_call(job);
+    if (direction == LK_FORWARD) {
+        p.state_bytes = job->p.call.state_bytes;
+        return lk_cross_entropy_gradient<lk_f32, LK_FORWARD>(job->op, &job->device, p, job->stream);
+    }
+    return p.a.bad_targets ? lk_cross_entropy_gradient<lk_f32, LK_BACKWARD>(job->op, &job->device, p, job->stream) : LK_OK;
+}
+
+/* The table. Logit: the type of stored logits. */
+template <class T, class Logit> LK_HOST lk_lce_rows lk_lce_labels_as(void)
+{
+    return {lk_lce_prepare, lk_lce_slice<Logit>, lk_lce_panel<Logit>, lk_lce_write_rest, lk_lce_no_columns,
+            lk_head_run_fused<T, lk_lce_call>, lk_lce_fused_rows, lk_lce_fused_backward, NULL, NULL, NULL};
+}
+template <class T> LK_HOST lk_lce_rows lk_lce_labels(const lk_lce_args *args)
+{
+    return args->fast_logits ? lk_lce_labels_as<T, T>() : lk_lce_labels_as<T, float>();
 }
 
 /* ---- The context --------------------------------------------------------------------------------------------------------- */
@@ -1185,10 +975,10 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
     if (!call->saves || call->split) return false;
     if (path) return path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     if (call->a.label_smoothing > 0.0f || lk_lce_not_fused(call)) return true;
-    const lk_lce_shape s = lk_lce_shape_of(call);
-    const int64_t hidden = s.hidden > 0 ? lk_lce_min(s.hidden, INT32_MAX) : 0; /* sizes are checked later */
+    const lk_head_shape s = lk_lce_shape_of(call);
+    const int64_t hidden = s.hidden > 0 ? lk_head_min(s.hidden, INT32_MAX) : 0; /* sizes are checked later */
     const bool sizes = call->rows > 0 && call->rows <= INT32_MAX && hidden > 0 && s.vocab > 0 && s.vocab <= 1 << 30;
-    return !lk_lce_many_columns(&s, 2 * hidden) || (sizes && lk_lce_few_tiles(&s));
+    return !lk_head_many_columns(&s, 2 * hidden) || (sizes && lk_head_few_tiles(&s));
 }
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
@@ -1238,8 +1028,8 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     if (call->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && !call->no_panels)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
-    if (a->tokens <= 1) a->x_stride = lk_lce_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
-    if (empty || a->vocab <= 1) a->weight_stride = lk_lce_round_up(a->hidden, 8);
+    if (a->tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
+    if (empty || a->vocab <= 1) a->weight_stride = lk_head_round_up(a->hidden, 8);
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
         if (*dtype == LK_DTYPE_T) *dtype = lk_dtype<T>;
     call->placement_unknown = query && (!a->weight || (!a->x && !call->compact));
@@ -1267,17 +1057,17 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
                        a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", fused_needs,
                        call->why_not_fused);
     if (fused_needs) call->fused = false;
-    a->chunk_tokens = lk_lce_min(a->chunk_tokens, call->rows), a->slice_tokens = lk_lce_min(a->slice_tokens, call->rows);
-    a->panel_vocab = lk_lce_min(lk_lce_round_up(lk_lce_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
+    a->chunk_tokens = lk_head_min(a->chunk_tokens, call->rows), a->slice_tokens = lk_head_min(a->slice_tokens, call->rows);
+    a->panel_vocab = lk_head_min(lk_head_round_up(lk_head_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
     return LK_OK;
 }
 
 /* The bytes of a.saved. */
 LK_HOST size_t lk_lce_saved_size(const lk_lce_call *call)
 {
-    const lk_lce_shape s = lk_lce_shape_of(call);
-    lk_lce_workspace ws = {};
-    return lk_lce_lay_out_saved(&s, NULL, &ws);
+    const lk_head_shape s = lk_lce_shape_of(call);
+    lk_head_workspace ws = {};
+    return lk_head_lay_out_saved(&s, NULL, &ws);
 }
 
 /* forward leaves the states of a rank's columns; finish computes the results, so forward has none of them. */
@@ -1306,7 +1096,7 @@ LK_HOST void lk_lce_put_strides(lk_lce_args *a, const lk_lce_args &checked)
 
 /* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a call that is checked begins here, with
  * lk_lce_copy_args. planner: NULL where no plan is asked for. */
-template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *call, lk_lce_planner *planner)
+template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *call, lk_head_planner *planner)
 {
     lk_lce_args *const a = &call->a;
     if (lk_lce_leaves_states(call)) {
@@ -1314,8 +1104,8 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
     }
     const lk_status status = lk_lce_resolve_path<T>(op, query, call);
     if (status || !planner) return status;
-    const lk_lce_shape shape = lk_lce_shape_of(call);
-    lk_lce_plan_begin(planner, &shape);
+    const lk_head_shape shape = lk_lce_shape_of(call);
+    lk_head_plan_begin(planner, &shape);
     return LK_OK;
 }
 
@@ -1323,7 +1113,7 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
  * planner: NULL where the steps of the call have plans of their own. more: NULL where each token has a target. */
 template <class T>
 LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direction direction, bool query, lk_lce_call *call,
-                               lk_lce_planner *planner, const lk_lce_added *more = NULL)
+                               lk_head_planner *planner, const lk_lce_added *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_BACKWARD;
@@ -1411,54 +1201,11 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-/* The arguments of finish. */
-LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
-{
-    lk_cross_entropy_args f = {};
-    f.target = a->target, f.class_weight = a->class_weight, f.row_weight = a->row_weight, f.denominator = a->denominator;
-    f.loss = a->loss, f.z_loss_out = a->z_loss_out, f.lse = a->lse, f.entropy = a->entropy, f.argmax = a->argmax;
-    f.lse_low = a->lse_low;
-    f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
-    f.all_states = a->all_states, f.others = a->others, f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
-    f.parallel = a->parallel, f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
-    f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
-    f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
-    f.target_dtype = a->target_dtype, f.statistics = a->statistics;
-    return f;
-}
-
-/* A rank without columns has empty states, and adds 0 to dx. It reads no logits, so the kernels of f32 serve every T. */
-template <class T>
-LK_HOST lk_status lk_lce_no_columns(const char *op, const lk_lce_job *job, lk_direction direction, cudaStream_t stream)
-{
-    const lk_lce_call &call = job->p.call;
-    const lk_lce_args &a = call.a;
-    const lk_vocab_parallel &v = a.parallel;
-    lk_cross_entropy_call p = {};
-    p.a = lk_lce_finish_args(&a);
-    p.a.states = a.states, p.a.lse = const_cast<float *>(call.saved_lse), p.a.class_weight = call.weights, p.classes = v.vocab_total;
-    lk_status status = LK_OK;
-    if (a.tokens == 0) return LK_OK;
-    if (direction == LK_FORWARD && job->other_rows) {
-        lk_lce_work all = job->p;
-        all.rows = a.tokens;
-        return job->other_rows->rows(job, all, p);
-    }
-    if (direction == LK_FORWARD) p.state_bytes = call.state_bytes;
-    if (direction == LK_FORWARD) return lk_cross_entropy_gradient<lk_f32, LK_FORWARD>(op, &job->device, p, stream);
-    if (a.bad_targets && job->other_rows) status = job->other_rows->begin(job);
-    if (!status && a.bad_targets) status = lk_cross_entropy_gradient<lk_f32, LK_BACKWARD>(op, &job->device, p, stream);
-    if (status || !a.dx) return status;
-    const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
-    const lk_status set = lk_launched(op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, stream));
-    return set || !v.reduce ? set : lk_called_back(op, "reduce", v.reduce(v.user, a.dx, a.tokens, stream));
-}
-
 /* Fills in the call of a step and begins its plan: its arguments have been checked as those of the whole call. no_panels: as in
  * lk_lce_call. */
 template <class T>
 LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, lk_direction direction, bool query,
-                                    lk_lce_call *call, lk_lce_planner *planner, bool no_panels)
+                                    lk_lce_call *call, lk_head_planner *planner, bool no_panels)
 {
     lk_lce_copy_args<T>(args, direction, call);
     call->no_panels = no_panels;
@@ -1469,30 +1216,26 @@ LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, lk_
  * that has been checked. */
 template <class T>
 LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direction direction, bool checked,
-                              cudaStream_t stream, const lk_lce_other_rows *other_rows = NULL)
+                              cudaStream_t stream, const lk_lce_rows &rows)
 {
     lk_lce_job job = {};
-    lk_lce_planner planner;
+    lk_head_planner planner;
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &call = job.p.call;
-    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, other_rows != NULL)
+    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, !rows.panel)
                                     : lk_lce_check<T>(op, args, direction, false, &call, &planner)};
     lk_check_device(&checks, error);
     if (checks.status) return checks.status;
     const lk_lce_args &a = call.a;
-    const lk_lce_plan &plan = job.plan;
-    job.op = op, job.stream = stream, job.shape = planner.shape, job.other_rows = other_rows;
-    if (a.vocab == 0) return lk_lce_no_columns<T>(op, &job, direction, stream);
-    lk_lce_choose(&planner, a.workspace_bytes, &job.plan);
-    lk_status status = LK_OK;
-    if (plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
-    if (call.rows > 0) job.p.ws = lk_lce_lay_out(&job.shape, &plan, a.workspace);
-    job.p.block_tokens = lk_lce_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_LCE_THREADS);
+    job.op = op, job.stream = stream, job.shape = planner.shape, job.rows = &rows;
+    if (a.vocab == 0) return lk_head_no_columns<T>(&job, direction);
+    lk_head_choose(&planner, a.workspace_bytes, &job.plan);
+    if (job.plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
+    if (call.rows > 0) job.p.ws = lk_head_lay_out(&job.shape, &job.plan, a.workspace);
+    job.p.block_tokens = lk_head_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_HEAD_THREADS);
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
-    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++)
-        status = a.fast_logits ? lk_lce_run_all<T, T>(&job) : lk_lce_run_all<T, float>(&job);
-    return status;
+    return lk_head_run<T>(&job);
 }
 
 /* ---- Ranks --------------------------------------------------------------------------------------------------------------- */
@@ -1516,7 +1259,7 @@ LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward,
                                      size_t *least)
 {
     lk_lce_call call;
-    lk_lce_planner planner;
+    lk_head_planner planner;
     lk_status status = lk_lce_begin_step<T>(op, forward, LK_FORWARD, true, &call, &planner, no_panels);
     if (!status) *least = planner.least;
     if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_BACKWARD, true, &call, &planner, no_panels);
@@ -1553,7 +1296,7 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
     const bool both = direction == LK_BOTH;
     lk_lce_call &call = r->call;
     size_t finish_bytes = 0, least = 0;
-    lk_arena arena = {(uintptr_t)lk_lce_base(args->workspace), 0, 256};
+    lk_arena arena = {(uintptr_t)lk_head_base(args->workspace), 0, 256};
     *r = {};
     lk_status status = lk_lce_check<T>(op, args, direction, query, &call, NULL);
     if (status) return status;
@@ -1567,8 +1310,8 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
     r->fixed = arena.used ? arena.used + 256 : 0;
     if (!status) status = lk_lce_steps_least<T>(op, &f, both && call.gradient ? &b : NULL, false, &least);
     r->least = r->fixed + least;
-    const lk_lce_shape shape = lk_lce_shape_of(&call);
-    if (status || !both || !call.fused || !lk_lce_keeps(&shape) || args->vocab == 0 || args->tokens == 0) return status;
+    const lk_head_shape shape = lk_lce_shape_of(&call);
+    if (status || !both || !call.fused || !lk_head_keeps(&shape) || args->vocab == 0 || args->tokens == 0) return status;
     lk_lce_args kept_f = f, kept_b = b;
     r->saved = lk_lce_saved_size(&call);
     kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
@@ -1580,7 +1323,7 @@ LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args
 /* Gives the steps what is left of a workspace of so many bytes. */
 LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_ranks *r)
 {
-    char *const base = lk_lce_base(args->workspace) + (r->fixed ? r->fixed - 256 : 0);
+    char *const base = lk_head_base(args->workspace) + (r->fixed ? r->fixed - 256 : 0);
     const size_t kept = bytes >= r->least_saving ? r->saved : 0;
     if (kept) r->forward.saved = r->backward.saved = base;
     for (lk_lce_args *step : {&r->forward, &r->backward}) {
@@ -1591,7 +1334,7 @@ LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_ranks *r
 
 /* The first steps: the states, and the collective. */
 template <class T>
-LK_HOST lk_status lk_lce_gather(const char *op, const lk_lce_args *args, lk_lce_ranks *r, const lk_lce_other_rows *other_rows,
+LK_HOST lk_status lk_lce_gather(const char *op, const lk_lce_args *args, lk_lce_ranks *r, const lk_lce_rows &rows,
                                 cudaStream_t stream)
 {
     const lk_vocab_parallel &v = args->parallel;
@@ -1601,7 +1344,7 @@ LK_HOST lk_status lk_lce_gather(const char *op, const lk_lce_args *args, lk_lce_
     if (checks.status) return checks.status;
     lk_lce_share(args, args->workspace_bytes, r);
     lk_status status = lk_check_all_slices(op, &v, args->vocab, r->states, r->all_states, bytes, stream);
-    if (!status) status = lk_lce_step<T>(op, &r->forward, LK_FORWARD, true, stream, other_rows);
+    if (!status) status = lk_lce_step<T>(op, &r->forward, LK_FORWARD, true, stream, rows);
     if (status || !bytes) return status;
     return lk_called_back(op, "all_gather", v.all_gather(v.user, r->states, r->all_states, bytes, stream));
 }
@@ -1617,17 +1360,18 @@ LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args 
         const lk_cross_entropy_args f = lk_lce_finish_args(args);
         return lk_cross_entropy_parallel_run<T>(op, &f, direction, stream);
     }
-    if (!lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream);
+    const lk_lce_rows labels = lk_lce_labels<T>(args);
+    if (!lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream, labels);
     lk_status status = lk_lce_split_workspace<T>(op, args, direction, false, &r);
-    if (!status) status = lk_lce_gather<T>(op, args, &r, NULL, stream);
+    if (!status) status = lk_lce_gather<T>(op, args, &r, labels, stream);
     if (!status) status = lk_cross_entropy_parallel_run<T>(op, &r.finish, LK_FINISH, stream);
-    return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_BACKWARD, true, stream);
+    return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_BACKWARD, true, stream, labels);
 }
 
 /* ---- Plans and workspaces ------------------------------------------------------------------------------------------------ */
 
 /* What the caller gets of a plan. */
-LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_lce_planner *planner, const lk_lce_plan *plan)
+LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_head_planner *planner, const lk_head_plan *plan)
 {
     lk_linear_cross_entropy_plan to = {};
     to.workspace_bytes = plan->workspace_bytes, to.cublas_bytes = plan->cublas_bytes;
@@ -1635,7 +1379,7 @@ LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_lce_planner *planner
     to.chunk_tokens = plan->chunk_tokens, to.chunks = plan->chunks, to.panel_vocab = plan->panel_vocab, to.panels = plan->panels;
     to.slice_tokens = plan->slice_tokens, to.kept_vocab = plan->kept_vocab, to.lent_vocab = plan->lent_vocab;
     to.path = plan->path, to.matmuls = plan->matmuls, to.exact = plan->exact;
-    lk_lce_describe(&planner->shape, plan, to.text, sizeof to.text);
+    lk_head_describe(&planner->shape, plan, to.text, sizeof to.text);
     return to;
 }
 
@@ -1645,8 +1389,8 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, lk
                                      lk_lce_ranks *r, lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_call call;
-    lk_lce_planner planner;
-    lk_lce_plan of[2] = {};
+    lk_head_planner planner;
+    lk_head_plan of[2] = {};
     lk_status status = LK_OK;
     if (budget < r->least && !least)
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r->least);
@@ -1657,7 +1401,7 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, lk
     for (int i = 0; i <= both && !status; i++) {
         status = lk_lce_begin_step<T>(op, i ? &r->backward : &r->forward, i ? LK_BACKWARD : LK_FORWARD, true, &call,
                                       &planner, r->call.no_panels);
-        if (!status) lk_lce_choose(&planner, left, &of[i]);
+        if (!status) lk_head_choose(&planner, left, &of[i]);
     }
     if (status) return status;
     const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
@@ -1671,14 +1415,14 @@ LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, lk
 }
 
 /* The plan of a checked call. before: bytes of the workspace that come before its arrays. */
-LK_HOST lk_status lk_lce_query_planner(const char *op, lk_lce_planner *planner, size_t before, size_t budget, bool least,
+LK_HOST lk_status lk_lce_query_planner(const char *op, lk_head_planner *planner, size_t before, size_t budget, bool least,
                                        lk_linear_cross_entropy_plan *answer)
 {
     const size_t needed = before + planner->least;
-    lk_lce_plan plan;
+    lk_head_plan plan;
     if (budget < needed && !least)
         return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
-    lk_lce_choose(planner, budget < needed ? planner->least : budget - before, &plan);
+    lk_head_choose(planner, budget < needed ? planner->least : budget - before, &plan);
     *answer = lk_lce_answer(planner, &plan);
     answer->workspace_bytes += before, answer->minimum_bytes += before;
     return LK_OK;
@@ -1690,7 +1434,7 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, lk_direc
                                lk_linear_cross_entropy_plan *answer)
 {
     lk_lce_call call;
-    lk_lce_planner planner;
+    lk_head_planner planner;
     if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     if (args && lk_lce_in_steps(args, direction)) {
         lk_lce_ranks r;

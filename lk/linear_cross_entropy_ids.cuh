@@ -51,7 +51,7 @@
  *   lk_lce_ids_rows_kernel      loss, logp and lse, the factor of the row's exponentials, and dZ of the ids. In columns whose
  *                               exponentials are kept it writes dZ over that factor
  *   lk_lce_ids_backward_kernel  backward: dZ of the ids by the saved lse
- *   lk_lce_ids_panel_kernel     writes dZ of the ids into a panel, when lk_lce_fused_kernel has computed its other columns
+ *   lk_lce_ids_panel_kernel     writes dZ of the ids into a panel, when lk_head_fused_kernel has computed its other columns
  * So dZ of an id is rounded to T once, as in CHUNKS; that of the target stays in float, as ever.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -125,7 +125,7 @@ typedef struct {
     const float *dlse;   /* the caller's, of all tokens */
     float *scaled_dlse;  /* of these rows */
     float *factor;       /* of these rows */
-    const lk_lce_counts *counts;
+    const lk_head_counts *counts;
     const float *logit;  /* of all ids; NULL: any of a token's ids may be its target */
     int64_t first_row;
 } lk_lce_ids_work;
@@ -207,12 +207,12 @@ typedef struct {
 } lk_lce_ids_fused;
 
 /* Logits of the ids: x of a token times a row of weight. A warp owns a place, and where there are very many those behind it. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_dots_kernel(const __grid_constant__ lk_lce_ids_fused p)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_ids_dots_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
     constexpr int Vecs = 4, Step = 32 * 8; /* Vecs: loads of each factor in flight */
     const lk_lce_args &a = p.f.chunk.call.a;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t k = p.call.x.ids_per_row, warps = LK_LCE_THREADS / 32, step = (int64_t)gridDim.x * warps;
+    const int64_t k = p.call.x.ids_per_row, warps = LK_HEAD_THREADS / 32, step = (int64_t)gridDim.x * warps;
     lk_griddepcontrol_wait();
     for (int64_t at = blockIdx.x * warps + threadIdx.x / 32; at < a.tokens * k; at += step) {
         const int64_t token = at / k;
@@ -278,24 +278,24 @@ LK_DEVICE void lk_lce_ids_add_up(const lk_lce_ids_fused &p, lk_ce_ids_term *term
     lk_ce_ids_add_places(terms, p.call.x.ids_per_row, s, v->u, v->writes);
 }
 
-/* The terms of a row's gradient, as lk_lce_terms_of. rest becomes what comes to p besides the target's u. */
-LK_DEVICE lk_lce_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, bool good, float own, float *rest, float lse,
-                                        float lse_low, float entropy)
+/* The terms of a row's gradient, as lk_head_terms_of. rest becomes what comes to p besides the target's u. */
+LK_DEVICE lk_head_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, bool good, float own, float *rest, float lse,
+                                         float lse_low, float entropy)
 {
     const lk_lce_work &chunk = p.f.chunk;
     const lk_lce_args &a = chunk.call.a;
-    lk_lce_terms t = {};
+    lk_head_terms t = {};
     if (good && p.dlse) *rest += p.dlse[at];
     if (good && a.z_loss > 0.0f) *rest = fmaf(2.0f * a.z_loss * lse, chunk.ws.factor[at], *rest);
     t.f_rest = a.logit_scale * own, t.f_lse = a.logit_scale * *rest;
     t.g.p_factor = lk_is_finite(lse) ? t.f_rest + t.f_lse : NAN;
     if (chunk.ws.dentropy)
-        lk_ce_entropy_factors(&t.g, -a.logit_scale * chunk.ws.dentropy[at], lse, lse_low, entropy, lk_lce_scale(a));
+        lk_ce_entropy_factors(&t.g, -a.logit_scale * chunk.ws.dentropy[at], lse, lse_low, entropy, lk_head_scale(a));
     return t;
 }
 
 /* dZ of an id that is not the target, whose u it is. */
-LK_DEVICE float lk_lce_ids_dz(const lk_lce_args &a, const lk_lce_terms &t, float p, float z, float slope, float u)
+LK_DEVICE float lk_lce_ids_dz(const lk_lce_args &a, const lk_head_terms &t, float p, float z, float slope, float u)
 {
     float dz[1] = {z};
     const float e[1] = {p}, w[1] = {a.logit_scale * u}, slopes[1] = {slope};
@@ -329,35 +329,35 @@ LK_DEVICE float lk_lce_ids_put_kept(const lk_lce_ids_fused &p, int64_t row, int 
         const float w = fmaxf(__int_as_float(__float_as_int(most) & 0x7f800000), 0x1p-126f);
         times = __fdiv_rn(factor, w), factor = w;
     }
-    lk_lce_rescale(p.f, row, y, lk_lce_scale(p.f.chunk.call.a) * LK_LOG2E, base, times);
+    lk_head_rescale(p.f, row, y, lk_head_scale(p.f.chunk.call.a) * LK_LOG2E, base, times);
     __syncwarp(); /* the exponentials are rescaled before some of them are written again */
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         const int tile = s.id[i] / LK_GEMM_COLS;
         if (!v.writes[i] || tile >= p.f.kept) continue;
         int cols_left;
-        lk_bf16 *const e = lk_lce_place(p.f, row, tile, &cols_left) + s.id[i] % LK_GEMM_COLS;
+        lk_bf16 *const e = lk_head_place(p.f, row, tile, &cols_left) + s.id[i] % LK_GEMM_COLS;
         lk_put(e, factor != 0.0f ? __fdiv_rn(dz[i], factor) : 0.0f);
     }
     return factor;
 }
 
 /* In place of lk_lce_merge_kernel and lk_lce_factor_kernel. A warp owns a row. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const __grid_constant__ lk_lce_ids_fused p)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, 2) lk_lce_ids_rows_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
-    LK_SHARED(lk_ce_ids_term, terms, [LK_LCE_THREADS / 32 * LK_CE_IDS_MOST]);
+    LK_SHARED(lk_ce_ids_term, terms, [LK_HEAD_THREADS / 32 * LK_CE_IDS_MOST]);
     const lk_lce_work &chunk = p.f.chunk;
     const lk_lce_args &a = chunk.call.a;
     const int warp = (int)threadIdx.x / 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + warp, at = chunk.first_row + row;
+    const int64_t row = (int64_t)blockIdx.x * (LK_HEAD_THREADS / 32) + warp, at = chunk.first_row + row;
     lk_griddepcontrol_wait();
     if (row >= chunk.rows) return;
-    const float scale = lk_lce_scale(a);
+    const float scale = lk_head_scale(a);
     const int y = chunk.ws.target[at];
     const lk_ce_ids ids = lk_ce_ids_load(p.call, at, true);
     lk_lce_ids_values v;
     lk_lce_ids_get_logits(p, at, ids, &v);
     float slope, first_z = -INFINITY, minus_logp[LK_CE_IDS_EACH];
-    const lk_ce_row s = lk_lce_merge_stretches<lk_ce_row>(p.f, row, y, &slope);
+    const lk_ce_row s = lk_head_merge_stretches<lk_ce_row>(p.f, row, y, &slope);
     const float one[1] = {s.target}, ones[1] = {1.0f};
     const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
@@ -377,51 +377,51 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_rows_kernel(const
     const bool good = ids.any && !ids.bad;
     lk_lce_ids_add_up(p, terms + warp * LK_CE_IDS_MOST, at, y, ids, good, &v);
     float rest = v.rest, factor = 0.0f, target_dz = 0.0f, dz[LK_CE_IDS_EACH];
-    const lk_lce_terms t = lk_lce_ids_terms(p, at, good, v.own, &rest, r.lse, r.lse_low, r.entropy);
+    const lk_head_terms t = lk_lce_ids_terms(p, at, good, v.own, &rest, r.lse, r.lse_low, r.entropy);
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++)
         dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, lk_exp(-minus_logp[i]), v.z[i], v.slope[i], v.u[i]) : 0.0f;
     lk_lce_ids_keep(p, at, ids, v, rest, dz);
     if (y >= 0) {
-        const float base = lk_lce_largest_reference(p.f, row, y);
-        factor = lk_lce_row_factor(a, s, t, base, slope, r.lse, &target_dz);
+        const float base = lk_head_largest_reference(p.f, row, y);
+        factor = lk_head_row_factor(a, s, t, base, slope, r.lse, &target_dz);
         if (p.f.kept) factor = lk_lce_ids_put_kept(p, row, y, ids, v, base, factor, dz);
     }
     if (threadIdx.x % 32 != 0) return;
-    if (chunk.ws.target_dz) lk_lce_put_target_dz(chunk.ws, at, y, target_dz);
+    if (chunk.ws.target_dz) lk_head_put_target_dz(chunk.ws, at, y, target_dz);
     if (chunk.ws.scale) chunk.ws.scale[row] = factor;
 }
 
 /* backward, when the target's others are not known yet: what the panels need. A warp owns a row. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, 2) lk_lce_ids_backward_kernel(const __grid_constant__ lk_lce_ids_fused p)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, 2) lk_lce_ids_backward_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
-    LK_SHARED(lk_ce_ids_term, terms, [LK_LCE_THREADS / 32 * LK_CE_IDS_MOST]);
+    LK_SHARED(lk_ce_ids_term, terms, [LK_HEAD_THREADS / 32 * LK_CE_IDS_MOST]);
     const lk_lce_work &work = p.f.chunk;
     const lk_lce_args &a = work.call.a;
     const int warp = (int)threadIdx.x / 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + warp;
+    const int64_t row = (int64_t)blockIdx.x * (LK_HEAD_THREADS / 32) + warp;
     lk_griddepcontrol_wait();
     if (row >= work.call.rows) return;
     const lk_ce_ids ids = lk_ce_ids_load(p.call, row, true);
     const bool good = ids.any && !ids.bad;
-    const float lse = work.ws.lse[row], lse_low = lk_lce_lse_low(work, row);
+    const float lse = work.ws.lse[row], lse_low = lk_head_lse_low(work, row);
     const float entropy = work.ws.dentropy ? work.ws.entropy[row] : 0.0f;
     lk_lce_ids_values v;
     lk_lce_ids_get_logits(p, row, ids, &v);
     lk_lce_ids_add_up(p, terms + warp * LK_CE_IDS_MOST, row, work.ws.target[row], ids, good, &v);
     float rest = v.rest, dz[LK_CE_IDS_EACH];
-    const lk_lce_terms t = lk_lce_ids_terms(p, row, good, v.own, &rest, lse, lse_low, entropy);
+    const lk_head_terms t = lk_lce_ids_terms(p, row, good, v.own, &rest, lse, lse_low, entropy);
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
-        const float probability = lk_exp(fmaf(lk_lce_scale(a), v.z[i], -lse) - lse_low);
+        const float probability = lk_exp(fmaf(lk_head_scale(a), v.z[i], -lse) - lse_low);
         dz[i] = v.writes[i] ? lk_lce_ids_dz(a, t, probability, v.z[i], v.slope[i], v.u[i]) : 0.0f;
     }
     lk_lce_ids_keep(p, row, ids, v, rest, dz);
 }
 
 /* Writes dZ of a panel's ids. A thread per place. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_panel_kernel(const __grid_constant__ lk_lce_ids_fused p)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_ids_panel_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
     const lk_lce_work &chunk = p.f.chunk;
-    const int64_t k = p.call.x.ids_per_row, i = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x, row = i / k;
+    const int64_t k = p.call.x.ids_per_row, i = (int64_t)blockIdx.x * LK_HEAD_THREADS + threadIdx.x, row = i / k;
     lk_griddepcontrol_wait();
     if (row >= chunk.rows) return;
     const int64_t place = chunk.first_row * k + i, col = p.ws.column[place] - chunk.first_col;
@@ -430,6 +430,20 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_ids_panel_kernel(const _
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* Computes the rows of a slice. f: what they would be with one target each. */
+typedef lk_status (*lk_lce_ids_slice_rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f);
+
+/* `args` of the table. */
+typedef struct {
+    const lk_lce_ids *ids;
+    lk_lce_ids_slice_rows rows; /* lk_lce_ids_rows, or a rank's */
+} lk_lce_ids_table_args;
+
+LK_HOST const lk_lce_ids *lk_lce_ids_of(const lk_lce_job *job)
+{
+    return ((const lk_lce_ids_table_args *)job->rows->args)->ids;
+}
 
 /* The ids of `rows` tokens from first_row on. */
 LK_HOST lk_ce_ids_call lk_lce_ids_call_of(const lk_lce_ids *ids, int64_t first_row, int64_t rows)
@@ -453,7 +467,7 @@ LK_HOST lk_ce_ids_call lk_lce_ids_call_of(const lk_lce_ids *ids, int64_t first_r
 /* What FUSED's kernels get. */
 LK_HOST lk_lce_ids_fused lk_lce_ids_fused_of(const lk_lce_job *job)
 {
-    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const lk_lce_ids *const ids = lk_lce_ids_of(job);
     lk_lce_ids_fused p = {};
     p.f.chunk = job->p, p.ws = ids->fused, p.dlse = ids->x.common.dlse;
     p.call = lk_lce_ids_call_of(ids, 0, job->p.call.a.tokens);
@@ -461,21 +475,21 @@ LK_HOST lk_lce_ids_fused lk_lce_ids_fused_of(const lk_lce_job *job)
     return p;
 }
 
-/* The hooks of lk_lce_other_rows for FUSED. */
+/* The table's entries for FUSED. */
 LK_HOST lk_status lk_lce_ids_fused_rows(const lk_lce_job *job, const lk_lce_fused &f)
 {
     lk_lce_ids_fused p = lk_lce_ids_fused_of(job);
     p.f = f;
-    return lk_lce_launch(job, lk_lce_ids_rows_kernel, lk_ceil_div(f.chunk.rows, LK_LCE_THREADS / 32), p);
+    return lk_head_launch(job, lk_lce_ids_rows_kernel, lk_ceil_div(f.chunk.rows, LK_HEAD_THREADS / 32), p);
 }
 LK_HOST lk_status lk_lce_ids_fused_backward(const lk_lce_job *job)
 {
     const lk_lce_ids_fused p = lk_lce_ids_fused_of(job);
-    return lk_lce_launch(job, lk_lce_ids_backward_kernel, lk_ceil_div(job->p.call.rows, LK_LCE_THREADS / 32), p);
+    return lk_head_launch(job, lk_lce_ids_backward_kernel, lk_ceil_div(job->p.call.rows, LK_HEAD_THREADS / 32), p);
 }
 LK_HOST void lk_lce_ids_fused_terms(const lk_lce_job *job, lk_lce_work *chunk)
 {
-    const lk_lce_ids_arrays &ws = ((const lk_lce_ids *)job->other_rows->user)->fused;
+    const lk_lce_ids_arrays &ws = lk_lce_ids_of(job)->fused;
     chunk->ws.factor = ws.own, chunk->ws.dlse = ws.rest;
     chunk->call.a.dlse = ws.rest, chunk->call.a.z_loss = 0.0f; /* rest has both */
 }
@@ -484,21 +498,21 @@ LK_HOST lk_status lk_lce_ids_fused_panel(const lk_lce_job *job, const lk_lce_wor
     lk_lce_ids_fused p = lk_lce_ids_fused_of(job);
     p.f.chunk = chunk;
     if (!p.ws.column) return LK_OK;
-    return lk_lce_launch(job, lk_lce_ids_panel_kernel, lk_ceil_div(chunk.rows * p.call.x.ids_per_row, LK_LCE_THREADS), p);
+    return lk_head_launch(job, lk_lce_ids_panel_kernel, lk_ceil_div(chunk.rows * p.call.x.ids_per_row, LK_HEAD_THREADS), p);
 }
 
 LK_HOST lk_status lk_lce_ids_begin(const lk_lce_job *job)
 {
     lk_lce_ids_work p = {};
-    p.all = *(const lk_lce_ids *)job->other_rows->user, p.dlse = p.all.x.common.dlse;
+    p.all = *lk_lce_ids_of(job), p.dlse = p.all.x.common.dlse;
     p.all.ids.rows = job->p.call.a.tokens, p.call = lk_lce_ids_call_of(&p.all, 0, p.all.ids.rows);
     const int threads = 32 * LK_CE_IDS_WARPS;
     const int64_t upstreams = p.all.x.common.upstream_per_token ? p.all.ids.rows : 1;
     lk_status status = LK_OK;
     if (job->plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED && p.all.fused.logit) {
-        const int64_t blocks = lk_ceil_div(p.all.ids.rows * p.all.x.ids_per_row, LK_LCE_THREADS / 32);
+        const int64_t blocks = lk_ceil_div(p.all.ids.rows * p.all.x.ids_per_row, LK_HEAD_THREADS / 32);
         p.logit = p.all.fused.logit;
-        status = lk_lce_launch(job, lk_lce_ids_dots_kernel, lk_lce_min(blocks, 1 << 30), lk_lce_ids_fused_of(job));
+        status = lk_head_launch(job, lk_lce_ids_dots_kernel, lk_head_min(blocks, 1 << 30), lk_lce_ids_fused_of(job));
     }
     if (!status && p.all.most) status = lk_launched(job->op, cudaMemsetAsync(p.all.most, 0, sizeof(float), job->stream));
     if (!status)
@@ -521,7 +535,7 @@ template <class Logit>
 LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f,
                                   lk_direction direction)
 {
-    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const lk_lce_ids *const ids = lk_lce_ids_of(job);
     const int threads = 32 * LK_CE_IDS_WARPS;
     const int64_t rows = chunk.rows, blocks = lk_ceil_div(rows, LK_CE_IDS_WARPS);
     lk_ce_ids_call call = lk_lce_ids_call_of(ids, chunk.first_row, rows);
@@ -558,7 +572,7 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
 /* Scales what is added to dZ of a slice's rows, where there is something. It comes before their gradients. */
 LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chunk)
 {
-    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const lk_lce_ids *const ids = lk_lce_ids_of(job);
     const int threads = 32 * LK_CE_IDS_WARPS;
     lk_lce_ids_work p = {};
     if (!chunk.call.gradient || (!ids->bound && !ids->most)) return LK_OK;
@@ -572,7 +586,7 @@ LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chu
 template <class Logit>
 LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
-    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const lk_lce_ids *const ids = lk_lce_ids_of(job);
     const bool gives_loss = chunk.call.gives_loss, gradient = chunk.call.gradient;
     lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
@@ -583,7 +597,39 @@ LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chun
     return status ? status : lk_lce_ids_pass<Logit>(job, chunk, f, LK_BACKWARD);
 }
 
-/* Whether a call has a tail. direction: LK_LCE_*. */
+/* `begin` of the table. */
+LK_HOST lk_status lk_lce_ids_prepare(const lk_lce_job *job)
+{
+    const lk_status status = lk_lce_ids_begin(job);
+    return status ? status : lk_lce_prepare(job);
+}
+template <class Logit> LK_HOST lk_status lk_lce_ids_slice(const lk_lce_job *job, const lk_lce_work &slice)
+{
+    const lk_lce_ids_table_args *const own = (const lk_lce_ids_table_args *)job->rows->args;
+    return own->rows(job, slice, lk_lce_rows_of<Logit>(job, slice));
+}
+
+/* The states of a rank without columns; in backward it counts the tokens with a bad id. */
+LK_HOST lk_status lk_lce_ids_no_columns(const lk_lce_job *job, lk_direction direction)
+{
+    const lk_lce_args &a = job->p.call.a;
+    lk_lce_work all = job->p;
+    all.rows = a.tokens;
+    if (direction == LK_FORWARD)
+        return ((const lk_lce_ids_table_args *)job->rows->args)->rows(job, all, lk_lce_no_columns_call(job));
+    const lk_status status = a.bad_targets ? lk_lce_ids_begin(job) : LK_OK;
+    return status ? status : lk_lce_no_columns(job, direction);
+}
+
+/* The table. */
+template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args, const lk_lce_ids_table_args *own)
+{
+    return {lk_lce_ids_prepare, args->fast_logits ? lk_lce_ids_slice<T> : lk_lce_ids_slice<float>, NULL, lk_lce_write_rest,
+            lk_lce_ids_no_columns, lk_head_run_fused<T, lk_lce_call>, lk_lce_ids_fused_rows, lk_lce_ids_fused_backward,
+            lk_lce_ids_fused_terms, lk_lce_ids_fused_panel, own};
+}
+
+/* Whether a call has a tail. */
 LK_HOST bool lk_lce_ids_has_tail(const lk_lce_ids_args *x, lk_direction direction)
 {
     return x->tail_weight || (direction != LK_BACKWARD && x->tail) || (direction != LK_FORWARD && x->dtail);
@@ -595,7 +641,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool si
 {
     const lk_lce_ids_args &x = ids->x;
     const bool both = direction == LK_BOTH, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
-    const int64_t tokens = x.common.tokens < 0 ? 0 : lk_lce_min(x.common.tokens, INT32_MAX); /* it may be unchecked */
+    const int64_t tokens = x.common.tokens < 0 ? 0 : lk_head_min(x.common.tokens, INT32_MAX); /* it may be unchecked */
     const bool halves = both && (tail || split); /* forward, then backward */
     sizes = sizes && direction != LK_FORWARD;
     lk_arena arena = {(uintptr_t)workspace, 0, LK_WORKSPACE_ALIGNMENT};
@@ -627,7 +673,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool si
 
 /* What differs in a call of linear_cross_entropy_ids_parallel.cuh. */
 typedef struct {
-    lk_status (*rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &call); /* lk_lce_other_rows's */
+    lk_lce_ids_slice_rows rows;
     int state_bytes; /* of the ids' logits of a token */
 } lk_lce_ids_split;
 
@@ -635,7 +681,7 @@ typedef struct {
  * where a call has all columns. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
-                                   lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_lce_planner *planner,
+                                   lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_head_planner *planner,
                                    const lk_lce_ids_split *split)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
@@ -713,7 +759,7 @@ LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, 
     lk_lce_ids ids;
     lk_lce_args instead;
     lk_lce_call call;
-    lk_lce_planner planner;
+    lk_head_planner planner;
     if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, split);
     return status ? status : lk_lce_query_planner(op, &planner, ids.bytes, budget, least, plan);
@@ -726,15 +772,12 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_i
     lk_lce_ids ids;
     lk_lce_args instead;
     lk_lce_call call;
-    lk_lce_planner planner;
+    lk_head_planner planner;
     const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, split);
     if (status) return status;
-    const lk_lce_other_rows rows = {lk_lce_ids_begin, split                 ? split->rows
-                                                      : instead.fast_logits ? lk_lce_ids_rows<T>
-                                                                            : lk_lce_ids_rows<float>,
-                                    lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms,
-                                    lk_lce_ids_fused_panel, &ids};
-    return lk_lce_step<T>(op, &instead, direction, true, stream, &rows);
+    const lk_lce_ids_slice_rows slice = split ? split->rows : instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>;
+    const lk_lce_ids_table_args own = {&ids, slice};
+    return lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_ids_table<T>(&instead, &own));
 }
 
 template <class T>

@@ -88,7 +88,7 @@ typedef lk_linear_cross_entropy_ids_args lk_linear_cross_entropy_ids_parallel_ar
 template <class Logit>
 LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
-    const lk_lce_ids *const ids = (const lk_lce_ids *)job->other_rows->user;
+    const lk_lce_ids *const ids = lk_lce_ids_of(job);
     const lk_lce_args &call = chunk.call.a;
     const bool forward = chunk.call.gives_loss;
     lk_ce_ids_job rows = {job->op, job->device, job->stream, lk_lce_ids_call_of(ids, chunk.first_row, chunk.rows).x, {}};
@@ -181,11 +181,12 @@ LK_HOST lk_status lk_lce_ids_run_split(const char *op, const lk_lce_ids_args *ar
         return lk_linear_cross_entropy_ids_run<T>(op, args, direction, stream, &split);
     lk_lce_ids_ranks r;
     lk_status status = lk_lce_ids_split_workspace<T, Logit>(op, args, direction, false, &r);
-    const lk_lce_other_rows rows = {lk_lce_ids_begin, split.rows, NULL, NULL, NULL, NULL, &r.ids};
-    if (!status) status = lk_lce_gather<T>(op, &args->common, &r.steps, &rows, stream);
+    const lk_lce_ids_table_args own = {&r.ids, split.rows};
+    const lk_lce_rows rows = lk_lce_ids_table<T>(&args->common, &own);
+    if (!status) status = lk_lce_gather<T>(op, &args->common, &r.steps, rows, stream);
     if (!status) status = lk_lce_ids_run_finish<Logit>(op, &r.finish, stream);
     if (status || !r.steps.call.gradient) return status;
-    return lk_lce_step<T>(op, &r.steps.backward, LK_BACKWARD, true, stream, &rows);
+    return lk_lce_step<T>(op, &r.steps.backward, LK_BACKWARD, true, stream, rows);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */

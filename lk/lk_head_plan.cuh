@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-/* lk_head_plan.cuh - the memory of linear_cross_entropy: the arrays of its workspace, the plans that lk chooses from, and what a
- * plan is in words. Arithmetic alone, by the host: any C++17 compiler reads it, and there is no CUDA in it.
+/* lk_head_plan.cuh - the memory of a head: the arrays of its workspace, the plans that lk chooses from, and what a plan is in
+ * words. Arithmetic alone, by the host: any C++17 compiler reads it, and there is no CUDA in it.
  *
- *   what a call needs    lk_lce_shape: its sizes, and which tensors and options it has
- *   how it is done       lk_lce_plan: the path, and the lengths of chunks, panels and slices
- *   arrays               lk_lce_lay_out puts those of a plan into a workspace, or counts their bytes: lk_lce_workspace
- *   the choice           lk_lce_plan_begin finds the smallest workspace of each path. lk_lce_choose takes the first plan of a
- *                        list that fits into a budget (lk_lce_search), lk_lce_describe says it in words
+ *   what a call needs    lk_head_shape: its sizes, and which tensors and options it has
+ *   how it is done       lk_head_plan: the path, and the lengths of chunks, panels and slices
+ *   arrays               lk_head_lay_out puts those of a plan into a workspace, or counts their bytes: lk_head_workspace
+ *   the choice           lk_head_plan_begin finds the smallest workspace of each path. lk_head_choose takes the first plan of a
+ *                        list that fits into a budget (lk_head_search), lk_head_describe says it in words
  *
- *     lk_lce_shape shape = {};
+ *     lk_head_shape shape = {};
  *     shape.rows = 8192, shape.hidden = 4096, shape.vocab = 131072, ...;
- *     lk_lce_planner planner;
- *     lk_lce_plan plan;
- *     lk_lce_plan_begin(&planner, &shape);
- *     lk_lce_choose(&planner, budget, &plan);      with budget >= planner.least
+ *     lk_head_planner planner;
+ *     lk_head_plan plan;
+ *     lk_head_plan_begin(&planner, &shape);
+ *     lk_head_choose(&planner, budget, &plan);      with budget >= planner.least
  *
  * Plans themselves are described in lk/linear_cross_entropy.md.
  *
@@ -29,8 +29,8 @@
 #include <math.h>
 #include <stdio.h>
 
-/* The paths: LK_LINEAR_CROSS_ENTROPY_*. */
-enum { LK_LCE_PATH_CHUNKS = 1, LK_LCE_PATH_PANELS = 2, LK_LCE_PATH_FUSED = 3 };
+/* The paths, numbered as LK_LINEAR_CROSS_ENTROPY_* are. */
+enum { LK_HEAD_PATH_CHUNKS = 1, LK_HEAD_PATH_PANELS = 2, LK_HEAD_PATH_FUSED = 3 };
 
 /* ---- What a plan follows from -------------------------------------------------------------------------------------------- */
 
@@ -48,13 +48,13 @@ typedef struct {
     bool saves;                 /* forward leaves, or backward reads, `saved` */
     bool split;                 /* the columns are split over ranks */
     bool stores;                /* `saved` has logits, not exponentials */
-    bool no_panels;             /* the plan may not be LK_LCE_PATH_PANELS; with `split` it is CHUNKS */
-    bool fused;                 /* the plan may be, or must be, LK_LCE_PATH_FUSED */
+    bool no_panels;             /* the plan may not be LK_HEAD_PATH_PANELS; with `split` it is CHUNKS */
+    bool fused;                 /* the plan may be, or must be, LK_HEAD_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
     bool row_weight, statistics, lse_low; /* likewise */
     bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
-} lk_lce_shape;
+} lk_head_shape;
 
 /* How a call is done. */
 typedef struct {
@@ -65,18 +65,18 @@ typedef struct {
     int64_t kept_vocab;         /* FUSED: columns whose exponentials are kept */
     int64_t lent_vocab;         /* of those, the ones that are kept in dweight's memory */
     bool f32_dx;                /* FUSED, all columns in one panel: cuBLASLt computes dx in f32, and a pass rounds it */
-    size_t bytes, need;         /* of the arrays; of the smallest workspace that it fits into. lk_lce_fits sets both */
+    size_t bytes, need;         /* of the arrays; of the smallest workspace that it fits into. lk_head_fits sets both */
     size_t workspace_bytes;     /* this and what follows, once it is chosen: what the plan uses, cublas_bytes included */
     size_t cublas_bytes;        /* cuBLASLt's part */
     int64_t chunks, panels;
     int matmuls, exact;         /* as in lk_linear_cross_entropy_plan */
-} lk_lce_plan;
+} lk_head_plan;
 
-#define LK_LCE_THREADS 256 /* of a block of the kernels for rows */
+#define LK_HEAD_THREADS 256 /* of a block of the kernels for rows */
 
 /* FUSED's tiles are those of lk_gemm.cuh. */
-#define LK_LCE_TILE_COLS 256
-#define LK_LCE_PAIR_ROWS 256 /* of the two tiles of a cluster */
+#define LK_HEAD_TILE_COLS 256
+#define LK_HEAD_PAIR_ROWS 256 /* of the two tiles of a cluster */
 
 /* ---- The arrays of the workspace ----------------------------------------------------------------------------------------- */
 
@@ -85,52 +85,52 @@ typedef struct {
     int64_t counted;
     float divisor;          /* of a mean: denominator, else the sum of class weights, else valid_rows */
     float weights;          /* the sum of all class weights */
-    float alpha, zero, one; /* lk_cublas_product's scalars for 16-bit dZ: see lk_lce_prepare_kernel */
+    float alpha, zero, one; /* lk_cublas_product's scalars: 16-bit dZ is stored over alpha */
     int32_t too_many, bad;  /* not 0: more than max_counted count; some target is bad, */
     int32_t spoils;         /* and its row_weight is not 0 */
-} lk_lce_counts;
+} lk_head_counts;
 
-/* A row's state over a stretch of columns, without the target; fields as in lk_ce_row. lk_lce_more: for entropy and argmax; its
+/* A row's state over a stretch of columns, without the target; fields as in lk_ce_row. lk_head_more: for entropy and argmax; its
  * top includes the target. */
 typedef struct {
     float max, sum, weights, weighted;
-} lk_lce_sums;
+} lk_head_sums;
 typedef struct {
     int64_t top;
     float entropic;
-} lk_lce_more;
+} lk_head_more;
 
-/* With statistics lk_lce_more is this one, in the same array. It has 32 bytes, so that 16 of them take whole 256 bytes. */
+/* With statistics lk_head_more is this one, in the same array. It has 32 bytes, so that 16 of them take whole 256 bytes. */
 typedef struct alignas(16) {
     int64_t top;
     float entropic, squares, total;
-} lk_lce_more_squares;
+} lk_head_more_squares;
 
-#define LK_LCE_STATE_BYTES 32 /* of an lk_ce_row: a state takes so many at most; with statistics of an lk_ce_row_squares: */
-#define LK_LCE_STATISTICS_BYTES 40
-#define LK_LCE_ELSEWHERE INT32_MAX
+#define LK_HEAD_STATE_BYTES 32 /* of an lk_ce_row: a state takes so many at most; with statistics of an lk_ce_row_squares: */
+#define LK_HEAD_STATISTICS_BYTES 40
+#define LK_HEAD_ELSEWHERE INT32_MAX
 
-#define LK_LCE_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
+#define LK_HEAD_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
 
 /* The first row with a target, and how many there are. */
 typedef struct alignas(8) {
     int first, count;
-} lk_lce_owner;
+} lk_head_owner;
 
 /* Columns whose exponentials are kept in dweight's memory. */
-#define LK_LCE_DWEIGHT_PARTS 3
+#define LK_HEAD_DWEIGHT_PARTS 3
 typedef struct {
     int64_t first, cols; /* multiples of 256; cols is also the distance of rows */
     char *at;
-} lk_lce_dweight_part;
+} lk_head_dweight_part;
 
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
-    lk_lce_counts *counts;
+    lk_head_counts *counts;
     int32_t *target;       /* [rows], the target's column; -1: ignored, or no token. A bad target's factor is 0. Its column is
                               without ranks   0
-                              fused, ranks    LK_LCE_ELSEWHERE, as that of a target that another rank has
-                              panels, ranks   LK_LCE_ELSEWHERE; in a call of backward alone -1
+                              fused, ranks    LK_HEAD_ELSEWHERE, as that of a target that another rank has
+                              panels, ranks   LK_HEAD_ELSEWHERE; in a call of backward alone -1
                               Panels' columns are numbered among those of all ranks */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     float *row_weight;     /* [rows], the caller's; where the call gives a loss */
@@ -143,14 +143,14 @@ typedef struct {
     float *others;         /* panels, fused backward: [rows], sum_{j != y} p[j] */
     void *states;          /* panels: packed states [chunk], of the columns so far, except for the target's */
     float *logit;          /* fused: [rows], the target's */
-    lk_lce_sums *sums;     /* fused: [chunk, stretches] */
-    lk_lce_more *more;     /* fused, with entropy or argmax: likewise; with statistics lk_lce_more_squares */
-    float *sample;         /* fused: [chunk, LK_LCE_SAMPLE], logits without bias, of columns spread over the vocabulary */
+    lk_head_sums *sums;     /* fused: [chunk, stretches] */
+    lk_head_more *more;     /* fused, with entropy or argmax: likewise; with statistics lk_head_more_squares */
+    float *sample;         /* fused: [chunk, LK_HEAD_SAMPLE], logits without bias, of columns spread over the vocabulary */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], v of lk_head_sm90.cuh: a row's exponentials times v are its dZ; NULL: 1 */
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
-    lk_lce_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
+    lk_head_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
     void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], panels: [classes], those of all ranks. Each weight times valid_rows / weight_sum, so that
                               class and z-loss terms have one divisor */
@@ -164,98 +164,98 @@ typedef struct {
     int8_t *low_dx;        /* fused: likewise, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
     /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
-    lk_lce_dweight_part dweight_parts[LK_LCE_DWEIGHT_PARTS];
+    lk_head_dweight_part dweight_parts[LK_HEAD_DWEIGHT_PARTS];
     float *slice;          /* [slice, logits_stride], f32 logits of a slice, or in saved; logits then holds dZ alone, in T */
     void *cublas;
     int64_t stretches;     /* fused: the most of a row that sums has room for */
     int64_t logits_stride, x_stride, splits;
     size_t bytes;          /* of all but cublas */
-} lk_lce_workspace;
+} lk_head_workspace;
 
-#define LK_LCE_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
-#define LK_LCE_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
-#define LK_LCE_FEWEST 512 /* tokens of a chunk: each adds to a sum of dweight, which with fewer costs as much as a fourth matmul */
-#define LK_LCE_WIDE 2048  /* columns of a panel: each adds to a sum of dx, which costs little with so many */
-#define LK_LCE_NARROW 256 /* columns of a panel, if nothing else fits */
+#define LK_HEAD_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
+#define LK_HEAD_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
+#define LK_HEAD_FEWEST 512 /* tokens of a chunk: each adds to a sum of dweight, which with fewer costs as much as a fourth matmul */
+#define LK_HEAD_WIDE 2048  /* columns of a panel: each adds to a sum of dx, which costs little with so many */
+#define LK_HEAD_NARROW 256 /* columns of a panel, if nothing else fits */
 
-LK_HOST int64_t lk_lce_round_up(int64_t x, int64_t to)
+LK_HOST int64_t lk_head_round_up(int64_t x, int64_t to)
 {
     return lk_ceil_div(x, to) * to;
 }
-LK_HOST int64_t lk_lce_min(int64_t a, int64_t b)
+LK_HOST int64_t lk_head_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-LK_HOST int64_t lk_lce_bytes_of(int type)
+LK_HOST int64_t lk_head_bytes_of(int type)
 {
     return type == LK_DTYPE_F32 ? 4 : 2;
 }
 
 /* Arrays begin at multiples of 256 wherever the memory begins, since cuBLASLt's algorithms depend on alignment. 256 bytes more
  * are enough. memory is NULL where only sizes are asked for. Arrays then begin at 256: NULL says that one is not there. */
-LK_HOST char *lk_lce_base(void *memory)
+LK_HOST char *lk_head_base(void *memory)
 {
     return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
 }
 
 /* Whether dweight has sums of its own: it has 16 bits and several chunks. */
-LK_HOST bool lk_lce_sums_dweight(const lk_lce_shape *s, int64_t chunk)
+LK_HOST bool lk_head_sums_dweight(const lk_head_shape *s, int64_t chunk)
 {
     return s->dweight && s->dweight_dtype != LK_DTYPE_F32 && chunk < s->rows;
 }
 
 /* Whether short chunks round dweight: calls without PANELS could not run in a workspace smaller than its sums. */
-LK_HOST bool lk_lce_may_round(const lk_lce_shape *s)
+LK_HOST bool lk_head_may_round(const lk_head_shape *s)
 {
     return s->no_panels && s->dweight && s->dweight_dtype != LK_DTYPE_F32;
 }
 
 /* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. */
-LK_HOST bool lk_lce_slices(const lk_lce_shape *s, int path)
+LK_HOST bool lk_head_slices(const lk_head_shape *s, int path)
 {
     const bool wider = s->type != LK_DTYPE_F32 && s->logits_type == LK_DTYPE_F32;
-    return path == LK_LCE_PATH_CHUNKS && s->gradient && wider && !s->stores;
+    return path == LK_HEAD_PATH_CHUNKS && s->gradient && wider && !s->stores;
 }
 
 /* Whether dweight's memory may be scratch until it is written. */
-LK_HOST bool lk_lce_lends(const lk_lce_shape *s)
+LK_HOST bool lk_head_lends(const lk_head_shape *s)
 {
     return s->dweight && !s->accumulate && s->dweight_stride == s->hidden && (uintptr_t)s->dweight % 256 == 0;
 }
 
 /* FUSED: whether dx in f32 fits into dweight, which is written later. */
-LK_HOST bool lk_lce_dx_in_dweight(const lk_lce_shape *s)
+LK_HOST bool lk_head_dx_in_dweight(const lk_head_shape *s)
 {
-    return lk_lce_lends(s) && s->rows * 4 <= s->vocab * lk_lce_bytes_of(s->dweight_dtype);
+    return lk_head_lends(s) && s->rows * 4 <= s->vocab * lk_head_bytes_of(s->dweight_dtype);
 }
 
 /* The rows of logits that fit into dweight, until its one product or its sums are written. */
-LK_HOST int64_t lk_lce_rows_in_dweight(const lk_lce_shape *s, int64_t chunk)
+LK_HOST int64_t lk_head_rows_in_dweight(const lk_head_shape *s, int64_t chunk)
 {
-    if (!lk_lce_lends(s) || !(chunk >= s->rows || lk_lce_sums_dweight(s, chunk))) return 0;
-    return s->vocab * s->hidden * lk_lce_bytes_of(s->dweight_dtype) / (lk_lce_round_up(s->vocab, 64) * 4);
+    if (!lk_head_lends(s) || !(chunk >= s->rows || lk_head_sums_dweight(s, chunk))) return 0;
+    return s->vocab * s->hidden * lk_head_bytes_of(s->dweight_dtype) / (lk_head_round_up(s->vocab, 64) * 4);
 }
 
 /* The number of tail columns, which have matmuls of their own: cuBLASLt is several times slower with 16-bit factors whose rows
  * are no multiple of 8. TF32 is assumed to be alike. */
-LK_HOST int64_t lk_lce_tail_cols(const lk_lce_shape *s, int64_t cols)
+LK_HOST int64_t lk_head_tail_cols(const lk_head_shape *s, int64_t cols)
 {
     return cols > 8 && (s->type != LK_DTYPE_F32 || s->tf32) ? cols % 8 : 0;
 }
 
 /* Whether stored logits take more time than FUSED, if both have as many matmuls: above `few` columns; with a tail above fewer. */
-LK_HOST bool lk_lce_many_columns(const lk_lce_shape *s, int64_t few)
+LK_HOST bool lk_head_many_columns(const lk_head_shape *s, int64_t few)
 {
     const int64_t vocab = s->vocab;
-    return vocab > few || (vocab > LK_LCE_WIDE && lk_lce_tail_cols(s, vocab));
+    return vocab > few || (vocab > LK_HEAD_WIDE && lk_head_tail_cols(s, vocab));
 }
 
 /* FUSED: the tiles of a stretch that take the least time. Clusters take whole stretches, in rounds. Of about equal times the fewest
  * stretches win, at most `most` of them. The list goes from few stretches to many, so a smaller `most` only ends it earlier. */
-LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, int64_t most)
+LK_HOST int lk_head_stretch(const lk_head_shape *s, int64_t rows, int64_t cols, int64_t most)
 {
-    const int64_t pairs = lk_ceil_div(rows, LK_LCE_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_LCE_TILE_COLS);
+    const int64_t pairs = lk_ceil_div(rows, LK_HEAD_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_HEAD_TILE_COLS);
     const int64_t few = 32; /* up to so many stretches, and up to so many tiles of one, every number is tried */
     int64_t best = tiles;
     double least = INFINITY;
@@ -274,32 +274,32 @@ LK_HOST int lk_lce_stretch(const lk_lce_shape *s, int64_t rows, int64_t cols, in
  * long for one tile as for a round of them. Times are in units of one cluster's time for one tile. A matmul of few tokens takes
  * at least 0.8 of the time of 256, to read the weight; writing and reading 256 tokens' logits takes 800 / hidden of it. The
  * constants were fitted to an H200: bench/results/choices. */
-LK_HOST bool lk_lce_few_tiles(const lk_lce_shape *s)
+LK_HOST bool lk_head_few_tiles(const lk_head_shape *s)
 {
-    const double tiles = (double)lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pairs = (double)s->rows / LK_LCE_PAIR_ROWS;
+    const double tiles = (double)lk_ceil_div(s->vocab, LK_HEAD_TILE_COLS), pairs = (double)s->rows / LK_HEAD_PAIR_ROWS;
     const double matmul = pairs > 0.8 ? pairs : 0.8, hidden = (double)s->hidden;
-    const double launches = lk_lce_tail_cols(s, s->vocab) ? 350.0 : 100.0;
+    const double launches = lk_head_tail_cols(s, s->vocab) ? 350.0 : 100.0;
     const double stored = tiles / s->clusters * (matmul + pairs * 800.0 / hidden) + launches / hidden;
-    const int64_t stretch = lk_lce_stretch(s, s->rows, s->vocab, s->vocab);
-    const int64_t stretches = lk_ceil_div(s->vocab, stretch * LK_LCE_TILE_COLS);
-    return stored < (double)lk_ceil_div(lk_ceil_div(s->rows, LK_LCE_PAIR_ROWS) * stretches, s->clusters) * (double)stretch;
+    const int64_t stretch = lk_head_stretch(s, s->rows, s->vocab, s->vocab);
+    const int64_t stretches = lk_ceil_div(s->vocab, stretch * LK_HEAD_TILE_COLS);
+    return stored < (double)lk_ceil_div(lk_ceil_div(s->rows, LK_HEAD_PAIR_ROWS) * stretches, s->clusters) * (double)stretch;
 }
 
 /* Whether dx of a chunk is summed in f32 of the workspace: over panels, and in f16 with tail columns, since each of two sums
  * that nearly cancel may be beyond f16's range. */
-LK_HOST bool lk_lce_sums_dx(const lk_lce_shape *s, int path)
+LK_HOST bool lk_head_sums_dx(const lk_head_shape *s, int path)
 {
-    if (path == LK_LCE_PATH_CHUNKS) return s->type == LK_DTYPE_F16 && lk_lce_tail_cols(s, s->vocab);
+    if (path == LK_HEAD_PATH_CHUNKS) return s->type == LK_DTYPE_F16 && lk_head_tail_cols(s, s->vocab);
     return s->type != LK_DTYPE_F32 || s->compact;
 }
 
 /* The arrays that every plan has. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, int64_t chunk, lk_arena *arena)
+LK_HOST lk_head_workspace lk_head_lay_out_rows(const lk_head_shape *s, bool fused, int64_t chunk, lk_arena *arena)
 {
     const int64_t rows = s->rows;
-    lk_lce_workspace ws = {};
-    ws.x_stride = lk_lce_round_up(s->hidden, 64);
-    ws.splits = lk_lce_min(lk_ceil_div(512, lk_ceil_div(s->vocab, LK_LCE_THREADS)), lk_ceil_div(rows, 64));
+    lk_head_workspace ws = {};
+    ws.x_stride = lk_head_round_up(s->hidden, 64);
+    ws.splits = lk_head_min(lk_ceil_div(512, lk_ceil_div(s->vocab, LK_HEAD_THREADS)), lk_ceil_div(rows, 64));
     lk_take(&ws.counts, arena, true, 1);
     lk_take(&ws.target, arena, true, rows);
     lk_take(&ws.weight, arena, s->class_weight, rows);
@@ -314,21 +314,21 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_rows(const lk_lce_shape *s, bool fused, 
     lk_take(&ws.lse_low, arena, s->lse_low || (s->gives_loss && s->gradient), rows);
     lk_take(&ws.entropy, arena, s->entropy || s->dentropy, s->statistics ? 4 * rows : rows);
     lk_take(&ws.argmax, arena, s->argmax, rows);
-    ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_lce_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
+    ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_head_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
     const bool scaled = s->class_weight && s->mean && !s->denominator && s->z_loss && !(s->split && s->gives_loss);
     lk_take(&ws.class_weight, arena, scaled, fused ? s->vocab : s->classes);
     lk_take(&ws.dbias, arena, s->dbias, ws.splits * s->vocab);
-    ws.x = lk_take_bytes(arena, s->compact, chunk * ws.x_stride * lk_lce_bytes_of(s->type));
+    ws.x = lk_take_bytes(arena, s->compact, chunk * ws.x_stride * lk_head_bytes_of(s->type));
     return ws;
 }
 
 /* The arrays of s->saved; returns their bytes. Logits lie where those of a slice would: dZ has memory of its own. */
-LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_shape *s, void *saved, lk_lce_workspace *ws)
+LK_HOST size_t lk_head_lay_out_saved(const lk_head_shape *s, void *saved, lk_head_workspace *ws)
 {
-    const int64_t rows = s->rows, stride = lk_lce_round_up(s->vocab, 64);
-    lk_arena arena = {(uintptr_t)lk_lce_base(saved), 0, 256};
+    const int64_t rows = s->rows, stride = lk_head_round_up(s->vocab, 64);
+    lk_arena arena = {(uintptr_t)lk_head_base(saved), 0, 256};
     ws->logits_stride = stride;
-    if (s->stores) ws->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_lce_bytes_of(s->logits_type));
+    if (s->stores) ws->slice = (float *)lk_take_bytes(&arena, true, rows * stride * lk_head_bytes_of(s->logits_type));
     else {
         lk_take(&ws->base, &arena, true, rows);
         lk_take(&ws->others, &arena, true, rows);
@@ -339,30 +339,30 @@ LK_HOST size_t lk_lce_lay_out_saved(const lk_lce_shape *s, void *saved, lk_lce_w
 }
 
 /* The arrays of a plan that stores logits. Without slices dZ overwrites them. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_stored(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)
+LK_HOST lk_head_workspace lk_head_lay_out_stored(const lk_head_shape *s, const lk_head_plan *plan, void *workspace)
 {
-    const bool panels = plan->path == LK_LCE_PATH_PANELS;
-    const int64_t chunk = plan->chunk_tokens, slice = lk_lce_min(plan->slice_tokens, chunk);
-    lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace ws = lk_lce_lay_out_rows(s, false, chunk, &arena);
-    ws.logits_stride = lk_lce_round_up(plan->panel_vocab, 64);
+    const bool panels = plan->path == LK_HEAD_PATH_PANELS;
+    const int64_t chunk = plan->chunk_tokens, slice = lk_head_min(plan->slice_tokens, chunk);
+    lk_arena arena = {(uintptr_t)lk_head_base(workspace), 0, 256};
+    lk_head_workspace ws = lk_head_lay_out_rows(s, false, chunk, &arena);
+    ws.logits_stride = lk_head_round_up(plan->panel_vocab, 64);
     lk_take(&ws.others, &arena, panels, s->rows);
-    ws.states = lk_take_bytes(&arena, panels, chunk * (s->statistics ? LK_LCE_STATISTICS_BYTES : LK_LCE_STATE_BYTES));
-    lk_take(&ws.dx, &arena, s->dx && lk_lce_sums_dx(s, plan->path), chunk * s->hidden);
-    lk_take(&ws.dweight, &arena, lk_lce_sums_dweight(s, chunk) && !plan->rounds, s->vocab * s->hidden);
-    const int64_t in_dweight = slice && !plan->rounds ? lk_lce_rows_in_dweight(s, chunk) : 0;
-    const int64_t row = ws.logits_stride * lk_lce_bytes_of(slice || s->stores ? s->type : s->logits_type);
+    ws.states = lk_take_bytes(&arena, panels, chunk * (s->statistics ? LK_HEAD_STATISTICS_BYTES : LK_HEAD_STATE_BYTES));
+    lk_take(&ws.dx, &arena, s->dx && lk_head_sums_dx(s, plan->path), chunk * s->hidden);
+    lk_take(&ws.dweight, &arena, lk_head_sums_dweight(s, chunk) && !plan->rounds, s->vocab * s->hidden);
+    const int64_t in_dweight = slice && !plan->rounds ? lk_head_rows_in_dweight(s, chunk) : 0;
+    const int64_t row = ws.logits_stride * lk_head_bytes_of(slice || s->stores ? s->type : s->logits_type);
     ws.logits = lk_take_bytes(&arena, !s->stores || s->gradient, chunk * row);
     lk_take(&ws.slice, &arena, slice > in_dweight, slice * ws.logits_stride);
     if (slice && slice <= in_dweight) ws.slice = (float *)s->dweight;
-    if (s->stores) (void)lk_lce_lay_out_saved(s, s->saved, &ws);
+    if (s->stores) (void)lk_head_lay_out_saved(s, s->saved, &ws);
     ws.cublas = (void *)(arena.base + arena.used), ws.bytes = arena.used + 256;
     return ws;
 }
 
 /* The most stretches where exponentials or dZ are stored: their states take half of the copy of x that may overwrite them, or
  * 1 KiB per row. */
-LK_HOST int64_t lk_lce_most_stretches(const lk_lce_shape *s)
+LK_HOST int64_t lk_head_most_stretches(const lk_head_shape *s)
 {
     return s->hidden / 16 > 64 ? s->hidden / 16 : 64;
 }
@@ -372,15 +372,15 @@ LK_HOST int64_t lk_lce_most_stretches(const lk_lce_shape *s)
  * and so on: each part is `times` as large as the one before. Returns all their columns. For example, 8192 x 4096 x 131072:
  *     dweight's rows   0 free | 8704 exponentials of columns 0 to 8703 | 26112 of columns 8704 to 26111 | 60928 of the next
  * Columns 0 to 8703 are finished first, into the free rows; then their exponentials' place is free for the next rows. */
-LK_HOST int64_t lk_lce_borrow(const lk_lce_shape *s, lk_lce_dweight_part (&dweight_parts)[LK_LCE_DWEIGHT_PARTS])
+LK_HOST int64_t lk_head_borrow(const lk_head_shape *s, lk_head_dweight_part (&dweight_parts)[LK_HEAD_DWEIGHT_PARTS])
 {
-    const int64_t row = s->hidden * lk_lce_bytes_of(s->dweight_dtype), each = 2 * s->rows, tile = LK_LCE_TILE_COLS;
+    const int64_t row = s->hidden * lk_head_bytes_of(s->dweight_dtype), each = 2 * s->rows, tile = LK_HEAD_TILE_COLS;
     const double times = (double)each / (double)row;
     int64_t first = 0, free = (int64_t)((double)s->vocab / (1.0 + times * (1.0 + times * (1.0 + times)))) / tile * tile;
-    if (!lk_lce_lends(s)) free = 0;
+    if (!lk_head_lends(s)) free = 0;
     /* Rows of dweight before `free` hold no exponentials. Those of columns before `first` have their place. */
-    for (lk_lce_dweight_part &part : dweight_parts) {
-        const int64_t cols = lk_lce_min(free - first, (int64_t)((double)(s->vocab - free) / times)) / tile * tile;
+    for (lk_head_dweight_part &part : dweight_parts) {
+        const int64_t cols = lk_head_min(free - first, (int64_t)((double)(s->vocab - free) / times)) / tile * tile;
         part = {first, free > 0 && cols > 0 ? cols : 0, (char *)s->dweight + free * row};
         first += part.cols, free += lk_ceil_div(part.cols * each, 256 * row) * 256;
     }
@@ -388,20 +388,20 @@ LK_HOST int64_t lk_lce_borrow(const lk_lce_shape *s, lk_lce_dweight_part (&dweig
 }
 
 /* The arrays of FUSED. */
-LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)
+LK_HOST lk_head_workspace lk_head_lay_out_fused(const lk_head_shape *s, const lk_head_plan *plan, void *workspace)
 {
     const int64_t rows = s->rows, chunk = plan->chunk_tokens, kept = plan->kept_vocab, own = kept - plan->lent_vocab;
     const int64_t width = kept < s->vocab && plan->panel_vocab > own ? plan->panel_vocab : own;
-    const int64_t tiles = lk_ceil_div(s->vocab, LK_LCE_TILE_COLS), pair = LK_LCE_PAIR_ROWS * LK_LCE_TILE_COLS;
-    const int64_t pairs = lk_ceil_div(chunk, LK_LCE_PAIR_ROWS), cols = lk_ceil_div(s->hidden, LK_LCE_TILE_COLS);
+    const int64_t tiles = lk_ceil_div(s->vocab, LK_HEAD_TILE_COLS), pair = LK_HEAD_PAIR_ROWS * LK_HEAD_TILE_COLS;
+    const int64_t pairs = lk_ceil_div(chunk, LK_HEAD_PAIR_ROWS), cols = lk_ceil_div(s->hidden, LK_HEAD_TILE_COLS);
     const int64_t alone = lk_ceil_div(s->vocab, plan->panel_vocab); /* stretches of forward by itself */
     const bool states = s->gradient || s->saves; /* stretches of forward by itself are the plan's */
-    const int64_t some = states ? lk_ceil_div(tiles, lk_lce_stretch(s, chunk, s->vocab, lk_lce_most_stretches(s))) : 0;
+    const int64_t some = states ? lk_ceil_div(tiles, lk_head_stretch(s, chunk, s->vocab, lk_head_most_stretches(s))) : 0;
     const bool keeps = s->gives_loss && kept, more = s->gives_loss && (s->entropy || s->argmax || s->dentropy);
     const bool panels = s->gradient && (plan->lent_vocab || (kept ? kept : plan->panel_vocab) < s->vocab);
-    lk_arena arena = {(uintptr_t)lk_lce_base(workspace), 0, 256};
-    lk_lce_workspace ws = lk_lce_lay_out_rows(s, true, chunk, &arena);
-    if (s->saves) (void)lk_lce_lay_out_saved(s, s->saved, &ws);
+    lk_arena arena = {(uintptr_t)lk_head_base(workspace), 0, 256};
+    lk_head_workspace ws = lk_head_lay_out_rows(s, true, chunk, &arena);
+    if (s->saves) (void)lk_head_lay_out_saved(s, s->saved, &ws);
     else lk_take(&ws.logit, &arena, true, rows);
     lk_take(&ws.target_dz, &arena, s->gradient, rows);
     lk_take(&ws.owners, &arena, s->dweight || s->dbias, s->vocab);
@@ -409,98 +409,98 @@ LK_HOST lk_lce_workspace lk_lce_lay_out_fused(const lk_lce_shape *s, const lk_lc
     lk_take(&ws.scale, &arena, s->gradient && kept, chunk);
     /* v x overwrites these: the factor kernel has read them. Panels, which write sums again, come when v x is not needed. */
     lk_arena instead = arena, sum = arena;
-    lk_take(&ws.sample, &arena, keeps, chunk * LK_LCE_SAMPLE);
+    lk_take(&ws.sample, &arena, keeps, chunk * LK_HEAD_SAMPLE);
     ws.stretches = states ? some : alone;
     lk_take(&ws.sums, &arena, s->gives_loss || !kept, chunk * ws.stretches);
-    const int64_t more_bytes = s->statistics ? sizeof(lk_lce_more_squares) : sizeof(lk_lce_more);
-    ws.more = (lk_lce_more *)lk_take_bytes(&arena, more, chunk * ws.stretches * more_bytes);
-    lk_take(&ws.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_LCE_TILE_COLS));
+    const int64_t more_bytes = s->statistics ? sizeof(lk_head_more_squares) : sizeof(lk_head_more);
+    ws.more = (lk_head_more *)lk_take_bytes(&arena, more, chunk * ws.stretches * more_bytes);
+    lk_take(&ws.references, &arena, keeps, chunk * lk_ceil_div(kept, LK_HEAD_TILE_COLS));
     ws.scaled_x = lk_take_bytes(&instead, kept && s->dweight, chunk * ws.x_stride * 2);
-    if (plan->f32_dx && lk_lce_dx_in_dweight(s)) ws.dx = (float *)s->dweight;
+    if (plan->f32_dx && lk_head_dx_in_dweight(s)) ws.dx = (float *)s->dweight;
     else lk_take(&ws.dx, &sum, plan->f32_dx, chunk * s->hidden);
     if (arena.used < instead.used) arena = instead;
     if (arena.used < sum.used) arena = sum;
-    lk_take(&ws.low, &arena, lk_lce_sums_dweight(s, chunk), tiles * cols * pair);
+    lk_take(&ws.low, &arena, lk_head_sums_dweight(s, chunk), tiles * cols * pair);
     lk_take(&ws.low_dx, &arena, s->dx && panels, pairs * cols * pair);
-    if (!s->saves) ws.logits_stride = lk_lce_round_up(width, 64);
+    if (!s->saves) ws.logits_stride = lk_head_round_up(width, 64);
     if (!s->saves) ws.logits = lk_take_bytes(&arena, s->gradient, chunk * ws.logits_stride * 2);
-    if (plan->lent_vocab) (void)lk_lce_borrow(s, ws.dweight_parts);
+    if (plan->lent_vocab) (void)lk_head_borrow(s, ws.dweight_parts);
     ws.cublas = (void *)(arena.base + arena.used), ws.bytes = arena.used + 256;
     return ws;
 }
 
-LK_HOST lk_lce_workspace lk_lce_lay_out(const lk_lce_shape *s, const lk_lce_plan *plan, void *workspace)
+LK_HOST lk_head_workspace lk_head_lay_out(const lk_head_shape *s, const lk_head_plan *plan, void *workspace)
 {
-    return plan->path == LK_LCE_PATH_FUSED ? lk_lce_lay_out_fused(s, plan, workspace)
-                                                       : lk_lce_lay_out_stored(s, plan, workspace);
+    return plan->path == LK_HEAD_PATH_FUSED ? lk_head_lay_out_fused(s, plan, workspace)
+                                                       : lk_head_lay_out_stored(s, plan, workspace);
 }
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
 /* The bytes for cuBLASLt besides arrays of `bytes`, at least: a ninth, which is a tenth of both. FUSED has fewer, since they
  * could be columns that are kept. */
-LK_HOST size_t lk_lce_reserve(size_t bytes, bool fused)
+LK_HOST size_t lk_head_reserve(size_t bytes, bool fused)
 {
-    const size_t most = fused ? LK_LCE_CUBLAS_BYTES / 4 : LK_LCE_CUBLAS_BYTES;
+    const size_t most = fused ? LK_HEAD_CUBLAS_BYTES / 4 : LK_HEAD_CUBLAS_BYTES;
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
 /* Whether cuBLASLt gets memory. In FUSED it does where it computes dweight, all but sums over chunks in 16 bits, or dx. The sample
  * of the logits gets no more than that. */
-LK_HOST bool lk_lce_needs_cublas(const lk_lce_shape *s, const lk_lce_plan *plan)
+LK_HOST bool lk_head_needs_cublas(const lk_head_shape *s, const lk_head_plan *plan)
 {
-    return plan->path != LK_LCE_PATH_FUSED || plan->f32_dx || (s->dweight && !lk_lce_sums_dweight(s, plan->chunk_tokens));
+    return plan->path != LK_HEAD_PATH_FUSED || plan->f32_dx || (s->dweight && !lk_head_sums_dweight(s, plan->chunk_tokens));
 }
 
 /* Plans on their way to a choice: how many bytes each candidate needs is found once. */
-#define LK_LCE_CANDIDATES 64 /* that are remembered; more are counted again */
+#define LK_HEAD_CANDIDATES 64 /* that are remembered; more are counted again */
 typedef struct {
-    lk_lce_shape shape;
-    size_t smallest[LK_LCE_PATH_FUSED + 1]; /* of a path's plans: the smallest workspace; SIZE_MAX: the path cannot be */
+    lk_head_shape shape;
+    size_t smallest[LK_HEAD_PATH_FUSED + 1]; /* of a path's plans: the smallest workspace; SIZE_MAX: the path cannot be */
     size_t least;                           /* of all plans; where placement_unknown is set, FUSED may still be ruled out */
     int candidates;
-    lk_lce_plan seen[LK_LCE_CANDIDATES];
-} lk_lce_planner;
+    lk_head_plan seen[LK_HEAD_CANDIDATES];
+} lk_head_planner;
 
 /* Counts the plan's bytes. Whatever the budget is, a plan needs the same. */
-LK_HOST void lk_lce_count_bytes(const lk_lce_shape *s, lk_lce_plan *plan)
+LK_HOST void lk_head_count_bytes(const lk_head_shape *s, lk_head_plan *plan)
 {
-    const bool fused = plan->path == LK_LCE_PATH_FUSED;
-    plan->bytes = lk_lce_lay_out(s, plan, NULL).bytes;
-    plan->need = plan->bytes + (lk_lce_needs_cublas(s, plan) ? lk_lce_reserve(plan->bytes, fused) : 0);
+    const bool fused = plan->path == LK_HEAD_PATH_FUSED;
+    plan->bytes = lk_head_lay_out(s, plan, NULL).bytes;
+    plan->need = plan->bytes + (lk_head_needs_cublas(s, plan) ? lk_head_reserve(plan->bytes, fused) : 0);
 }
 
 /* The smallest workspace that this plan fits into. */
-LK_HOST size_t lk_lce_need(lk_lce_planner *p, lk_lce_plan *plan)
+LK_HOST size_t lk_head_need(lk_head_planner *p, lk_head_plan *plan)
 {
-    const int known = p->candidates < LK_LCE_CANDIDATES ? p->candidates : LK_LCE_CANDIDATES;
+    const int known = p->candidates < LK_HEAD_CANDIDATES ? p->candidates : LK_HEAD_CANDIDATES;
     for (int i = known - 1; i >= 0; i--) {
-        const lk_lce_plan *const seen = &p->seen[i];
+        const lk_head_plan *const seen = &p->seen[i];
         if (seen->chunk_tokens != plan->chunk_tokens || seen->panel_vocab != plan->panel_vocab || seen->path != plan->path ||
             seen->slice_tokens != plan->slice_tokens || seen->kept_vocab != plan->kept_vocab ||
             seen->lent_vocab != plan->lent_vocab || seen->f32_dx != plan->f32_dx || seen->rounds != plan->rounds) continue;
         plan->bytes = seen->bytes, plan->need = seen->need;
         return plan->need;
     }
-    lk_lce_count_bytes(&p->shape, plan);
-    p->seen[p->candidates++ % LK_LCE_CANDIDATES] = *plan;
+    lk_head_count_bytes(&p->shape, plan);
+    p->seen[p->candidates++ % LK_HEAD_CANDIDATES] = *plan;
     return plan->need;
 }
-LK_HOST bool lk_lce_fits(lk_lce_planner *p, lk_lce_plan *plan, size_t budget)
+LK_HOST bool lk_head_fits(lk_head_planner *p, lk_head_plan *plan, size_t budget)
 {
-    return plan->chunk_tokens > 0 && lk_lce_need(p, plan) <= budget;
+    return plan->chunk_tokens > 0 && lk_head_need(p, plan) <= budget;
 }
 
 /* The length of the fewest about equal parts of at most `most`, rounded up to a multiple of `whole`. */
-LK_HOST int64_t lk_lce_equal(int64_t all, int64_t most, int64_t whole)
+LK_HOST int64_t lk_head_equal(int64_t all, int64_t most, int64_t whole)
 {
-    return lk_lce_min(lk_lce_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), whole), all);
+    return lk_head_min(lk_head_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), whole), all);
 }
 
 /* A plan that stores logits. */
-LK_HOST lk_lce_plan lk_lce_stored_plan(int path, int64_t chunk, int64_t panel, int64_t slice)
+LK_HOST lk_head_plan lk_head_stored_plan(int path, int64_t chunk, int64_t panel, int64_t slice)
 {
-    lk_lce_plan plan = {};
+    lk_head_plan plan = {};
     plan.path = path, plan.chunk_tokens = chunk, plan.panel_vocab = panel, plan.slice_tokens = slice;
     return plan;
 }
@@ -510,18 +510,18 @@ typedef struct {
     int64_t low, high;
     size_t low_need, high_need;
     int tries;
-} lk_lce_bracket;
+} lk_head_bracket;
 
 /* The number to try next: where the line through both needs meets the budget, since needs grow about so. Every third time the
  * middle, in case they do not. */
-LK_HOST int64_t lk_lce_between(lk_lce_bracket *b, size_t budget)
+LK_HOST int64_t lk_head_between(lk_head_bracket *b, size_t budget)
 {
     const double per_one = (double)(b->high_need - b->low_need) / (double)(b->high - b->low);
     const int64_t line = b->low_need ? (int64_t)((double)(budget - b->low_need) / per_one) : 1;
     const int64_t step = b->tries++ % 3 == 2 ? (b->high - b->low) / 2 : line;
-    return b->low + lk_lce_min(step > 1 ? step : 1, b->high - b->low - 1);
+    return b->low + lk_head_min(step > 1 ? step : 1, b->high - b->low - 1);
 }
-LK_HOST void lk_lce_narrow(lk_lce_bracket *b, int64_t tried, size_t need, size_t budget)
+LK_HOST void lk_head_narrow(lk_head_bracket *b, int64_t tried, size_t need, size_t budget)
 {
     if (need <= budget) b->low = tried, b->low_need = need;
     else b->high = tried, b->high_need = need;
@@ -529,48 +529,48 @@ LK_HOST void lk_lce_narrow(lk_lce_bracket *b, int64_t tried, size_t need, size_t
 
 /* Gives the plan the tokens of a chunk within the budget: all, or those of the fewest equal chunks. False: they would be fewer
  * than `fewest`. */
-LK_HOST bool lk_lce_fit_chunk(lk_lce_planner *p, lk_lce_plan *plan, size_t budget, int64_t fewest)
+LK_HOST bool lk_head_fit_chunk(lk_head_planner *p, lk_head_plan *plan, size_t budget, int64_t fewest)
 {
     const int64_t given = p->shape.chunk_tokens, rows = p->shape.rows, whole = 128;
     plan->chunk_tokens = given ? given : rows;
-    const bool fits = lk_lce_fits(p, plan, budget);
+    const bool fits = lk_head_fits(p, plan, budget);
     if (given || fits || fewest >= rows) return fits;
-    lk_lce_bracket b = {0, rows, 0, plan->need, 0};
+    lk_head_bracket b = {0, rows, 0, plan->need, 0};
     while (b.high - b.low > 1) {
-        plan->chunk_tokens = lk_lce_between(&b, budget);
-        lk_lce_narrow(&b, plan->chunk_tokens, lk_lce_need(p, plan), budget);
+        plan->chunk_tokens = lk_head_between(&b, budget);
+        lk_head_narrow(&b, plan->chunk_tokens, lk_head_need(p, plan), budget);
     }
-    plan->chunk_tokens = b.low < whole ? b.low : lk_lce_equal(rows, b.low / whole * whole, whole);
-    if (plan->chunk_tokens < fewest && plan->chunk_tokens < lk_lce_equal(rows, fewest, whole)) return false;
-    return lk_lce_fits(p, plan, budget);
+    plan->chunk_tokens = b.low < whole ? b.low : lk_head_equal(rows, b.low / whole * whole, whole);
+    if (plan->chunk_tokens < fewest && plan->chunk_tokens < lk_head_equal(rows, fewest, whole)) return false;
+    return lk_head_fits(p, plan, budget);
 }
 
 /* The columns of the fewest about equal panels of at most `most`. */
-LK_HOST int64_t lk_lce_panel_cols(const lk_lce_shape *s, int64_t most)
+LK_HOST int64_t lk_head_panel_cols(const lk_head_shape *s, int64_t most)
 {
-    return s->panel_vocab ? s->panel_vocab : lk_lce_equal(s->vocab, most, 128);
+    return s->panel_vocab ? s->panel_vocab : lk_head_equal(s->vocab, most, 128);
 }
 
-LK_HOST bool lk_lce_may_be(const lk_lce_shape *s, int path)
+LK_HOST bool lk_head_may_be(const lk_head_shape *s, int path)
 {
-    if (s->saves) return path == (s->stores ? LK_LCE_PATH_CHUNKS : LK_LCE_PATH_FUSED);
-    if (path == LK_LCE_PATH_CHUNKS && s->split && !s->no_panels) return false; /* its kernels see whole rows then */
-    if (path == LK_LCE_PATH_PANELS && s->no_panels) return false;
-    return path == LK_LCE_PATH_FUSED ? s->fused : !s->path || s->path == path;
+    if (s->saves) return path == (s->stores ? LK_HEAD_PATH_CHUNKS : LK_HEAD_PATH_FUSED);
+    if (path == LK_HEAD_PATH_CHUNKS && s->split && !s->no_panels) return false; /* its kernels see whole rows then */
+    if (path == LK_HEAD_PATH_PANELS && s->no_panels) return false;
+    return path == LK_HEAD_PATH_FUSED ? s->fused : !s->path || s->path == path;
 }
 
 /* A plan of FUSED. kept: the columns whose exponentials are kept, the first `in_dweight` of them in dweight. */
-LK_HOST lk_lce_plan lk_lce_fused_plan(int64_t chunk, int64_t kept, int64_t in_dweight, int64_t panel)
+LK_HOST lk_head_plan lk_head_fused_plan(int64_t chunk, int64_t kept, int64_t in_dweight, int64_t panel)
 {
-    lk_lce_plan plan = {};
-    plan.path = LK_LCE_PATH_FUSED, plan.chunk_tokens = chunk;
+    lk_head_plan plan = {};
+    plan.path = LK_HEAD_PATH_FUSED, plan.chunk_tokens = chunk;
     plan.kept_vocab = kept, plan.lent_vocab = in_dweight, plan.panel_vocab = panel;
     return plan;
 }
 
 /* Whether forward_backward may keep exponentials: where dZ is one factor per row times them. Then it may have chunks of tokens
  * too. */
-LK_HOST bool lk_lce_keeps(const lk_lce_shape *s)
+LK_HOST bool lk_head_keeps(const lk_head_shape *s)
 {
     const bool more = s->label_smoothing || s->entropy || s->argmax || s->dentropy;
     return s->gradient && s->gives_loss && !more && !s->panel_vocab;
@@ -578,13 +578,13 @@ LK_HOST bool lk_lce_keeps(const lk_lce_shape *s)
 
 /* The width of panels of at most `most` tiles that compute `tiles` tiles of columns again in the least time: rounds of all
  * clusters for the logits and for dweight, times the length of their sums, and a round and a half for a panel's own costs. */
-LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t most)
+LK_HOST int64_t lk_head_even_panel(const lk_head_shape *s, int64_t tiles, int64_t most)
 {
-    const int64_t hidden = s->hidden, cols = lk_ceil_div(hidden, LK_LCE_TILE_COLS);
-    const int64_t pairs = lk_ceil_div(s->rows, LK_LCE_PAIR_ROWS);
+    const int64_t hidden = s->hidden, cols = lk_ceil_div(hidden, LK_HEAD_TILE_COLS);
+    const int64_t pairs = lk_ceil_div(s->rows, LK_HEAD_PAIR_ROWS);
     int64_t best = most;
     double least = INFINITY;
-    if (most >= tiles) return tiles * LK_LCE_TILE_COLS;
+    if (most >= tiles) return tiles * LK_HEAD_TILE_COLS;
     for (int64_t t = most; t > 0 && t >= most / 2; t--) {
         double time = 0.0;
         for (int last = 0; last < 2; last++) {
@@ -596,63 +596,63 @@ LK_HOST int64_t lk_lce_even_panel(const lk_lce_shape *s, int64_t tiles, int64_t 
         }
         if (time < least) best = t, least = time;
     }
-    return best * LK_LCE_TILE_COLS;
+    return best * LK_HEAD_TILE_COLS;
 }
 
 /* Lets cuBLASLt compute dx of a plan that fits and has all columns in one panel, where that fits too. */
-LK_HOST void lk_lce_try_f32_dx(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+LK_HOST void lk_head_try_f32_dx(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
-    lk_lce_plan better = *plan;
+    lk_head_plan better = *plan;
     better.f32_dx = true;
     const bool one = plan->lent_vocab == 0 && plan->panel_vocab >= p->shape.vocab && plan->chunk_tokens >= p->shape.rows;
-    if (p->shape.gradient && p->shape.dx && one && lk_lce_fits(p, &better, budget)) *plan = better;
+    if (p->shape.gradient && p->shape.dx && one && lk_head_fits(p, &better, budget)) *plan = better;
 }
 
 /* FUSED with all tokens at once. It keeps exponentials of as many columns as fit: of all in the workspace; else of some or all,
  * in dweight and in the workspace; else of none. The others are computed again, a panel at a time. narrow: the
  * fewest columns of a panel. */
-LK_HOST bool lk_lce_plan_at_once(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)
+LK_HOST bool lk_head_plan_at_once(lk_head_planner *p, size_t budget, int64_t narrow, lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int64_t vocab = s->vocab, tile = LK_LCE_TILE_COLS, given = lk_lce_round_up(s->panel_vocab, tile);
-    lk_lce_dweight_part dweight_parts[LK_LCE_DWEIGHT_PARTS];
+    const lk_head_shape *const s = &p->shape;
+    const int64_t vocab = s->vocab, tile = LK_HEAD_TILE_COLS, given = lk_head_round_up(s->panel_vocab, tile);
+    lk_head_dweight_part dweight_parts[LK_HEAD_DWEIGHT_PARTS];
     if (given) {
-        *plan = lk_lce_fused_plan(s->rows, 0, 0, lk_lce_min(given, vocab));
-        return lk_lce_fits(p, plan, budget);
+        *plan = lk_head_fused_plan(s->rows, 0, 0, lk_head_min(given, vocab));
+        return lk_head_fits(p, plan, budget);
     }
-    *plan = lk_lce_fused_plan(s->rows, vocab, 0, vocab);
-    if (lk_lce_keeps(s) && lk_lce_fits(p, plan, budget)) {
-        lk_lce_try_f32_dx(p, budget, plan);
+    *plan = lk_head_fused_plan(s->rows, vocab, 0, vocab);
+    if (lk_head_keeps(s) && lk_head_fits(p, plan, budget)) {
+        lk_head_try_f32_dx(p, budget, plan);
         return true;
     }
-    for (int keeps = lk_lce_keeps(s); keeps >= 0; keeps--) {
-        const int64_t in_dweight = keeps ? lk_lce_borrow(s, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
-        lk_lce_bracket b = {0, all + 1, 0, 0, 0}; /* tiles. All come first: outside dweight they need no sums of dx */
-        for (int64_t tiles = all; b.high - b.low > 1; tiles = lk_lce_between(&b, budget)) {
-            const int64_t cols = lk_lce_min(tiles * tile, vocab - in_dweight);
-            *plan = lk_lce_fused_plan(s->rows, keeps ? in_dweight + cols : 0, in_dweight, cols);
-            lk_lce_narrow(&b, tiles, lk_lce_need(p, plan), budget);
+    for (int keeps = lk_head_keeps(s); keeps >= 0; keeps--) {
+        const int64_t in_dweight = keeps ? lk_head_borrow(s, dweight_parts) : 0, all = lk_ceil_div(vocab - in_dweight, tile);
+        lk_head_bracket b = {0, all + 1, 0, 0, 0}; /* tiles. All come first: outside dweight they need no sums of dx */
+        for (int64_t tiles = all; b.high - b.low > 1; tiles = lk_head_between(&b, budget)) {
+            const int64_t cols = lk_head_min(tiles * tile, vocab - in_dweight);
+            *plan = lk_head_fused_plan(s->rows, keeps ? in_dweight + cols : 0, in_dweight, cols);
+            lk_head_narrow(&b, tiles, lk_head_need(p, plan), budget);
         }
-        const int64_t fewest = keeps && narrow < LK_LCE_WIDE ? LK_LCE_WIDE : narrow; /* keeping costs a copy of x */
+        const int64_t fewest = keeps && narrow < LK_HEAD_WIDE ? LK_HEAD_WIDE : narrow; /* keeping costs a copy of x */
         if (b.low == 0 || (b.low < all && b.low * tile < fewest)) continue;
-        const int64_t cols = lk_lce_min(b.low * tile, vocab - in_dweight), kept = keeps ? in_dweight + cols : 0;
-        const int64_t panel = kept == vocab ? vocab : lk_lce_even_panel(s, lk_ceil_div(vocab - kept, tile), b.low);
-        *plan = lk_lce_fused_plan(s->rows, kept, in_dweight, lk_lce_min(panel, vocab));
-        lk_lce_try_f32_dx(p, budget, plan);
+        const int64_t cols = lk_head_min(b.low * tile, vocab - in_dweight), kept = keeps ? in_dweight + cols : 0;
+        const int64_t panel = kept == vocab ? vocab : lk_head_even_panel(s, lk_ceil_div(vocab - kept, tile), b.low);
+        *plan = lk_head_fused_plan(s->rows, kept, in_dweight, lk_head_min(panel, vocab));
+        lk_head_try_f32_dx(p, budget, plan);
         return true;
     }
     return false;
 }
 
 /* FUSED with about the fewest chunks of tokens that fit. It keeps all exponentials of a chunk, and sums dweight. */
-LK_HOST bool lk_lce_plan_fused_chunks(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+LK_HOST bool lk_head_plan_fused_chunks(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int64_t given = s->chunk_tokens, whole = LK_LCE_PAIR_ROWS, row = lk_lce_round_up(s->vocab, 64) * 2;
-    for (int64_t chunks = 1; lk_lce_keeps(s); chunks += 1 + chunks / 16) {
-        const int64_t chunk = given ? given : lk_lce_min(lk_lce_round_up(lk_ceil_div(s->rows, chunks), whole), s->rows);
-        *plan = lk_lce_fused_plan(chunk, s->vocab, 0, s->vocab);
-        if ((size_t)(chunk * row) <= budget && lk_lce_fits(p, plan, budget)) return true; /* exponentials alone may not fit */
+    const lk_head_shape *const s = &p->shape;
+    const int64_t given = s->chunk_tokens, whole = LK_HEAD_PAIR_ROWS, row = lk_head_round_up(s->vocab, 64) * 2;
+    for (int64_t chunks = 1; lk_head_keeps(s); chunks += 1 + chunks / 16) {
+        const int64_t chunk = given ? given : lk_head_min(lk_head_round_up(lk_ceil_div(s->rows, chunks), whole), s->rows);
+        *plan = lk_head_fused_plan(chunk, s->vocab, 0, s->vocab);
+        if ((size_t)(chunk * row) <= budget && lk_head_fits(p, plan, budget)) return true; /* exponentials alone may not fit */
         if (given || chunk <= whole) break;
     }
     return false;
@@ -660,40 +660,40 @@ LK_HOST bool lk_lce_plan_fused_chunks(lk_lce_planner *p, size_t budget, lk_lce_p
 
 /* Gives a plan of FUSED's forward, which fits with one stretch, the best stretches that fit. Those that fit are the first of one
  * list, so the plan's own bytes have the same stretches. */
-LK_HOST void lk_lce_plan_stretches(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+LK_HOST void lk_head_plan_stretches(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int64_t more = s->statistics ? sizeof(lk_lce_more_squares) : s->entropy || s->argmax ? sizeof(lk_lce_more) : 0;
-    const size_t row = sizeof(lk_lce_sums) + (size_t)more, left = budget - lk_lce_need(p, plan);
+    const lk_head_shape *const s = &p->shape;
+    const int64_t more = s->statistics ? sizeof(lk_head_more_squares) : s->entropy || s->argmax ? sizeof(lk_head_more) : 0;
+    const size_t row = sizeof(lk_head_sums) + (size_t)more, left = budget - lk_head_need(p, plan);
     /* Arrays take whole 256 bytes, so the first stretch may have paid for a part of the others: 255 bytes in each of two arrays. */
-    int64_t most = lk_lce_min((int64_t)((left + 510) / row / (size_t)s->rows), s->vocab) + 1;
+    int64_t most = lk_head_min((int64_t)((left + 510) / row / (size_t)s->rows), s->vocab) + 1;
     do {
-        plan->panel_vocab = (int64_t)lk_lce_stretch(s, s->rows, s->vocab, most) * LK_LCE_TILE_COLS;
+        plan->panel_vocab = (int64_t)lk_head_stretch(s, s->rows, s->vocab, most) * LK_HEAD_TILE_COLS;
         most = lk_ceil_div(s->vocab, plan->panel_vocab) - 1;
-    } while (most > 0 && lk_lce_need(p, plan) > budget);
+    } while (most > 0 && lk_head_need(p, plan) > budget);
 }
 
 /* FUSED. Columns that are computed again cost a matmul's part: a third of the time for all of them. Chunks of C tokens cost the
  * sums of dweight: a share of 60 / C of the time in f32, 170 / C in 24 bits; these two are estimates
  * (bench/results/choices/linear_cross_entropy.md). */
-LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow, lk_lce_plan *plan)
+LK_HOST bool lk_head_plan_fused(lk_head_planner *p, size_t budget, int64_t narrow, lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int64_t vocab = s->vocab, rows = s->rows, given = lk_lce_round_up(s->panel_vocab, LK_LCE_TILE_COLS);
-    const int64_t all = given ? given : lk_lce_round_up(vocab, LK_LCE_TILE_COLS); /* forward: the columns of a stretch */
-    lk_lce_plan chunks = {};
+    const lk_head_shape *const s = &p->shape;
+    const int64_t vocab = s->vocab, rows = s->rows, given = lk_head_round_up(s->panel_vocab, LK_HEAD_TILE_COLS);
+    const int64_t all = given ? given : lk_head_round_up(vocab, LK_HEAD_TILE_COLS); /* forward: the columns of a stretch */
+    lk_head_plan chunks = {};
     if (!s->fused) return false;
     if (s->saves || !s->gradient) {
-        *plan = lk_lce_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
-        if (lk_lce_need(p, plan) > budget) return false;
-        if (s->saves) lk_lce_try_f32_dx(p, budget, plan);
-        else if (!given) lk_lce_plan_stretches(p, budget, plan);
+        *plan = lk_head_fused_plan(rows, s->saves ? vocab : 0, 0, s->saves ? vocab : all);
+        if (lk_head_need(p, plan) > budget) return false;
+        if (s->saves) lk_head_try_f32_dx(p, budget, plan);
+        else if (!given) lk_head_plan_stretches(p, budget, plan);
         return true;
     }
-    const bool must_chunk = lk_lce_keeps(s) && s->chunk_tokens && s->chunk_tokens < rows;
-    const bool once = !must_chunk && lk_lce_plan_at_once(p, budget, narrow, plan);
-    if (once && (plan->kept_vocab == vocab || !lk_lce_keeps(s))) return true;
-    if (!lk_lce_plan_fused_chunks(p, budget, &chunks)) return once;
+    const bool must_chunk = lk_head_keeps(s) && s->chunk_tokens && s->chunk_tokens < rows;
+    const bool once = !must_chunk && lk_head_plan_at_once(p, budget, narrow, plan);
+    if (once && (plan->kept_vocab == vocab || !lk_head_keeps(s))) return true;
+    if (!lk_head_plan_fused_chunks(p, budget, &chunks)) return once;
     const double again = (double)(vocab - plan->kept_vocab) / (double)vocab / 3.0;
     const double sums = !s->dweight ? 0.0 : s->dweight_dtype == LK_DTYPE_F32 ? 60.0 : 170.0;
     if (!once || again > sums / (double)chunks.chunk_tokens) *plan = chunks;
@@ -701,129 +701,129 @@ LK_HOST bool lk_lce_plan_fused(lk_lce_planner *p, size_t budget, int64_t narrow,
 }
 
 /* The smallest workspace of a path's plans. Chunks of still fewer tokens would save little. */
-LK_HOST size_t lk_lce_smallest(lk_lce_planner *p, int path)
+LK_HOST size_t lk_head_smallest(lk_head_planner *p, int path)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int64_t given = s->chunk_tokens, vocab = s->vocab, tile = LK_LCE_TILE_COLS;
-    if (!lk_lce_may_be(s, path)) return SIZE_MAX;
-    if (path == LK_LCE_PATH_FUSED) {
-        const int64_t few = given ? given : lk_lce_min(s->rows, LK_LCE_PAIR_ROWS);
-        const int64_t own = lk_lce_round_up(s->panel_vocab, tile), stretch = own ? own : lk_lce_round_up(vocab, tile);
-        const bool keeps = lk_lce_keeps(s), must_chunk = keeps && given && given < s->rows;
-        lk_lce_plan chunk = lk_lce_fused_plan(few, vocab, 0, vocab);
-        const int64_t panel = s->saves ? vocab : s->gradient ? lk_lce_min(own ? own : tile, vocab) : stretch;
-        lk_lce_plan once = lk_lce_fused_plan(s->rows, s->saves ? vocab : 0, 0, panel);
-        const size_t in_chunks = keeps ? lk_lce_need(p, &chunk) : SIZE_MAX;
-        const size_t at_once = must_chunk ? SIZE_MAX : lk_lce_need(p, &once);
+    const lk_head_shape *const s = &p->shape;
+    const int64_t given = s->chunk_tokens, vocab = s->vocab, tile = LK_HEAD_TILE_COLS;
+    if (!lk_head_may_be(s, path)) return SIZE_MAX;
+    if (path == LK_HEAD_PATH_FUSED) {
+        const int64_t few = given ? given : lk_head_min(s->rows, LK_HEAD_PAIR_ROWS);
+        const int64_t own = lk_head_round_up(s->panel_vocab, tile), stretch = own ? own : lk_head_round_up(vocab, tile);
+        const bool keeps = lk_head_keeps(s), must_chunk = keeps && given && given < s->rows;
+        lk_head_plan chunk = lk_head_fused_plan(few, vocab, 0, vocab);
+        const int64_t panel = s->saves ? vocab : s->gradient ? lk_head_min(own ? own : tile, vocab) : stretch;
+        lk_head_plan once = lk_head_fused_plan(s->rows, s->saves ? vocab : 0, 0, panel);
+        const size_t in_chunks = keeps ? lk_head_need(p, &chunk) : SIZE_MAX;
+        const size_t at_once = must_chunk ? SIZE_MAX : lk_head_need(p, &once);
         return in_chunks < at_once ? in_chunks : at_once;
     }
-    const int64_t few = given ? given : lk_lce_min(s->rows, 64), slice = lk_lce_slices(s, path) ? s->slice_tokens : 0;
-    const int64_t panel = path == LK_LCE_PATH_CHUNKS ? vocab : lk_lce_panel_cols(s, LK_LCE_NARROW);
-    lk_lce_plan some = lk_lce_stored_plan(path, few, panel, slice);
-    some.rounds = lk_lce_may_round(s);
-    lk_lce_plan all = lk_lce_stored_plan(path, given ? given : s->rows, panel, slice);
-    const size_t in_chunks = lk_lce_need(p, &some), at_once = lk_lce_need(p, &all);
+    const int64_t few = given ? given : lk_head_min(s->rows, 64), slice = lk_head_slices(s, path) ? s->slice_tokens : 0;
+    const int64_t panel = path == LK_HEAD_PATH_CHUNKS ? vocab : lk_head_panel_cols(s, LK_HEAD_NARROW);
+    lk_head_plan some = lk_head_stored_plan(path, few, panel, slice);
+    some.rounds = lk_head_may_round(s);
+    lk_head_plan all = lk_head_stored_plan(path, given ? given : s->rows, panel, slice);
+    const size_t in_chunks = lk_head_need(p, &some), at_once = lk_head_need(p, &all);
     return in_chunks < at_once ? in_chunks : at_once;
 }
 
 /* Begins with the smallest workspaces. */
-LK_HOST void lk_lce_plan_begin(lk_lce_planner *p, const lk_lce_shape *shape)
+LK_HOST void lk_head_plan_begin(lk_head_planner *p, const lk_head_shape *shape)
 {
     const bool sure = !shape->placement_unknown || shape->path || shape->saves, empty = shape->rows == 0 || shape->vocab == 0;
     p->shape = *shape, p->candidates = 0, p->least = SIZE_MAX;
-    for (int path = LK_LCE_PATH_CHUNKS; path <= LK_LCE_PATH_FUSED; path++) {
+    for (int path = LK_HEAD_PATH_CHUNKS; path <= LK_HEAD_PATH_FUSED; path++) {
         p->smallest[path] = SIZE_MAX;
-        if (path == LK_LCE_PATH_FUSED && !sure) continue;
-        p->smallest[path] = empty ? 0 : lk_lce_smallest(p, path);
+        if (path == LK_HEAD_PATH_FUSED && !sure) continue;
+        p->smallest[path] = empty ? 0 : lk_head_smallest(p, path);
         if (p->smallest[path] < p->least) p->least = p->smallest[path];
     }
 }
 
 /* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
  * lie in dweight. rounds: of the plan. */
-LK_HOST bool lk_lce_plan_chunks(lk_lce_planner *p, size_t budget, int64_t fewest, lk_lce_plan *plan, bool rounds = false)
+LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewest, lk_head_plan *plan, bool rounds = false)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int path = LK_LCE_PATH_CHUNKS;
-    const bool slices = lk_lce_slices(s, path);
+    const lk_head_shape *const s = &p->shape;
+    const int path = LK_HEAD_PATH_CHUNKS;
+    const bool slices = lk_head_slices(s, path);
     const int64_t given = slices ? s->slice_tokens : 0;
-    const int64_t in_dweight = rounds ? 0 : lk_lce_rows_in_dweight(s, fewest) / 128 * 128;
+    const int64_t in_dweight = rounds ? 0 : lk_head_rows_in_dweight(s, fewest) / 128 * 128;
     const int64_t lengths[] = {given, 4096, 2048, in_dweight};
-    if (!lk_lce_may_be(s, path)) return false;
+    if (!lk_head_may_be(s, path)) return false;
     for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
-        *plan = lk_lce_stored_plan(path, 0, s->vocab, lengths[i]);
+        *plan = lk_head_stored_plan(path, 0, s->vocab, lengths[i]);
         plan->rounds = rounds;
-        if (lk_lce_fit_chunk(p, plan, budget, fewest)) return true;
+        if (lk_head_fit_chunk(p, plan, budget, fewest)) return true;
     }
     return false;
 }
 
 /* Panels of about `cols` columns: of all tokens, else of the fewest chunks. Then they are doubled while they fit. */
-LK_HOST bool lk_lce_plan_panels(lk_lce_planner *p, size_t budget, int64_t cols, int64_t fewest,
-                                lk_lce_plan *plan)
+LK_HOST bool lk_head_plan_panels(lk_head_planner *p, size_t budget, int64_t cols, int64_t fewest,
+                                 lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const int path = LK_LCE_PATH_PANELS;
-    if (!lk_lce_may_be(s, path)) return false;
-    *plan = lk_lce_stored_plan(path, 0, lk_lce_panel_cols(s, cols), 0);
-    if (!lk_lce_fit_chunk(p, plan, budget, fewest)) return false;
-    for (lk_lce_plan wider = *plan; cols < s->vocab; *plan = wider) {
-        wider.panel_vocab = lk_lce_panel_cols(s, cols *= 2);
-        if (!lk_lce_fits(p, &wider, budget)) break;
+    const lk_head_shape *const s = &p->shape;
+    const int path = LK_HEAD_PATH_PANELS;
+    if (!lk_head_may_be(s, path)) return false;
+    *plan = lk_head_stored_plan(path, 0, lk_head_panel_cols(s, cols), 0);
+    if (!lk_head_fit_chunk(p, plan, budget, fewest)) return false;
+    for (lk_head_plan wider = *plan; cols < s->vocab; *plan = wider) {
+        wider.panel_vocab = lk_head_panel_cols(s, cols *= 2);
+        if (!lk_head_fits(p, &wider, budget)) break;
     }
     return true;
 }
 
 /* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan needs no more than that of
  * PANELS; else more memory could mean PANELS, and one more matmul. */
-LK_HOST bool lk_lce_search(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+LK_HOST bool lk_head_search(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
-    const bool no_more = !s->gradient || !s->gives_loss || lk_lce_keeps(s); /* FUSED has no matmul more than CHUNKS */
-    const bool fused_first = no_more && (!s->gradient || lk_lce_many_columns(s, LK_LCE_FUSED_VOCAB));
-    const bool short_chunks = p->smallest[LK_LCE_PATH_CHUNKS] <= p->smallest[LK_LCE_PATH_PANELS];
-    return (s->fused && lk_lce_few_tiles(s) && lk_lce_plan_chunks(p, budget, s->rows, plan)) ||
-           (fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
-           lk_lce_plan_chunks(p, budget, s->rows, plan) ||
-           lk_lce_plan_chunks(p, budget, LK_LCE_FEWEST, plan) ||
-           (!fused_first && lk_lce_plan_fused(p, budget, LK_LCE_WIDE, plan)) ||
-           (short_chunks && !lk_lce_may_round(s) && lk_lce_plan_chunks(p, budget, 1, plan)) ||
-           lk_lce_plan_panels(p, budget, LK_LCE_WIDE, LK_LCE_FEWEST, plan) ||
-           lk_lce_plan_fused(p, budget, LK_LCE_NARROW, plan) ||
-           lk_lce_plan_panels(p, budget, LK_LCE_NARROW, 1, plan) ||
-           (lk_lce_may_round(s) && lk_lce_plan_chunks(p, budget, 1, plan, true));
+    const lk_head_shape *const s = &p->shape;
+    const bool no_more = !s->gradient || !s->gives_loss || lk_head_keeps(s); /* FUSED has no matmul more than CHUNKS */
+    const bool fused_first = no_more && (!s->gradient || lk_head_many_columns(s, LK_HEAD_FUSED_VOCAB));
+    const bool short_chunks = p->smallest[LK_HEAD_PATH_CHUNKS] <= p->smallest[LK_HEAD_PATH_PANELS];
+    return (s->fused && lk_head_few_tiles(s) && lk_head_plan_chunks(p, budget, s->rows, plan)) ||
+           (fused_first && lk_head_plan_fused(p, budget, LK_HEAD_WIDE, plan)) ||
+           lk_head_plan_chunks(p, budget, s->rows, plan) ||
+           lk_head_plan_chunks(p, budget, LK_HEAD_FEWEST, plan) ||
+           (!fused_first && lk_head_plan_fused(p, budget, LK_HEAD_WIDE, plan)) ||
+           (short_chunks && !lk_head_may_round(s) && lk_head_plan_chunks(p, budget, 1, plan)) ||
+           lk_head_plan_panels(p, budget, LK_HEAD_WIDE, LK_HEAD_FEWEST, plan) ||
+           lk_head_plan_fused(p, budget, LK_HEAD_NARROW, plan) ||
+           lk_head_plan_panels(p, budget, LK_HEAD_NARROW, 1, plan) ||
+           (lk_head_may_round(s) && lk_head_plan_chunks(p, budget, 1, plan, true));
 }
 
 /* The plan within the budget, which is at least p->least. cuBLASLt gets what is left. A plan may need less than the budget, and
  * with those bytes the search may find another plan. So it is repeated until a plan is also that of its own bytes. */
-LK_HOST void lk_lce_choose(lk_lce_planner *p, size_t budget, lk_lce_plan *plan)
+LK_HOST void lk_head_choose(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
-    const lk_lce_shape *const s = &p->shape;
+    const lk_head_shape *const s = &p->shape;
     *plan = {};
     if (s->rows == 0 || s->vocab == 0) return;
     for (size_t before = 0; before != budget;) {
         before = budget;
-        lk_lce_search(p, budget, plan);
-        lk_lce_need(p, plan);
-        const size_t left = budget - plan->bytes, most = lk_lce_needs_cublas(s, plan) ? LK_LCE_CUBLAS_BYTES : 0;
+        lk_head_search(p, budget, plan);
+        lk_head_need(p, plan);
+        const size_t left = budget - plan->bytes, most = lk_head_needs_cublas(s, plan) ? LK_HEAD_CUBLAS_BYTES : 0;
         plan->cublas_bytes = left < most ? left / 256 * 256 : most;
         budget = plan->bytes + plan->cublas_bytes < p->least ? p->least : plan->bytes + plan->cublas_bytes;
     }
-    const bool fused = plan->path == LK_LCE_PATH_FUSED;
+    const bool fused = plan->path == LK_HEAD_PATH_FUSED;
     const int64_t again = fused && s->gradient ? s->vocab - plan->kept_vocab : 0; /* columns computed again */
     plan->workspace_bytes = budget;
-    plan->slice_tokens = lk_lce_min(plan->slice_tokens, plan->chunk_tokens);
+    plan->slice_tokens = lk_head_min(plan->slice_tokens, plan->chunk_tokens);
     plan->chunks = lk_ceil_div(s->rows, plan->chunk_tokens);
-    plan->panel_vocab = lk_lce_min(plan->panel_vocab, s->vocab);
+    plan->panel_vocab = lk_head_min(plan->panel_vocab, s->vocab);
     plan->panels = lk_ceil_div(again ? again : s->vocab, plan->panel_vocab);
     plan->matmuls = !(s->saves && s->gradient) + s->dx + (s->dweight != NULL);
-    if (plan->path == LK_LCE_PATH_PANELS && s->gradient && !s->split) plan->matmuls++;
+    if (plan->path == LK_HEAD_PATH_PANELS && s->gradient && !s->split) plan->matmuls++;
     if (again && s->gives_loss) plan->matmuls++;
     plan->exact = fused || s->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
 }
 
 /* A chosen plan in words. */
-LK_HOST void lk_lce_describe(const lk_lce_shape *s, const lk_lce_plan *plan, char *text, size_t size)
+LK_HOST void lk_head_describe(const lk_head_shape *s, const lk_head_plan *plan, char *text, size_t size)
 {
     static const char *const sums[] = {"", ", dweight summed in the caller's f32", ", dweight summed in f32 of the workspace",
                                        ", dweight summed in 24 bits", ", dweight rounded after each chunk"};
@@ -831,20 +831,20 @@ LK_HOST void lk_lce_describe(const lk_lce_shape *s, const lk_lce_plan *plan, cha
         snprintf(text, size, "no %s, no workspace", s->rows ? "columns" : "tokens");
         return;
     }
-    const bool fused = plan->path == LK_LCE_PATH_FUSED, own = lk_lce_sums_dweight(s, plan->chunk_tokens);
+    const bool fused = plan->path == LK_HEAD_PATH_FUSED, own = lk_head_sums_dweight(s, plan->chunk_tokens);
     const int sum = !s->dweight || plan->chunks == 1 ? 0 : !own ? 1 : fused ? 3 : plan->rounds ? 4 : 2;
     const int64_t columns = fused ? s->vocab : s->vocab - (plan->panels - 1) * plan->panel_vocab;
-    const int tail = fused && !plan->f32_dx && (!s->dweight || own) ? 0 : (int)lk_lce_tail_cols(s, columns);
+    const int tail = fused && !plan->f32_dx && (!s->dweight || own) ? 0 : (int)lk_head_tail_cols(s, columns);
     const char *kept = fused ? plan->kept_vocab ? "bf16 exponentials of" : "no stored" : plan->exact ? "f32" : "16-bit";
     char last[40] = "", parts[80] = "";
     if (s->stores) snprintf(parts, sizeof parts, " in saved");
     else if (plan->slice_tokens)
         snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
-                 plan->slice_tokens <= lk_lce_rows_in_dweight(s, plan->chunk_tokens) ? " in dweight" : "");
+                 plan->slice_tokens <= lk_head_rows_in_dweight(s, plan->chunk_tokens) ? " in dweight" : "");
     if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < s->vocab))
         snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
                  (long long)plan->lent_vocab);
-    const char *const dx = !plan->f32_dx ? "" : lk_lce_dx_in_dweight(s) ? ", dx in f32 in dweight" : ", dx in f32";
+    const char *const dx = !plan->f32_dx ? "" : lk_head_dx_in_dweight(s) ? ", dx in f32 in dweight" : ", dx in f32";
     if (tail) snprintf(last, sizeof last, ", %d tail column%s", tail, tail == 1 ? "" : "s");
     snprintf(text, size, "%lld x %lld tokens, %lld x %lld columns, %s logits%s%s%s, %d matmuls%s: %s%s%s",
              (long long)plan->chunks, (long long)plan->chunk_tokens, (long long)plan->panels, (long long)plan->panel_vocab,

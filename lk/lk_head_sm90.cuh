@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: MIT
-/* lk_head_sm90.cuh - the kernels of linear_cross_entropy whose logits stay in registers (path FUSED), for Hopper: what follows a
- * tile of lk_gemm.cuh, the two products of the gradients, and the steps of a chunk. Another architecture gets a file of its own.
+/* lk_head_sm90.cuh - FUSED: a head whose logits stay in registers, for Hopper: what follows a tile of lk_gemm.cuh, the two products
+ * of the gradients, and the steps of a chunk. Another architecture gets a file of its own.
  *
- * A part of linear_cross_entropy.cuh, which includes it where FUSED stands and has the structs and functions that it uses from
- * there (lk_lce_work, lk_lce_job, lk_lce_put_row, lk_lce_scale). Alone it is empty.
+ * lk_head.cuh takes these steps by the entry `fused` of a loss's table. They are for losses of cross entropy: one target for each
+ * row, which may be one of several ids, and the state and the gradient of lk_loss.cuh. What is said of the rows' results, and of
+ * the columns besides the target, is the loss's: fused_rows, fused_backward, fused_terms and fused_panel of its table.
  *
- * Needs: lk_gemm.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_row.cuh, lk_base.cuh, lk_ptx.cuh, lk_cublas.cuh.
+ * Needs: lk_head.cuh, lk_gemm.cuh, lk_loss.cuh and what these need.
  */
-#include "lk_gemm.cuh"
-#include "lk_head_plan.cuh"
-#include "lk_loss.cuh"
-
-#if defined(LK_LINEAR_CROSS_ENTROPY_CUH) && !defined(LK_HEAD_SM90_CUH)
+#ifndef LK_HEAD_SM90_CUH
 #define LK_HEAD_SM90_CUH
 
-static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEMM_ROWS, "plans have lk_gemm's tiles");
+#include "lk_gemm.cuh"
+#include "lk_head.cuh"
+#include "lk_loss.cuh"
+
+#if defined(__CUDACC__) || defined(LK_SIMT)
+
+static_assert(LK_HEAD_TILE_COLS == LK_GEMM_COLS && LK_HEAD_PAIR_ROWS == 2 * LK_GEMM_ROWS, "plans have lk_gemm's tiles");
 
 /* ---- The idea: logits stay in registers ---------------------------------------------------------------------------------- */
 
@@ -26,7 +29,7 @@ static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEM
  * backward.
  *
  * The target's dZ is never among them. It is often the largest of its row, so its rounding would be most of the gradients'
- * error. It stays in float: lk_lce_products_kernel adds it times a row of weight to dx, lk_lce_targets_kernel adds it times a
+ * error. It stays in float: lk_head_products_kernel adds it times a row of weight to dx, lk_head_targets_kernel adds it times a
  * row of x to dweight.
  *
  * A row's exponentials have one reference, chosen before the row is known. It is guessed from a few columns, whose maximum and
@@ -35,15 +38,15 @@ static_assert(LK_LCE_TILE_COLS == LK_GEMM_COLS && LK_LCE_PAIR_ROWS == 2 * LK_GEM
  * it. */
 
 /* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
-#define LK_LCE_GROUP 12
+#define LK_HEAD_GROUP 12
 
-/* What lk_lce_fused_kernel computes from a tile: the rows' states; exponentials too; dZ by a known lse. */
-enum { LK_LCE_STATES, LK_LCE_KEEP, LK_LCE_DZ };
+/* What lk_head_fused_kernel computes from a tile: the rows' states; exponentials too; dZ by a known lse. */
+enum { LK_HEAD_STATES, LK_HEAD_KEEP, LK_HEAD_DZ };
 
-struct lk_lce_fused {
+template <class Call> struct lk_head_fused {
     CUtensorMap x, weight;
-    lk_lce_work chunk;    /* the chunk; all columns, or for dZ those of a panel */
-    lk_lce_sums *sums;    /* [chunk, stretches] */
+    lk_head_work<Call> chunk;    /* the chunk; all columns, or for dZ those of a panel */
+    lk_head_sums *sums;    /* [chunk, stretches] */
     int sampled;          /* columns of the sample */
     float ahead;          /* (largest of vocab columns - mean) / (largest of the sample - mean) - 1, expected */
     int pairs, tiles;     /* of 256 rows, of 256 columns */
@@ -53,18 +56,25 @@ struct lk_lce_fused {
     int steps;            /* of hidden */
 };
 
+/* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
+template <class Args> LK_DEVICE float lk_head_scale(const Args &a)
+{
+    return a.softcap > 0.0f ? 1.0f : a.logit_scale;
+}
+
 /* What lk_ce_dz and lk_ce_target_dz need of a row. Here e is p, so p_factor has no other factor, and rate and base are not used,
- * until lk_lce_by_lse changes that. p_factor is NaN where lse is not finite. */
+ * until lk_head_by_lse changes that. p_factor is NaN where lse is not finite. */
 typedef struct {
     lk_ce_gradient g;
     float f_rest, f_lse, w_term;
-} lk_lce_terms;
+} lk_head_terms;
 
-LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y, float lse, float lse_low, float entropy)
+template <class Call>
+LK_DEVICE lk_head_terms lk_head_terms_of(const lk_head_work<Call> &p, int64_t row, int y, float lse, float lse_low, float entropy)
 {
-    const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
-    lk_lce_terms t = {};
+    const typename Call::args &a = p.call.a;
+    const lk_head_workspace &ws = p.ws;
+    lk_head_terms t = {};
     if (y < 0) return t;
     lk_ce_upstream up = {};
     up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
@@ -73,56 +83,57 @@ LK_DEVICE lk_lce_terms lk_lce_terms_of(const lk_lce_work &p, int64_t row, int y,
     t.f_rest = term.f_rest, t.f_lse = term.f_lse, t.w_term = term.w_term;
     if (!lk_is_finite(lse)) t.g.p_factor = NAN;
     if (ws.dentropy)
-        lk_ce_entropy_factors(&t.g, -a.logit_scale * ws.dentropy[row], lse, lse_low, entropy, lk_lce_scale(a));
+        lk_ce_entropy_factors(&t.g, -a.logit_scale * ws.dentropy[row], lse, lse_low, entropy, lk_head_scale(a));
     return t;
 }
 
 /* What the lse of a row was rounded by, as far as that is known. */
-LK_DEVICE float lk_lce_lse_low(const lk_lce_work &p, int64_t row)
+template <class Call> LK_DEVICE float lk_head_lse_low(const lk_head_work<Call> &p, int64_t row)
 {
     return p.ws.lse_low ? p.ws.lse_low[row] : 0.0f;
 }
 
 /* Likewise, of a row whose lse and entropy are known. */
-LK_DEVICE lk_lce_terms lk_lce_terms_at(const lk_lce_work &p, int64_t row, int y)
+template <class Call> LK_DEVICE lk_head_terms lk_head_terms_at(const lk_head_work<Call> &p, int64_t row, int y)
 {
-    return lk_lce_terms_of(p, row, y, p.ws.lse[row], lk_lce_lse_low(p, row), p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
+    return lk_head_terms_of(p, row, y, p.ws.lse[row], lk_head_lse_low(p, row), p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
 }
 
 /* Now e is 2^(rate v - base), p without the factor that this returns: what rounding took off base and lse is in that. */
-LK_DEVICE float lk_lce_by_lse(const lk_lce_work &p, int64_t row, lk_lce_terms *t)
+template <class Call> LK_DEVICE float lk_head_by_lse(const lk_head_work<Call> &p, int64_t row, lk_head_terms *t)
 {
-    const float p_scale = lk_ce_p_scale(p.ws.lse[row], lk_lce_lse_low(p, row), lk_lce_scale(p.call.a), &t->g.rate, &t->g.base);
+    const float p_scale = lk_ce_p_scale(p.ws.lse[row], lk_head_lse_low(p, row), lk_head_scale(p.call.a), &t->g.rate, &t->g.base);
     t->g.p_factor *= p_scale, t->g.entropy_factor *= p_scale;
     return p_scale;
 }
 
 /* The target's dZ, by its p and its v. */
-LK_DEVICE float lk_lce_target_dz(const lk_lce_args &a, const lk_lce_terms &t, float p, float v, float others, float slope)
+template <class Args>
+LK_DEVICE float lk_head_target_dz(const Args &a, const lk_head_terms &t, float p, float v, float others, float slope)
 {
-    return lk_ce_target_dz(t.f_lse, t.f_rest, t.w_term, p, others, lk_ce_entropy_term(t.g, p, v, lk_lce_scale(a)), slope);
+    return lk_ce_target_dz(t.f_lse, t.f_rest, t.w_term, p, others, lk_ce_entropy_term(t.g, p, v, lk_head_scale(a)), slope);
 }
 
 /* Columns counted from that of the thread's first sum: left, up to the row's end; target, the target's. */
 typedef struct {
     int left, target;
-} lk_lce_window;
+} lk_head_window;
 
 /* Whether the thread's i-th sum of the row counts: its column exists and is not the target's. */
-LK_DEVICE bool lk_lce_within(lk_lce_window w, int i)
+LK_DEVICE bool lk_head_within(lk_head_window w, int i)
 {
     const int c = i / 2 * 8 + i % 2;
     return c < w.left && c != w.target;
 }
 
 /* Sets the sums that do not count to value. */
-LK_DEVICE void lk_lce_mask(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w, float value)
+LK_DEVICE void lk_head_mask(float (&v)[LK_GEMM_SUMS / 2], lk_head_window w, float value)
 {
-    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_lce_within(w, i) ? v[i] : value;
+    LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) v[i] = lk_head_within(w, i) ? v[i] : value;
 }
 
 /* Adds the bias. The second column of a pair may be behind the last one; it does not count. */
-LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int left)
+LK_DEVICE void lk_head_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int left)
 {
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS; i += 4) {
         const float2 two = i * 2 < left ? *(const float2 *)(bias + i * 2) : make_float2(0.0f, 0.0f);
@@ -131,7 +142,7 @@ LK_DEVICE void lk_lce_add_bias(float (&z)[LK_GEMM_SUMS], const float *bias, int 
 }
 
 /* Writes the target's logit, if the thread has it. */
-LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int target_offset)
+LK_DEVICE void lk_head_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int target_offset)
 {
     float found = 0.0f;
     if (!((unsigned)target_offset < LK_GEMM_COLS && target_offset % 8 < 2)) return;
@@ -141,11 +152,11 @@ LK_DEVICE void lk_lce_find(float *logit, const float (&v)[LK_GEMM_SUMS / 2], int
 
 /* Adds a row's columns of a tile to its state. plain: no bias, softcap, smoothing, entropy or argmax. edge: some columns may
  * not count. */
-template <bool plain, class State>
-LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, const float *w,
-                                     const lk_lce_args &a)
+template <bool plain, class State, class Args>
+LK_DEVICE State lk_head_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_head_window window, bool edge, const float *w,
+                                     const Args &a)
 {
-    const float scale = lk_lce_scale(a);
+    const float scale = lk_head_scale(a);
     if (!plain && a.argmax) { /* of all columns, the target's too; those behind the last are larger, so -inf there never wins */
         float most = -INFINITY;
         bool nan = false;
@@ -161,7 +172,7 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
         }
     }
     if (!plain && a.softcap > 0.0f) {
-        if (edge) lk_lce_mask(v, window, 0.0f);
+        if (edge) lk_head_mask(v, window, 0.0f);
         LK_UNROLL
         for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* in pairs, here and below: more at a time would spill registers */
             float two[2] = {v[i], v[i + 1]}, slope[2];
@@ -169,7 +180,7 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
             v[i] = two[0], v[i + 1] = two[1];
         }
     }
-    if (edge) lk_lce_mask(v, window, -INFINITY);
+    if (edge) lk_head_mask(v, window, -INFINITY);
     if (plain || (a.label_smoothing <= 0.0f && !a.entropy && !a.dentropy)) {
         const lk_lse sum = lk_lse_add({s.max, s.sum}, v, scale);
         s.max = sum.max, s.sum = sum.sum;
@@ -178,7 +189,7 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
     if constexpr (lk_ce_has_squares<State>) {
         float total = 0.0f;
         const float unit = lk_ce_mean_unit(scale);
-        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) total = fmaf(lk_lce_within(window, i) ? v[i] : 0.0f, unit, total);
+        LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++) total = fmaf(lk_head_within(window, i) ? v[i] : 0.0f, unit, total);
         s.total += total;
     }
     float max = s.max, sum = 0.0f, weights = 0.0f, weighted = 0.0f, entropic = 0.0f, squares = 0.0f;
@@ -186,13 +197,13 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
     s = lk_ce_row_raise(s, max, scale);
     const float reference = lk_lse_reference(max);
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i += 2) { /* one branch for two weights */
-        float weight[2] = {lk_lce_within(window, i) ? 1.0f : 0.0f, lk_lce_within(window, i + 1) ? 1.0f : 0.0f};
+        float weight[2] = {lk_head_within(window, i) ? 1.0f : 0.0f, lk_head_within(window, i + 1) ? 1.0f : 0.0f};
         if (w) {
             if (weight[0] > 0.0f) weight[0] = w[i * 4];
             if (weight[1] > 0.0f) weight[1] = w[i * 4 + 1];
         }
         LK_UNROLL for (int j = 0; j < 2; j++) {
-            const bool within = lk_lce_within(window, i + j);
+            const bool within = lk_head_within(window, i + j);
             const float d = within ? v[i + j] - reference : 0.0f, e = within ? lk_ex2(scale * LK_LOG2E * d) : 0.0f;
             sum += e;
             if (!lk_ce_has_squares<State>) /* FUSED has statistics without label_smoothing alone */
@@ -207,33 +218,33 @@ LK_DEVICE State lk_lce_add_tile(State s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_wi
 }
 
 /* A row's reference, guessed from the largest and the mean of its sample. */
-LK_DEVICE float lk_lce_guess(const lk_lce_fused &p, int64_t row)
+template <class Call> LK_DEVICE float lk_head_guess(const lk_head_fused<Call> &p, int64_t row)
 {
-    const lk_lce_args &a = p.chunk.call.a;
+    const typename Call::args &a = p.chunk.call.a;
     const float *const bias = (const float *)p.chunk.ws.bias;
     float max = -INFINITY, sum = 0.0f, slope;
     for (int j = 0; j < p.sampled; j++) {
-        float v = p.chunk.ws.sample[row * LK_LCE_SAMPLE + j] + (bias ? bias[a.vocab / p.sampled * j] : 0.0f);
+        float v = p.chunk.ws.sample[row * LK_HEAD_SAMPLE + j] + (bias ? bias[a.vocab / p.sampled * j] : 0.0f);
         if (a.softcap > 0.0f) v = lk_ce_cap(v, a.logit_scale, a.softcap, &slope);
         max = fmaxf(max, v), sum += v;
     }
     max = lk_lse_reference(max);
     const float above = p.ahead * (max - __fdiv_rn(sum, (float)p.sampled));
-    const float most = __fdiv_rn(80.0f * LK_LN2, lk_lce_scale(a));
+    const float most = __fdiv_rn(80.0f * LK_LN2, lk_head_scale(a));
     return max + (above > 0.0f && above < INFINITY ? fminf(above, most) : 0.0f); /* 0: a mean of -inf or NaN */
 }
 
 /* Puts eight of a thread's values, from v[first] on, under the softcap; edge: those that do not count become 0 before, since
  * lk_ce_logistic mixes two columns. slope: their slopes, 1 without one. One branch for all eight lets the compiler overlap them. */
-template <bool plain>
-LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], lk_lce_window window, bool edge,
-                          const lk_lce_args &a)
+template <bool plain, class Args>
+LK_DEVICE void lk_head_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope)[8], lk_head_window window, bool edge,
+                           const Args &a)
 {
     float x[8];
     LK_UNROLL for (int j = 0; j < 8; j++) x[j] = v[first + j], slope[j] = 1.0f;
     if (!plain && a.softcap > 0.0f) {
         if (edge) {
-            LK_UNROLL for (int j = 0; j < 8; j++) x[j] = lk_lce_within(window, first + j) ? x[j] : 0.0f;
+            LK_UNROLL for (int j = 0; j < 8; j++) x[j] = lk_head_within(window, first + j) ? x[j] : 0.0f;
         }
         lk_ce_cap<false>(x, slope, a.logit_scale, a.softcap);
     }
@@ -243,15 +254,15 @@ LK_DEVICE void lk_lce_cap(float (&v)[LK_GEMM_SUMS / 2], int first, float (&slope
 /* Writes a row's exponentials of a tile, times the slopes with a softcap. Adds their sum to the row's state, whose max is the
  * largest reference so far. edge: some columns may not count. out: NULL where they are not kept; a branch around the writes
  * would keep the compiler from overlapping one block's shuffles with the next block's exponentials. */
-template <bool plain>
-LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, float guess,
-                                 int cols_left, lk_bf16 *out, float *reference, const lk_lce_args &a)
+template <bool plain, class Args>
+LK_DEVICE lk_lse lk_head_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_head_window window, bool edge, float guess,
+                                  int cols_left, lk_bf16 *out, float *reference, const Args &a)
 {
-    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
+    const float scale = lk_head_scale(a), rate = scale * LK_LOG2E;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[4] = {}, slope;
-    if (plain && edge) lk_lce_mask(v, window, -INFINITY);
+    if (plain && edge) lk_head_mask(v, window, -INFINITY);
     LK_UNROLL for (int i = 0; i < LK_GEMM_SUMS / 2; i++)
-        if (plain || lk_lce_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
+        if (plain || lk_head_within(window, i)) most[i % 4] = fmaxf(most[i % 4], v[i]);
     float max = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
@@ -261,10 +272,10 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float e[8], slopes[8];
-        lk_lce_cap<plain>(v, block * 8, slopes, window, edge, a);
+        lk_head_cap<plain>(v, block * 8, slopes, window, edge, a);
         LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
-            e[j] = plain || lk_lce_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
+            e[j] = plain || lk_head_within(window, i) ? lk_ex2(rate * (v[i] - base)) : 0.0f;
             sums[i % 4] += e[j];
             if (!plain && e[j] > 0.0f) e[j] *= slopes[j]; /* the slope of an ignored row may be NaN */
         }
@@ -276,31 +287,31 @@ LK_DEVICE lk_lse lk_lce_put_tile(lk_lse s, float (&v)[LK_GEMM_SUMS / 2], lk_lce_
     return lk_lse_merge(s, {sum == 0.0f ? -INFINITY : from, sum}, scale); /* not (+inf, 0), which would give 0 times inf */
 }
 
-/* Writes a row's dZ of a tile. Returns the thread's sum of e. t: after lk_lce_by_lse. weights: of the thread's first column, or
+/* Writes a row's dZ of a tile. Returns the thread's sum of e. t: after lk_head_by_lse. weights: of the thread's first column, or
  * NULL. */
-template <bool plain>
-LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window window, bool edge, lk_lce_terms t, int cols_left,
-                                   lk_bf16 *out, const float *weights, const lk_lce_args &a)
+template <bool plain, class Args>
+LK_DEVICE float lk_head_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_head_window window, bool edge, lk_head_terms t, int cols_left,
+                                    lk_bf16 *out, const float *weights, const Args &a)
 {
     float sums[4] = {};
-    if (plain && edge) lk_lce_mask(v, window, -INFINITY);
+    if (plain && edge) lk_head_mask(v, window, -INFINITY);
     LK_UNROLL for (int block = 0; block < LK_GEMM_COLS / 32; block++) {
         uint32_t pair[4];
         float z[8], e[8], slope[8], w_factor[8];
-        lk_lce_cap<plain>(v, block * 8, slope, window, edge, a);
+        lk_head_cap<plain>(v, block * 8, slope, window, edge, a);
         LK_UNROLL for (int j = 0; j < 8; j++) w_factor[j] = plain ? 0.0f : t.g.w_factor;
         if (!plain && weights) {
             LK_UNROLL for (int j = 0; j < 8; j++)
-                if (lk_lce_within(window, block * 8 + j)) w_factor[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
+                if (lk_head_within(window, block * 8 + j)) w_factor[j] *= weights[block * 32 + j / 2 * 8 + j % 2];
         }
         LK_UNROLL for (int j = 0; j < 8; j++) {
             const int i = block * 8 + j;
-            e[j] = plain || lk_lce_within(window, i) ? lk_ex2(fmaf(t.g.rate, v[i], -t.g.base)) : 0.0f;
+            e[j] = plain || lk_head_within(window, i) ? lk_ex2(fmaf(t.g.rate, v[i], -t.g.base)) : 0.0f;
             sums[i % 4] += e[j], z[j] = v[i];
         }
         lk_ce_dz<plain>(z, e, w_factor, slope, t.g, a);
         LK_UNROLL for (int j = 0; j < 8; j++)
-            if (!plain && !lk_lce_within(window, block * 8 + j)) z[j] = 0.0f;
+            if (!plain && !lk_head_within(window, block * 8 + j)) z[j] = 0.0f;
         LK_UNROLL for (int g = 0; g < 4; g++) pair[g] = lk_gemm_pair(z[2 * g], z[2 * g + 1]);
         lk_gemm_put_block(out, block, cols_left, pair);
     }
@@ -309,12 +320,12 @@ LK_DEVICE float lk_lce_put_dz_tile(float (&v)[LK_GEMM_SUMS / 2], lk_lce_window w
 
 /* Where a row's exponentials or dZ of a tile go: its first column, and the columns from there to the padded end. NULL: they are
  * not kept. */
-LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, int *cols_left)
+template <class Call> LK_DEVICE lk_bf16 *lk_head_place(const lk_head_fused<Call> &p, int64_t row, int tile, int *cols_left)
 {
-    const lk_lce_workspace &ws = p.chunk.ws;
+    const lk_head_workspace &ws = p.chunk.ws;
     lk_bf16 *at = (lk_bf16 *)ws.logits;
     int64_t stride = ws.logits_stride, first = (int64_t)p.in_dweight * LK_GEMM_COLS;
-    LK_UNROLL for (int i = LK_LCE_DWEIGHT_PARTS - 1; i >= 0; i--) {
+    LK_UNROLL for (int i = LK_HEAD_DWEIGHT_PARTS - 1; i >= 0; i--) {
         if (tile >= p.in_dweight || tile * LK_GEMM_COLS >= ws.dweight_parts[i].first + ws.dweight_parts[i].cols) continue;
         at = (lk_bf16 *)ws.dweight_parts[i].at, stride = ws.dweight_parts[i].cols, first = ws.dweight_parts[i].first;
     }
@@ -325,15 +336,15 @@ LK_DEVICE lk_bf16 *lk_lce_place(const lk_lce_fused &p, int64_t row, int tile, in
 
 /* A cluster owns a pair of row tiles and a stretch of columns at a time. A consumer thread has a quarter of two rows and keeps
  * their states over the stretch. State: lk_ce_row_squares for states with statistics. */
-template <bool plain, int mode, class State = lk_ce_row>
-LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const __grid_constant__ lk_lce_fused p)
+template <class Call, bool plain, int mode, class State = lk_ce_row>
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_fused_kernel(const __grid_constant__ lk_head_fused<Call> p)
 {
 #if LK_SM90A
     LK_DYN_SMEM(lk_gemm_memory, memory);
     lk_gemm_ring *const ring = lk_gemm_begin(&memory);
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
+    const lk_head_work<Call> &chunk = p.chunk;
+    const typename Call::args &a = chunk.call.a;
+    const lk_head_workspace &ws = chunk.ws;
     const int rank = (int)blockIdx.x % 2;
     unsigned step = 0;
     if (threadIdx.x == 0) lk_prefetch_tensormap(&p.x), lk_prefetch_tensormap(&p.weight);
@@ -341,7 +352,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
     if (lk_gemm_loads()) {
         lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
         for (int i = (int)blockIdx.x / 2; threadIdx.x == 0 && i < p.items; i += (int)gridDim.x / 2) {
-            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
+            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_HEAD_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS, first = item.stretch * p.stretch_tiles;
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++)
                 lk_gemm_load(ring, &step, &p.x, &p.weight, row, tile * LK_GEMM_COLS, p.steps);
@@ -352,63 +363,63 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
         const float *const weights = ws.class_weight ? ws.class_weight : a.class_weight;
         float z[LK_GEMM_SUMS];
         for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
-            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_LCE_GROUP, i);
+            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_HEAD_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.stretch * p.stretch_tiles;
             int y[2];
             float guess[2] = {0.0f, 0.0f};
-            lk_lce_terms terms[2] = {};
+            lk_head_terms terms[2] = {};
             State s[2] = {lk_ce_row_empty<State>(), lk_ce_row_empty<State>()};
             LK_UNROLL for (int r = 0; r < 2; r++) {
                 const bool here = row + 8 * r < chunk.rows;
-                if (mode == LK_LCE_KEEP) guess[r] = lk_lce_guess(p, here ? row + 8 * r : 0);
+                if (mode == LK_HEAD_KEEP) guess[r] = lk_head_guess(p, here ? row + 8 * r : 0);
                 y[r] = here ? ws.target[chunk.first_row + row + 8 * r] : -1;
-                if (mode != LK_LCE_DZ) continue;
+                if (mode != LK_HEAD_DZ) continue;
                 s[r].max = 0.0f; /* sums of e need no other reference */
                 terms[r].g.rate = 1.0f; /* an ignored row's v are -inf, and its e 0 */
                 if (y[r] < 0) continue;
-                terms[r] = lk_lce_terms_at(chunk, chunk.first_row + row + 8 * r, y[r]);
-                lk_lce_by_lse(chunk, chunk.first_row + row + 8 * r, &terms[r]);
+                terms[r] = lk_head_terms_at(chunk, chunk.first_row + row + 8 * r, y[r]);
+                lk_head_by_lse(chunk, chunk.first_row + row + 8 * r, &terms[r]);
             }
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
                 const int col = (int)chunk.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
                 const float *const tile_weights = weights ? weights + col + own : NULL;
                 lk_gemm_multiply(z, ring, &step, p.steps);
-                if (!plain && ws.bias) lk_lce_add_bias(z, (const float *)ws.bias + col + own, left - own);
+                if (!plain && ws.bias) lk_head_add_bias(z, (const float *)ws.bias + col + own, left - own);
                 LK_UNROLL for (int r = 0; r < 2; r++) {
                     const bool here = (unsigned)(y[r] - col) < LK_GEMM_COLS;
-                    const bool ignored = mode != LK_LCE_STATES && y[r] < 0; /* then zeros are written */
+                    const bool ignored = mode != LK_HEAD_STATES && y[r] < 0; /* then zeros are written */
                     const bool edge = __any_sync(0xffffffffu, here || ignored || left < LK_GEMM_COLS);
-                    const lk_lce_window window = {ignored ? 0 : left - own, y[r] - col - own};
+                    const lk_head_window window = {ignored ? 0 : left - own, y[r] - col - own};
                     float v[LK_GEMM_SUMS / 2];
                     LK_UNROLL for (int k = 0; k < LK_GEMM_SUMS / 2; k++) v[k] = z[k / 2 * 4 + 2 * r + k % 2];
-                    if (edge && y[r] >= 0) lk_lce_find(ws.logit + chunk.first_row + row + 8 * r, v, window.target);
-                    if (mode == LK_LCE_STATES) {
-                        s[r] = lk_lce_add_tile<plain>(s[r], v, window, edge, tile_weights, a);
+                    if (edge && y[r] >= 0) lk_head_find(ws.logit + chunk.first_row + row + 8 * r, v, window.target);
+                    if (mode == LK_HEAD_STATES) {
+                        s[r] = lk_head_add_tile<plain>(s[r], v, window, edge, tile_weights, a);
                         continue;
                     }
                     const int64_t at = row + 8 * r;
                     int cols_left;
-                    lk_bf16 *const out = lk_lce_place(p, at, tile, &cols_left);
-                    if (mode == LK_LCE_DZ) {
+                    lk_bf16 *const out = lk_head_place(p, at, tile, &cols_left);
+                    if (mode == LK_HEAD_DZ) {
                         const float *const smooth = a.label_smoothing > 0.0f ? tile_weights : NULL;
-                        s[r].sum += lk_lce_put_dz_tile<plain>(v, window, edge, terms[r], cols_left, out, smooth, a);
+                        s[r].sum += lk_head_put_dz_tile<plain>(v, window, edge, terms[r], cols_left, out, smooth, a);
                     } else {
                         float *const reference = ws.references + at * p.kept + tile;
-                        const lk_lse sum = lk_lce_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], cols_left, out,
-                                                                  reference, a);
+                        const lk_lse sum = lk_head_put_tile<plain>({s[r].max, s[r].sum}, v, window, edge, guess[r], cols_left, out,
+                                                                   reference, a);
                         s[r].max = sum.max, s[r].sum = sum.sum;
                     }
                 }
             }
             LK_UNROLL for (int r = 0; r < 2; r++) {
                 const int64_t at = row + 8 * r;
-                s[r] = lk_ce_row_warp<!plain && mode == LK_LCE_STATES>(s[r], lk_lce_scale(a), 4);
+                s[r] = lk_ce_row_warp<!plain && mode == LK_HEAD_STATES>(s[r], lk_head_scale(a), 4);
                 if (quarter == 0 && at < chunk.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
                 if constexpr (lk_ce_has_squares<State>) {
-                    lk_lce_more_squares *const more = (lk_lce_more_squares *)ws.more + at * p.stretches + item.stretch;
+                    lk_head_more_squares *const more = (lk_head_more_squares *)ws.more + at * p.stretches + item.stretch;
                     if (quarter == 0 && at < chunk.rows) *more = {s[r].top, s[r].entropic, s[r].squares, s[r].total};
-                } else if (!plain && mode == LK_LCE_STATES && ws.more && quarter == 0 && at < chunk.rows)
+                } else if (!plain && mode == LK_HEAD_STATES && ws.more && quarter == 0 && at < chunk.rows)
                     ws.more[at * p.stretches + item.stretch] = {s[r].top, s[r].entropic};
             }
         }
@@ -418,49 +429,37 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_fused_kernel(const _
 }
 
 /* The state of a row from those of its stretches, by a warp. It has the target's value, but not in the sums. */
-template <class State>
-LK_DEVICE State lk_lce_merge_stretches(const lk_lce_fused &p, int64_t row, int y, float *slope)
+template <class State, class Call>
+LK_DEVICE State lk_head_merge_stretches(const lk_head_fused<Call> &p, int64_t row, int y, float *slope)
 {
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_args &a = chunk.call.a;
-    const float scale = lk_lce_scale(a);
+    const lk_head_work<Call> &chunk = p.chunk;
+    const typename Call::args &a = chunk.call.a;
+    const float scale = lk_head_scale(a);
     State s = lk_ce_row_empty<State>();
     for (int stretch = (int)threadIdx.x % 32; stretch < p.stretches; stretch += 32) {
-        const lk_lce_sums of = p.sums[row * p.stretches + stretch];
+        const lk_head_sums of = p.sums[row * p.stretches + stretch];
         State other = lk_ce_row_empty<State>();
         other.max = of.max, other.sum = of.sum, other.weights = of.weights, other.weighted = of.weighted;
         if constexpr (lk_ce_has_squares<State>) {
-            const lk_lce_more_squares more = ((const lk_lce_more_squares *)chunk.ws.more)[row * p.stretches + stretch];
+            const lk_head_more_squares more = ((const lk_head_more_squares *)chunk.ws.more)[row * p.stretches + stretch];
             other.top = more.top, other.entropic = more.entropic, other.squares = more.squares, other.total = more.total;
         } else if (chunk.ws.more) {
-            const lk_lce_more more = chunk.ws.more[row * p.stretches + stretch];
+            const lk_head_more more = chunk.ws.more[row * p.stretches + stretch];
             other.top = more.top, other.entropic = more.entropic;
         }
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
-    const bool here = y >= 0 && y != LK_LCE_ELSEWHERE;
+    const bool here = y >= 0 && y != LK_HEAD_ELSEWHERE;
     s.target = here ? chunk.ws.logit[chunk.first_row + row] : -INFINITY;
     *slope = 1.0f;
     if (here && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
     return s;
 }
 
-/* A warp owns a row: it merges the states of the stretches and writes the results. */
-template <class State> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_merge_kernel(const __grid_constant__ lk_lce_fused p)
-{
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32;
-    lk_griddepcontrol_wait();
-    if (row >= p.chunk.rows) return;
-    float slope;
-    const int y = p.chunk.ws.target[p.chunk.first_row + row];
-    const State s = lk_lce_merge_stretches<State>(p, row, y, &slope);
-    lk_lce_put_row(p.chunk, p.chunk.first_row + row, y, s, lk_lce_scale(p.chunk.call.a), threadIdx.x % 32 == 0);
-}
-
 /* Writes the target's dZ of a row, and counts the row among those with its target. The order of integer atomics does not
  * matter. One thread calls. */
-LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &ws, int64_t row, int y, float target_dz)
+LK_DEVICE void lk_head_put_target_dz(const lk_head_workspace &ws, int64_t row, int y, float target_dz)
 {
     ws.target_dz[row] = target_dz;
     if (y < 0 || target_dz == 0.0f || !ws.owners) return;
@@ -469,7 +468,7 @@ LK_DEVICE void lk_lce_put_target_dz(const lk_lce_workspace &ws, int64_t row, int
 }
 
 /* The largest reference of a row's tiles, by a warp; -inf: all exponentials are 0. */
-LK_DEVICE float lk_lce_largest_reference(const lk_lce_fused &p, int64_t row, int y)
+template <class Call> LK_DEVICE float lk_head_largest_reference(const lk_head_fused<Call> &p, int64_t row, int y)
 {
     float base = -INFINITY;
     for (int tile = (int)threadIdx.x % 32; y >= 0 && tile < p.kept; tile += 32)
@@ -479,9 +478,10 @@ LK_DEVICE float lk_lce_largest_reference(const lk_lce_fused &p, int64_t row, int
 }
 
 /* Puts the exponentials of a row with target y against base and multiplies them by `times`, by a warp. */
-LK_DEVICE void lk_lce_rescale(const lk_lce_fused &p, int64_t row, int y, float rate, float base, float times)
+template <class Call>
+LK_DEVICE void lk_head_rescale(const lk_head_fused<Call> &p, int64_t row, int y, float rate, float base, float times)
 {
-    const lk_lce_workspace &ws = p.chunk.ws;
+    const lk_head_workspace &ws = p.chunk.ws;
     const int lane = (int)threadIdx.x % 32;
     for (int first = 0; y >= 0 && first < p.kept; first += 32) { /* few tiles have another reference; most with large logits */
         const float from = first + lane < p.kept ? ws.references[row * p.kept + first + lane] : -INFINITY;
@@ -490,7 +490,7 @@ LK_DEVICE void lk_lce_rescale(const lk_lce_fused &p, int64_t row, int y, float r
             const int tile = first + __ffs((int)out) - 1;
             const float factor = __shfl_sync(0xffffffffu, mine, tile - first);
             int cols_left;
-            lk_bf16 *const e = lk_lce_place(p, row, tile, &cols_left) + lane * 8;
+            lk_bf16 *const e = lk_head_place(p, row, tile, &cols_left) + lane * 8;
             float x[8] = {};
             lk_vec<lk_bf16> eight;
             if (lane * 8 >= cols_left) continue;
@@ -507,83 +507,42 @@ LK_DEVICE void lk_lce_rescale(const lk_lce_fused &p, int64_t row, int y, float r
 
 /* v of a row: what dZ is times its exponentials, whose largest reference is base; and the target's dZ. s: its state without the
  * target in the sums; lse: of all columns. */
-LK_DEVICE float lk_lce_row_factor(const lk_lce_args &a, const lk_ce_row &s, const lk_lce_terms &t, float base, float slope,
-                                  float lse, float *target_dz)
+template <class Args>
+LK_DEVICE float lk_head_row_factor(const Args &a, const lk_ce_row &s, const lk_head_terms &t, float base, float slope,
+                                   float lse, float *target_dz)
 {
-    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E, one[1] = {s.target}, ones[1] = {1.0f};
+    const float scale = lk_head_scale(a), rate = scale * LK_LOG2E, one[1] = {s.target}, ones[1] = {1.0f};
     const lk_ce_row all = lk_ce_row_add(s, one, ones, scale);
     const float others = __fdiv_rn(lk_ce_row_raise(s, all.max, scale).sum, all.sum);
     const float target = __fdiv_rn(lk_ex2(rate * (s.target - lk_lse_reference(all.max))), all.sum);
     const float p_scale = base > -INFINITY ? lk_ex2(rate * (base - lk_lse_reference(all.max))) : 0.0f; /* 0: all E are 0 */
-    *target_dz = lk_is_finite(lse) ? lk_lce_target_dz(a, t, target, s.target, others, slope) : NAN;
+    *target_dz = lk_is_finite(lse) ? lk_head_target_dz(a, t, target, s.target, others, slope) : NAN;
     return t.g.p_factor * __fdiv_rn(p_scale, all.sum);
 }
 
-/* A warp owns a row. It writes the row's results, finds v and the target's dZ, and rescales tiles with other references.
- *
- * Without smoothing, dZ is p_factor p[j] for every column but the target's. So v = p_factor p[j] / E[j], the same for all j. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_factor_kernel(const __grid_constant__ lk_lce_fused p)
-{
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    const int lane = (int)threadIdx.x % 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
-    lk_griddepcontrol_wait();
-    if (row >= chunk.rows) return;
-    const float scale = lk_lce_scale(a), rate = scale * LK_LOG2E;
-    const int y = ws.target[at];
-    float slope, v = 0.0f, target_dz = 0.0f;
-    const lk_ce_row s = lk_lce_merge_stretches<lk_ce_row>(p, row, y, &slope);
-    const lk_ce_result r = lk_lce_put_row(chunk, at, y, s, scale, lane == 0);
-    const float base = lk_lce_largest_reference(p, row, y);
-    if (y >= 0) {
-        const lk_lce_terms t = ws.factor ? lk_lce_terms_of(chunk, at, y, r.lse, r.lse_low, r.entropy) : lk_lce_terms{};
-        v = lk_lce_row_factor(a, s, t, base, slope, r.lse, &target_dz);
-    }
-    lk_lce_rescale(p, row, y, rate, base, 1.0f);
-    if (lane != 0) return;
-    if (ws.target_dz) lk_lce_put_target_dz(ws, at, y, target_dz);
-    if (ws.scale) ws.scale[row] = v;
-    if (ws.base) ws.base[at] = base;
-}
-
 /* backward: the target's dZ of a row, from its logit and the saved lse. */
-LK_DEVICE float lk_lce_target_dz_by_lse(const lk_lce_work &p, int64_t row, int y, const lk_lce_terms &t, float others)
+template <class Call>
+LK_DEVICE float lk_head_target_dz_by_lse(const lk_head_work<Call> &p, int64_t row, int y, const lk_head_terms &t, float others)
 {
-    const lk_lce_args &a = p.call.a;
+    const typename Call::args &a = p.call.a;
     const float lse = p.ws.lse[row];
-    if (y < 0 || y == LK_LCE_ELSEWHERE) return 0.0f;
+    if (y < 0 || y == LK_HEAD_ELSEWHERE) return 0.0f;
     if (!lk_is_finite(lse)) return NAN;
     float slope = 1.0f, value = p.ws.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
-    const float p_y = lk_exp(fmaf(lk_lce_scale(a), value, -lse) - lk_lce_lse_low(p, row));
-    return lk_lce_target_dz(a, t, p_y, value, others, slope);
-}
-
-/* backward from saved exponentials: a thread owns a row and finds v and the target's dZ. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_saved_kernel(const __grid_constant__ lk_lce_work p)
-{
-    const lk_lce_workspace &ws = p.ws;
-    const int64_t row = (int64_t)blockIdx.x * LK_LCE_THREADS + threadIdx.x;
-    lk_griddepcontrol_wait();
-    if (row >= p.call.rows) return;
-    const int y = ws.target[row];
-    const lk_lce_terms t = lk_lce_terms_at(p, row, y);
-    const float below = fmaf(lk_lce_scale(p.call.a), ws.base[row], -ws.lse[row]) - lk_lce_lse_low(p, row);
-    const float p_scale = ws.base[row] > -INFINITY ? lk_exp(below) : 0.0f;
-    lk_lce_put_target_dz(ws, row, y, lk_lce_target_dz_by_lse(p, row, y, t, ws.others[row]));
-    ws.scale[row] = y < 0 ? 0.0f : t.g.p_factor * p_scale;
+    const float p_y = lk_exp(fmaf(lk_head_scale(a), value, -lse) - lk_head_lse_low(p, row));
+    return lk_head_target_dz(a, t, p_y, value, others, slope);
 }
 
 /* backward: a warp owns a row and adds a panel's sums of e to ws.others; with ranks the caller has given it. last: then it makes
  * that a sum of p and finds the target's dZ. */
-LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __grid_constant__ lk_lce_fused p)
+template <class Call>
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_head_others_kernel(const __grid_constant__ lk_head_fused<Call> p)
 {
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_workspace &ws = chunk.ws;
+    const lk_head_work<Call> &chunk = p.chunk;
+    const lk_head_workspace &ws = chunk.ws;
     const int lane = (int)threadIdx.x % 32;
-    const int64_t row = (int64_t)blockIdx.x * (LK_LCE_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
+    const int64_t row = (int64_t)blockIdx.x * (LK_HEAD_THREADS / 32) + threadIdx.x / 32, at = chunk.first_row + row;
     lk_griddepcontrol_wait();
     if (row >= chunk.rows) return;
     float others = 0.0f;
@@ -593,10 +552,10 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
     if (chunk.call.split) others = ws.others[at]; /* of all ranks */
     else if (!chunk.first) others += ws.others[at];
     const int y = ws.target[at];
-    lk_lce_terms unused = {};
-    if (chunk.last && !chunk.call.split && y >= 0) others *= lk_lce_by_lse(chunk, at, &unused);
+    lk_head_terms unused = {};
+    if (chunk.last && !chunk.call.split && y >= 0) others *= lk_head_by_lse(chunk, at, &unused);
     ws.others[at] = others;
-    if (chunk.last) lk_lce_put_target_dz(ws, at, y, lk_lce_target_dz_by_lse(chunk, at, y, lk_lce_terms_at(chunk, at, y), others));
+    if (chunk.last) lk_head_put_target_dz(ws, at, y, lk_head_target_dz_by_lse(chunk, at, y, lk_head_terms_at(chunk, at, y), others));
 }
 
 /* dx = v (E weight) of a panel's columns and, where bf16 dweight is summed over chunks, dweight (+)= E^T (v x). One launch
@@ -607,61 +566,61 @@ LK_KERNEL void __launch_bounds__(LK_LCE_THREADS) lk_lce_others_kernel(const __gr
  * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and no
  * pass that rounds is left after the last launch. Any other dweight is cuBLASLt's, which is faster. */
 
-#define LK_LCE_BAND 8 /* pairs of row tiles that walk all columns together, as LK_LCE_GROUP */
+#define LK_HEAD_BAND 8 /* pairs of row tiles that walk all columns together, as LK_HEAD_GROUP */
 
 typedef struct {
     int pairs, cols; /* of 256 rows, of 256 columns; 0: the product is not wanted, or it is cuBLASLt's */
     int steps;       /* of the dimension that is summed */
-} lk_lce_tiles;
+} lk_head_tiles;
 
-typedef struct {
+template <class Call> struct lk_head_gradients {
     CUtensorMap e, weight;    /* dx's factors */
     CUtensorMap e_across, x;  /* dweight's */
-    lk_lce_work chunk;            /* the chunk, and the panel's columns */
-    lk_lce_tiles dx, dweight;
-    int early;                /* see lk_lce_gradient_tile */
+    lk_head_work<Call> chunk; /* the chunk, and the panel's columns */
+    lk_head_tiles dx, dweight;
+    int early;                /* see lk_head_gradient_tile */
     bool first_chunk, last_chunk;
     bool wide_dx, wide_dweight, wide_weight; /* every group of 8 neighbours is complete, at a multiple of 16 bytes */
-} lk_lce_gradients;
+};
 
 typedef struct {
     int row, col; /* the first of the pair of tiles; row -1: there is none */
     bool dx;
-} lk_lce_gradient_item;
+} lk_head_gradient_item;
 
-LK_DEVICE lk_lce_gradient_item lk_lce_gradient_item_of(const lk_lce_tiles &t, int i, bool dx)
+LK_DEVICE lk_head_gradient_item lk_head_gradient_item_of(const lk_head_tiles &t, int i, bool dx)
 {
-    const lk_gemm_item item = lk_gemm_item_of(t.pairs, t.cols, LK_LCE_BAND, i);
+    const lk_gemm_item item = lk_gemm_item_of(t.pairs, t.cols, LK_HEAD_BAND, i);
     return {2 * LK_GEMM_ROWS * item.pair, LK_GEMM_COLS * item.stretch, dx};
 }
 
 /* The item of a cluster in its `round`-th round: those of dx come first, then those of dweight. An item of dx has a step per 64
  * columns, one of dweight a step per 64 rows. In the last round of dx some clusters have no item of it. Meanwhile they do
  * `early` items of dweight each. */
-LK_DEVICE lk_lce_gradient_item lk_lce_gradient_tile(const lk_lce_gradients &p, int round)
+template <class Call> LK_DEVICE lk_head_gradient_item lk_head_gradient_tile(const lk_head_gradients<Call> &p, int round)
 {
     const int clusters = (int)gridDim.x / 2, cluster = (int)blockIdx.x / 2;
     const int of_dx = p.dx.pairs * p.dx.cols, rest = of_dx % clusters, more = cluster < rest;
     const int n = round - of_dx / clusters - more; /* this cluster's n-th item of dweight */
-    if (n < 0) return lk_lce_gradient_item_of(p.dx, round * clusters + cluster, true);
+    if (n < 0) return lk_head_gradient_item_of(p.dx, round * clusters + cluster, true);
     int i = p.early * (clusters - rest) + (more ? n : n - p.early) * clusters + cluster;
     if (!more && n < p.early) i = n * (clusters - rest) + cluster - rest;
-    if (i < p.dweight.pairs * p.dweight.cols) return lk_lce_gradient_item_of(p.dweight, i, false);
+    if (i < p.dweight.pairs * p.dweight.cols) return lk_head_gradient_item_of(p.dweight, i, false);
     return {-1, 0, false};
 }
 
 /* The thread's low bytes of a tile. */
-LK_DEVICE uint4 *lk_lce_low(int8_t *low, const lk_lce_tiles &t, int row, int col)
+LK_DEVICE uint4 *lk_head_low(int8_t *low, const lk_head_tiles &t, int row, int col)
 {
     const int64_t tile = (int64_t)(row / LK_GEMM_ROWS) * t.cols + col / LK_GEMM_COLS;
     return (uint4 *)(low + tile * LK_GEMM_ROWS * LK_GEMM_COLS) + threadIdx.x - 128;
 }
 
-LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col, float alpha)
+template <class Call> LK_DEVICE lk_gemm_out lk_head_dx_out(const lk_head_gradients<Call> &p, int row, int col, float alpha)
 {
-    const lk_lce_work &chunk = p.chunk;
-    const lk_lce_args &a = chunk.call.a;
-    const lk_lce_workspace &ws = chunk.ws;
+    const lk_head_work<Call> &chunk = p.chunk;
+    const typename Call::args &a = chunk.call.a;
+    const lk_head_workspace &ws = chunk.ws;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
     LK_UNROLL for (int r = 0; r < 2; r++) {
@@ -674,28 +633,29 @@ LK_DEVICE lk_gemm_out lk_lce_dx_out(const lk_lce_gradients &p, int row, int col,
         o.more[r] = (const lk_bf16 *)a.weight + ws.target[at] * a.weight_stride + mine;
         o.times[r] = alpha * ws.target_dz[at];
     }
-    if (ws.low_dx) o.low = lk_lce_low(ws.low_dx, p.dx, row, col);
+    if (ws.low_dx) o.low = lk_head_low(ws.low_dx, p.dx, row, col);
     o.old = o.read_low = !chunk.first, o.write_low = !chunk.last;
     o.wide = p.wide_dx, o.wide_more = p.wide_weight, o.left = (int)a.hidden - mine;
     return o;
 }
 
-LK_DEVICE lk_gemm_out lk_lce_dweight_out(const lk_lce_gradients &p, int row, int col, float alpha)
+template <class Call> LK_DEVICE lk_gemm_out lk_head_dweight_out(const lk_head_gradients<Call> &p, int row, int col, float alpha)
 {
-    const lk_lce_args &a = p.chunk.call.a;
+    const typename Call::args &a = p.chunk.call.a;
     const int mine = col + (int)threadIdx.x % 4 * 8;
     lk_gemm_out o = {};
     LK_UNROLL for (int r = 0; r < 2; r++) {
         if (row + 8 * r < a.vocab) o.out[r] = (lk_bf16 *)a.dweight + (row + 8 * r) * a.dweight_stride + mine;
         o.factor[r] = alpha;
     }
-    o.low = lk_lce_low(p.chunk.ws.low, p.dweight, row, col);
+    o.low = lk_head_low(p.chunk.ws.low, p.dweight, row, col);
     o.old = !p.first_chunk || a.accumulate, o.read_low = !p.first_chunk, o.write_low = !p.last_chunk;
     o.wide = p.wide_dweight, o.left = (int)a.hidden - mine;
     return o;
 }
 
-LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(const __grid_constant__ lk_lce_gradients p)
+template <class Call>
+LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_products_kernel(const __grid_constant__ lk_head_gradients<Call> p)
 {
 #if LK_SM90A
     LK_DYN_SMEM(lk_gemm_memory, memory);
@@ -706,7 +666,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(cons
     if (lk_gemm_loads()) {
         lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
         for (int round = 0; threadIdx.x == 0; round++) {
-            const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
+            const lk_head_gradient_item item = lk_head_gradient_tile(p, round);
             if (item.row < 0) break;
             if (item.dx)
                 lk_gemm_load<false, true>(ring, &step, &p.e, &p.weight, item.row + below, item.col, p.dx.steps);
@@ -717,15 +677,15 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(cons
         const float alpha = p.chunk.ws.counts->alpha;
         float d[LK_GEMM_SUMS];
         for (int round = 0;; round++) {
-            const lk_lce_gradient_item item = lk_lce_gradient_tile(p, round);
+            const lk_head_gradient_item item = lk_head_gradient_tile(p, round);
             const int row = item.row + below + lk_gemm_row(0);
             if (item.row < 0) break;
             if (item.dx) {
                 lk_gemm_multiply<false, true>(d, ring, &step, p.dx.steps);
-                lk_gemm_put_sums<2>(lk_lce_dx_out(p, row, item.col, alpha), d);
+                lk_gemm_put_sums<2>(lk_head_dx_out(p, row, item.col, alpha), d);
             } else {
                 lk_gemm_multiply<true, true>(d, ring, &step, p.dweight.steps);
-                lk_gemm_put_sums<2>(lk_lce_dweight_out(p, row, item.col, alpha), d);
+                lk_gemm_put_sums<2>(lk_head_dweight_out(p, row, item.col, alpha), d);
             }
         }
     }
@@ -735,10 +695,11 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_lce_products_kernel(cons
 
 /* f32_dx: a block owns LK_MOVE_TILE columns of a row of dx = alpha (v sums + target_dz weight[y]), a thread 8 neighbours of them.
  * sums: E weight, or dZ weight where v is NULL. */
-LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_lce_round_dx_kernel(const __grid_constant__ lk_lce_work p)
+template <class Call>
+LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_head_round_dx_kernel(const __grid_constant__ lk_head_work<Call> p)
 {
-    const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
+    const typename Call::args &a = p.call.a;
+    const lk_head_workspace &ws = p.ws;
     const int64_t tiles = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, in_chunk = blockIdx.x / tiles, row = p.first_row + in_chunk;
     const int64_t first = blockIdx.x % tiles * LK_MOVE_TILE + threadIdx.x * 8, left = a.hidden - first;
     lk_griddepcontrol_wait();
@@ -760,7 +721,7 @@ LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_lce_round_dx_kernel(const _
 /* ---- The targets' part of dweight, and dbias ----------------------------------------------------------------------------- */
 
 /* A bit for each of eight rows from `at` on: it has target y. */
-LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int y)
+LK_DEVICE unsigned lk_head_same(const int *target, int64_t at, int64_t rows, int y)
 {
     int4 low = {}, high = {};
     unsigned same = 0;
@@ -776,11 +737,12 @@ LK_DEVICE unsigned lk_lce_same(const int *target, int64_t at, int64_t rows, int 
 /* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows
  * with that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if
  * it has 16 bits. Most targets have one row; then there is nothing to look for. */
-template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLOCKS) lk_lce_targets_kernel(lk_lce_work p)
+template <class Out, class Call>
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_head_targets_kernel(lk_head_work<Call> p)
 {
-    constexpr int Window = 8 * LK_LCE_THREADS, Words = Window / 32; /* rows that are looked at together, a bit each */
-    const lk_lce_args &a = p.call.a;
-    const lk_lce_workspace &ws = p.ws;
+    constexpr int Window = 8 * LK_HEAD_THREADS, Words = Window / 32; /* rows that are looked at together, a bit each */
+    const typename Call::args &a = p.call.a;
+    const lk_head_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x;
     const int64_t slices = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, row = blockIdx.x / slices;
     const int64_t col = blockIdx.x % slices * LK_MOVE_TILE + thread * 8;
@@ -789,7 +751,7 @@ template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLO
     LK_SHARED(int, list, [Window + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = ws.target[row];
-    const lk_lce_owner owner = y < 0 || y == LK_LCE_ELSEWHERE ? lk_lce_owner{-1, 0} : ws.owners[y];
+    const lk_head_owner owner = y < 0 || y == LK_HEAD_ELSEWHERE ? lk_head_owner{-1, 0} : ws.owners[y];
     if (owner.first != row) return;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
@@ -798,7 +760,7 @@ template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLO
     for (int64_t from = row / 8 * 8; found < owner.count && from < p.call.rows; from += Window) {
         int count = 1;
         if (owner.count > 1) {
-            const unsigned mine = lk_lce_same(ws.target, from + thread * 8, p.call.rows, y);
+            const unsigned mine = lk_head_same(ws.target, from + thread * 8, p.call.rows, y);
             ((uint8_t *)same)[thread] = (uint8_t)mine;
             if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
             if (thread < Words) {
@@ -833,59 +795,61 @@ template <class Out> LK_KERNEL void __launch_bounds__(LK_LCE_THREADS, LK_LCE_BLO
 
 /* ---- The steps of FUSED -------------------------------------------------------------------------------------------------- */
 
-template <class Args>
-LK_HOST lk_status lk_lce_launch_tiles(const lk_lce_job *job, void (*kernel)(Args), int64_t items, const Args &p)
+template <class Call, class Args>
+LK_HOST lk_status lk_head_launch_tiles(const lk_head_job<Call> *job, void (*kernel)(Args), int64_t items, const Args &p)
 {
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     return lk_gemm_launch(job->op, &job->device, kernel, items, job->stream, p);
 }
 
 /* The tiles of a panel's columns. */
-template <class T> LK_HOST lk_status lk_lce_fused_tiles(const lk_lce_job *job, const lk_lce_work &chunk, lk_lce_fused *p)
+template <class T, class Call>
+LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, lk_head_fused<Call> *p)
 {
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_args &a = call.a;
+    const Call &call = chunk.call;
+    const typename Call::args &a = call.a;
     *p = {};
     p->chunk = chunk, p->sums = chunk.ws.sums;
     p->pairs = (int)lk_ceil_div(chunk.rows, 2 * LK_GEMM_ROWS), p->tiles = (int)lk_ceil_div(chunk.cols, LK_GEMM_COLS);
-    p->stretch_tiles = call.gradient || call.saves ? lk_lce_stretch(&job->shape, chunk.rows, chunk.cols, chunk.ws.stretches)
+    p->stretch_tiles = call.gradient || call.saves ? lk_head_stretch(&job->shape, chunk.rows, chunk.cols, chunk.ws.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
     p->items = p->pairs * p->stretches;
     p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
     /* Expected: of 8 normal values the largest is 1.4 deviations above the mean; of many, n, it is about sqrt(2 log n). */
-    p->sampled = (int)lk_lce_min(a.vocab, LK_LCE_SAMPLE);
-    p->ahead = a.vocab > LK_LCE_SAMPLE ? sqrtf(2.0f * logf((float)a.vocab)) / 1.4f - 1.0f : 0.0f;
+    p->sampled = (int)lk_head_min(a.vocab, LK_HEAD_SAMPLE);
+    p->ahead = a.vocab > LK_HEAD_SAMPLE ? sqrtf(2.0f * logf((float)a.vocab)) / 1.4f - 1.0f : 0.0f;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     const T *const weight = (const T *)a.weight + chunk.first_col * a.weight_stride;
     const int64_t left = a.vocab - chunk.first_col;
-    const void *const x = lk_lce_x<T>(job, chunk);
-    const lk_status status = lk_gemm_map(job->op, &p->x, x, chunk.rows, a.hidden, lk_lce_x_stride(job), LK_GEMM_ROWS);
+    const void *const x = lk_head_x<T>(job, chunk);
+    const lk_status status = lk_gemm_map(job->op, &p->x, x, chunk.rows, a.hidden, lk_head_x_stride(job), LK_GEMM_ROWS);
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
-/* Logits of every (vocab / 8)-th column, for the guess of the references; lk_lce_guess adds their bias. A stride of 2^31
+/* Logits of every (vocab / 8)-th column, for the guess of the references; lk_head_guess adds their bias. A stride of 2^31
  * elements was not tried with cuBLASLt: then the columns are closer, and a guess with the bias of others is a worse one. */
-template <class T> LK_HOST lk_status lk_lce_sample(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class T, class Call> LK_HOST lk_status lk_head_sample(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
-    const lk_lce_args &a = chunk.call.a;
-    lk_cublas_product m = lk_lce_product(job, LK_DTYPE_F32, false);
+    const typename Call::args &a = chunk.call.a;
+    lk_cublas_product m = lk_head_product(job, LK_DTYPE_F32, false);
     m.key.transpose_a = 1;
-    m.key.m = lk_lce_min(a.vocab, LK_LCE_SAMPLE), m.key.n = chunk.rows, m.key.k = a.hidden;
+    m.key.m = lk_head_min(a.vocab, LK_HEAD_SAMPLE), m.key.n = chunk.rows, m.key.k = a.hidden;
     const int64_t most = INT32_MAX / a.weight_stride; /* rows of weight from one column to the next */
-    m.key.lda = lk_lce_min(a.vocab / m.key.m, most > 0 ? most : 1) * a.weight_stride;
-    m.key.ldb = lk_lce_x_stride(job), m.key.ldd = LK_LCE_SAMPLE;
-    m.a = a.weight, m.b = lk_lce_x<T>(job, chunk), m.d = chunk.ws.sample;
-    return lk_lce_multiply(job, &m);
+    m.key.lda = lk_head_min(a.vocab / m.key.m, most > 0 ? most : 1) * a.weight_stride;
+    m.key.ldb = lk_head_x_stride(job), m.key.ldd = LK_HEAD_SAMPLE;
+    m.a = a.weight, m.b = lk_head_x<T>(job, chunk), m.d = chunk.ws.sample;
+    return lk_head_multiply(job, &m);
 }
 
 /* dx of a panel's columns, and dweight if it has sums of its own. */
-LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work &chunk, bool dweight)
+template <class Call>
+LK_HOST lk_status lk_head_run_gradients(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, bool dweight)
 {
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_args &a = call.a;
-    const lk_lce_workspace &ws = chunk.ws;
-    lk_lce_gradients p = {};
+    const Call &call = chunk.call;
+    const typename Call::args &a = call.a;
+    const lk_head_workspace &ws = chunk.ws;
+    lk_head_gradients<Call> p = {};
     lk_status status = LK_OK;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     p.chunk = chunk, p.first_chunk = chunk.first_row == 0, p.last_chunk = chunk.first_row + chunk.rows >= call.rows;
@@ -903,115 +867,116 @@ LK_HOST lk_status lk_lce_run_gradients(const lk_lce_job *job, const lk_lce_work 
     if (dweight && !status)
         status = lk_gemm_map(job->op, &p.e_across, ws.logits, chunk.rows, a.vocab, ws.logits_stride, LK_GEMM_DEPTH);
     if (dweight && !status) status = lk_gemm_map(job->op, &p.x, ws.scaled_x, chunk.rows, a.hidden, ws.x_stride, LK_GEMM_DEPTH);
-    return status ? status : lk_lce_launch_tiles(job, lk_lce_products_kernel, items, p);
+    return status ? status : lk_head_launch_tiles(job, lk_head_products_kernel<Call>, items, p);
 }
 
 /* f32_dx: dx of all columns by cuBLASLt. */
-template <class T> LK_HOST lk_status lk_lce_run_f32_dx(lk_lce_job *job, const lk_lce_work &chunk)
+template <class T, class Call> LK_HOST lk_status lk_head_run_f32_dx(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
-    const lk_status status = lk_lce_dx<T>(job, chunk);
+    const lk_status status = lk_head_dx<T>(job, chunk);
     const int64_t tiles = lk_ceil_div(chunk.call.a.hidden, LK_MOVE_TILE);
     if (status || job->mode == LK_CUBLAS_RESOLVE) return status;
-    return lk_launch_pdl(job->op, &job->device, lk_lce_round_dx_kernel, chunk.rows * tiles, 1, LK_MOVE_THREADS, 0, job->stream, chunk);
+    return lk_launch_pdl(job->op, &job->device, lk_head_round_dx_kernel<Call>, chunk.rows * tiles, 1, LK_MOVE_THREADS, 0,
+                         job->stream, chunk);
 }
 
 /* v x, dweight's factor beside exponentials. */
-template <class T> LK_HOST lk_status lk_lce_scale_x(const lk_lce_job *job, const lk_lce_work &chunk)
+template <class T, class Call> LK_HOST lk_status lk_head_scale_x(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
-    const lk_lce_workspace &ws = chunk.ws;
+    const lk_head_workspace &ws = chunk.ws;
     if (!ws.scaled_x) return LK_OK;
-    return lk_lce_move_rows<T, T>(job, {lk_lce_x<T>(job, chunk), ws.scaled_x, NULL, NULL, chunk.rows, chunk.call.a.hidden,
-                                        lk_lce_x_stride(job), ws.x_stride, 0, ws.scale});
+    return lk_head_move_rows<T, T>(job, {lk_head_x<T>(job, chunk), ws.scaled_x, NULL, NULL, chunk.rows, chunk.call.a.hidden,
+                                         lk_head_x_stride(job), ws.x_stride, 0, ws.scale});
 }
 
 /* The states of a chunk's rows over all columns, and what follows from them; exponentials of the columns that are kept. */
-template <class T> LK_HOST lk_status lk_lce_fused_forward(lk_lce_job *job, const lk_lce_work &chunk)
+template <class T, class Call> LK_HOST lk_status lk_head_fused_forward(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
-    const lk_lce_call &call = chunk.call;
-    const lk_lce_args &a = call.a;
-    const int64_t blocks = lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), kept = job->plan.kept_vocab;
+    const Call &call = chunk.call;
+    const typename Call::args &a = call.a;
+    const int64_t kept = job->plan.kept_vocab;
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.entropy && !a.argmax && !a.dentropy;
-    lk_lce_fused p;
+    lk_head_fused<Call> p;
     lk_status status = LK_OK;
-    if (kept) status = lk_lce_sample<T>(job, chunk);
-    if (!status) status = lk_lce_fused_tiles<T>(job, chunk, &p);
+    if (kept) status = lk_head_sample<T>(job, chunk);
+    if (!status) status = lk_head_fused_tiles<T>(job, chunk, &p);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
-    void (*const states_kernels[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_STATES>,
-                                                    lk_lce_fused_kernel<true, LK_LCE_STATES>};
-    void (*const keep_kernels[])(lk_lce_fused) = {lk_lce_fused_kernel<false, LK_LCE_KEEP>,
-                                                  lk_lce_fused_kernel<true, LK_LCE_KEEP>};
-    void (*tiles)(lk_lce_fused) = (kept ? keep_kernels : states_kernels)[plain], (*rows)(lk_lce_fused) = lk_lce_factor_kernel;
-    if (!call.gradient && !kept) rows = lk_lce_merge_kernel<lk_ce_row>;
-    if (a.statistics) { /* in forward alone, which keeps no exponentials then */
-        tiles = lk_lce_fused_kernel<false, LK_LCE_STATES, lk_ce_row_squares>;
-        rows = lk_lce_merge_kernel<lk_ce_row_squares>;
-    }
-    status = lk_lce_launch_tiles(job, tiles, p.items, p);
-    if (!status && job->other_rows) return job->other_rows->fused_rows(job, p);
-    return status ? status : lk_lce_launch(job, rows, blocks, p);
+    void (*const states_kernels[])(lk_head_fused<Call>) = {lk_head_fused_kernel<Call, false, LK_HEAD_STATES>,
+                                                           lk_head_fused_kernel<Call, true, LK_HEAD_STATES>};
+    void (*const keep_kernels[])(lk_head_fused<Call>) = {lk_head_fused_kernel<Call, false, LK_HEAD_KEEP>,
+                                                         lk_head_fused_kernel<Call, true, LK_HEAD_KEEP>};
+    void (*tiles)(lk_head_fused<Call>) = (kept ? keep_kernels : states_kernels)[plain];
+    /* in forward alone, which keeps no exponentials then */
+    if (a.statistics) tiles = lk_head_fused_kernel<Call, false, LK_HEAD_STATES, lk_ce_row_squares>;
+    status = lk_head_launch_tiles(job, tiles, p.items, p);
+    return status || job->mode == LK_CUBLAS_RESOLVE ? status : job->rows->fused_rows(job, p);
 }
 
 /* dZ of a panel's columns, by the rows' lse. */
-template <class T> LK_HOST lk_status lk_lce_fused_dz(lk_lce_job *job, const lk_lce_work &chunk)
+template <class T, class Call> LK_HOST lk_status lk_head_fused_dz(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
-    const lk_lce_args &a = chunk.call.a;
+    const typename Call::args &a = chunk.call.a;
     const bool plain = !a.bias && a.softcap == 0.0f && a.label_smoothing == 0.0f && !a.dentropy;
-    lk_lce_fused p;
-    lk_status status = lk_lce_fused_tiles<T>(job, chunk, &p);
+    lk_head_fused<Call> p;
+    lk_status status = lk_head_fused_tiles<T>(job, chunk, &p);
     if (status) return status;
     p.kept = p.tiles;
-    status = lk_lce_launch_tiles(job, plain ? lk_lce_fused_kernel<true, LK_LCE_DZ> : lk_lce_fused_kernel<false, LK_LCE_DZ>,
-                                 p.items, p);
+    status = lk_head_launch_tiles(job, plain ? lk_head_fused_kernel<Call, true, LK_HEAD_DZ>
+                                             : lk_head_fused_kernel<Call, false, LK_HEAD_DZ>, p.items, p);
     if (status || chunk.call.gives_loss) return status;
-    return lk_lce_launch(job, lk_lce_others_kernel, lk_ceil_div(chunk.rows, LK_LCE_THREADS / 32), p);
+    return lk_head_launch(job, lk_head_others_kernel<Call>, lk_ceil_div(chunk.rows, LK_HEAD_THREADS / 32), p);
 }
 
-/* One chunk whose logits stay in registers: its rows' results, then the gradients, one panel of columns after another. */
-template <class T> LK_HOST lk_status lk_lce_run_fused(lk_lce_job *job, int64_t index)
+/* The targets' part of dweight and dbias, when all chunks are done. */
+template <class Call> LK_HOST lk_status lk_head_run_targets(const lk_head_job<Call> *job)
 {
-    const lk_lce_call &call = job->p.call;
-    const lk_lce_args &a = call.a;
-    const lk_lce_plan &plan = job->plan;
-    lk_lce_work chunk = lk_lce_panel_at(job, index, 0);
+    const typename Call::args &a = job->p.call.a;
+    if (!a.dweight && !a.dbias) return LK_OK;
+    return lk_head_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_head_targets_kernel<float, Call>
+                                                              : lk_head_targets_kernel<lk_bf16, Call>,
+                          job->p.call.rows * lk_ceil_div(a.hidden, LK_MOVE_TILE), job->p);
+}
+
+/* `fused` of a loss's table. One chunk whose logits stay in registers: its rows' results, then the gradients, one panel of columns
+ * after another. */
+template <class T, class Call> LK_HOST lk_status lk_head_run_fused(lk_head_job<Call> *job, int64_t index)
+{
+    const Call &call = job->p.call;
+    const typename Call::args &a = call.a;
+    const lk_head_plan &plan = job->plan;
+    const lk_head_rows<Call> &loss = *job->rows;
+    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
+    lk_head_work<Call> chunk = lk_head_panel_at(job, index, 0);
     chunk.cols = a.vocab;
-    lk_status status = lk_lce_compact<T>(job, chunk);
-    if (!status && call.gives_loss) status = lk_lce_fused_forward<T>(job, chunk);
+    lk_status status = lk_head_compact<T>(job, chunk);
+    if (!status && call.gives_loss) status = lk_head_fused_forward<T>(job, chunk);
     if (!call.gradient || status) return status;
-    const lk_lce_workspace &ws = job->p.ws;
-    if (call.saves) status = lk_lce_launch(job, lk_lce_saved_kernel, lk_ceil_div(call.rows, LK_LCE_THREADS), job->p);
-    if (job->other_rows && !call.gives_loss && !status) status = job->other_rows->fused_backward(job);
-    if (!plan.f32_dx && !status) status = lk_lce_scale_x<T>(job, chunk);
-    const bool sums = lk_lce_sums_dweight(&job->shape, plan.chunk_tokens);
+    const lk_head_workspace &ws = job->p.ws;
+    if (launches && !call.gives_loss) status = loss.fused_backward(job);
+    if (!plan.f32_dx && !status) status = lk_head_scale_x<T>(job, chunk);
+    const bool sums = lk_head_sums_dweight(&job->shape, plan.chunk_tokens);
     for (; chunk.first_col < a.vocab && !status; chunk.first_col += chunk.cols) {
         const bool kept = chunk.first_col < plan.kept_vocab;
         chunk.ws = ws; /* then the arrays of these columns */
-        chunk.cols = kept ? plan.kept_vocab - chunk.first_col : lk_lce_min(plan.panel_vocab, a.vocab - chunk.first_col);
-        for (const lk_lce_dweight_part &part : ws.dweight_parts)
+        chunk.cols = kept ? plan.kept_vocab - chunk.first_col : lk_head_min(plan.panel_vocab, a.vocab - chunk.first_col);
+        for (const lk_head_dweight_part &part : ws.dweight_parts)
             if (part.cols && chunk.first_col == part.first)
                 chunk.cols = part.cols, chunk.ws.logits = part.at, chunk.ws.logits_stride = part.cols;
         if (!kept) chunk.ws.scale = NULL, chunk.ws.scaled_x = NULL;
         chunk.first = chunk.first_col == 0, chunk.last = chunk.first_col + chunk.cols == a.vocab;
-        if (!kept && job->other_rows) job->other_rows->fused_terms(job, &chunk);
-        if (!kept) status = lk_lce_fused_dz<T>(job, chunk);
-        if (!kept && job->other_rows && !status) status = job->other_rows->fused_panel(job, chunk);
-        if (!status) status = lk_lce_dbias<T>(job, chunk);
-        if (!status && plan.f32_dx) status = lk_lce_run_f32_dx<T>(job, chunk);
-        else if (!status && (a.dx || sums)) status = lk_lce_run_gradients(job, chunk, sums);
-        if (!status && chunk.last) status = lk_lce_reduce_dx(job, chunk);
-        if (!status && plan.f32_dx) status = lk_lce_scale_x<T>(job, chunk); /* over the memory of dx in f32 */
-        if (!status && a.dweight && !sums) status = lk_lce_dweight<T>(job, chunk);
+        if (!kept && launches && loss.fused_terms) loss.fused_terms(job, &chunk);
+        if (!kept) status = lk_head_fused_dz<T>(job, chunk);
+        if (!kept && launches && loss.fused_panel && !status) status = loss.fused_panel(job, chunk);
+        if (!status) status = lk_head_dbias<T>(job, chunk);
+        if (!status && plan.f32_dx) status = lk_head_run_f32_dx<T>(job, chunk);
+        else if (!status && (a.dx || sums)) status = lk_head_run_gradients(job, chunk, sums);
+        if (!status && chunk.last) status = lk_head_reduce_dx(job, chunk);
+        if (!status && plan.f32_dx) status = lk_head_scale_x<T>(job, chunk); /* over the memory of dx in f32 */
+        if (!status && a.dweight && !sums) status = lk_head_dweight<T>(job, chunk);
     }
-    return status;
+    return status || index + 1 < plan.chunks ? status : lk_head_run_targets(job);
 }
 
-/* The targets' part of dweight and dbias, when all chunks are done. */
-LK_HOST lk_status lk_lce_run_targets(const lk_lce_job *job)
-{
-    const lk_lce_args &a = job->p.call.a;
-    if (!a.dweight && !a.dbias) return LK_OK;
-    return lk_lce_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_lce_targets_kernel<float> : lk_lce_targets_kernel<lk_bf16>,
-                         job->p.call.rows * lk_ceil_div(a.hidden, LK_MOVE_TILE), job->p);
-}
-
+#endif /* CUDA or the simulator */
 #endif
