@@ -2062,10 +2062,11 @@ typedef struct {
     int64_t ids_per_row, most_ids; /* 0: rows have a target */
     const lk_vocab_parallel *parallel;
 } lk_ce_more;
-LK_HOST lk_tensor lk_ce_added(const lk_ce_more *more, int i)
+/* A place of such a list that has no tensor has no name. list: NULL where there is none. */
+LK_HOST lk_tensor lk_ce_added(const lk_tensor *list, int i)
 {
     const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
-    return more && more->list[i].name ? more->list[i] : none;
+    return list && list[i].name ? list[i] : none;
 }
 
 /* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
@@ -2078,6 +2079,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool query = arch == LK_QUERY, finish = direction == LK_FINISH, forward = direction == LK_FORWARD || finish;
     const bool back = direction == LK_BACKWARD, prob = whose == LK_CE_PROBABILITIES;
     const lk_vocab_parallel *const parallel = more ? more->parallel : NULL;
+    const lk_tensor *const added = more ? more->list : NULL;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_function(&checks, a, whose, direction);
     if (checks.status) return checks.status; /* before all rules */
@@ -2121,8 +2123,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         {"dlogits", a->dlogits, lk_dtype_bytes<T>(a->dlogits_dtype), forward ? LK_UNUSED : LK_OUT | LK_REQUIRED, end,
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        lk_ce_added(more, 0), lk_ce_added(more, 1), lk_ce_added(more, 2), lk_ce_added(more, 3), lk_ce_added(more, 4),
-        lk_ce_added(more, 5), lk_ce_added(more, 6), lk_ce_added(more, 7), lk_ce_added(more, 8),
+        lk_ce_added(added, 0), lk_ce_added(added, 1), lk_ce_added(added, 2), lk_ce_added(added, 3), lk_ce_added(added, 4),
+        lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(added, 7), lk_ce_added(added, 8),
         lk_workspace(a->workspace, bytes),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));

@@ -219,18 +219,18 @@ template <class T> LK_HOST lk_status lk_ce_ranks_step(void *of, lk_direction ste
     return !status && some ? lk_cross_entropy_gradient_of<T, LK_BACKWARD>(job->op, &job->device, *call, job->stream) : status;
 }
 
+/* Checks a call and fills in its job; x becomes its arguments. */
 template <class T>
-LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_parallel_args *args,
-                                                lk_direction direction, cudaStream_t stream)
+LK_HOST lk_status lk_ce_ranks_begin(const char *op, const lk_cross_entropy_parallel_args *args, lk_direction direction,
+                                    cudaStream_t stream, lk_ce_ranks_job *job, lk_cross_entropy_parallel_args *x)
 {
-    lk_cross_entropy_parallel_args x = {};
     lk_ce_ranks_space space = {};
-    lk_ce_ranks_job job = {op, {}, stream, direction, {}};
-    const cudaError_t error = lk_current_device(&job.device);
-    lk_status status = lk_cross_entropy_parallel_check<T>(op, args, direction, error ? 90 : job.device.arch, &x, &space, NULL);
+    *job = {op, {}, stream, direction, {}};
+    const cudaError_t error = lk_current_device(&job->device);
+    lk_status status = lk_cross_entropy_parallel_check<T>(op, args, direction, error ? 90 : job->device.arch, x, &space, NULL);
     if (!status) status = lk_asked_device(op, error);
     if (status) return status;
-    lk_cross_entropy_args &a = x.common;
+    lk_cross_entropy_args &a = x->common;
     if (space.lse) a.lse = space.lse;
     if (space.lse_low) a.lse_low = space.lse_low;
     if (space.entropy) a.entropy = space.entropy;
@@ -238,10 +238,31 @@ LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_e
         if (!a.valid_rows) a.valid_rows = &space.rows.counts->valid_rows;
         if (a.class_weight && !a.weight_sum) a.weight_sum = &space.rows.counts->weight_sum;
     }
-    job.call = lk_ce_ranks_call_of<T>(x);
-    job.call.row_losses = space.rows.row_losses;
-    const lk_ranks ranks = {op, stream, x.parallel, a.vocab, x.states, const_cast<void *>(x.all_states),
-                            (size_t)a.rows * (size_t)job.call.state_bytes, 1, lk_ce_ranks_step<T>, &job};
+    job->call = lk_ce_ranks_call_of<T>(*x);
+    job->call.row_losses = space.rows.row_losses;
+    return LK_OK;
+}
+
+/* finish, for heads: they need no other kernel of this header. */
+template <class T>
+LK_HOST lk_status lk_ce_ranks_finish(const char *op, const lk_cross_entropy_parallel_args *args, cudaStream_t stream)
+{
+    lk_ce_ranks_job job;
+    lk_cross_entropy_parallel_args x;
+    const lk_status status = lk_ce_ranks_begin<T>(op, args, LK_FINISH, stream, &job, &x);
+    return status ? status : lk_cross_entropy_run_finish(op, &job.device, job.call, stream);
+}
+
+template <class T>
+LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_parallel_args *args,
+                                                lk_direction direction, cudaStream_t stream)
+{
+    lk_ce_ranks_job job;
+    lk_cross_entropy_parallel_args x;
+    const lk_status status = lk_ce_ranks_begin<T>(op, args, direction, stream, &job, &x);
+    if (status) return status;
+    const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, const_cast<void *>(x.all_states),
+                            (size_t)x.common.rows * (size_t)job.call.state_bytes, 1, lk_ce_ranks_step<T>, &job};
     return lk_ranks_run(&ranks, direction);
 }
 template <class T>

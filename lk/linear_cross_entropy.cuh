@@ -41,8 +41,8 @@
  *            dentropy and accumulate. Keep packed dx, dweight and dbias. When upstream is known, correct each of them by
  *            lk_rescale_bf16 of lk_scale.cuh (lk_rescale_f32 for an f32 dweight), which does nothing where it was as expected.
  *            upstream NULL means 1, not 0. A stride of 0 means packed, so copy a tensor that PyTorch has expanded.
- * Needs      cross_entropy.cuh, cross_entropy_parallel.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_head.cuh,
- *            lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs      cross_entropy.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_gemm.cuh, lk_head.cuh,
+ *            lk_head_plan.cuh, lk_head_sm90.cuh, lk_loss.cuh, lk_move.cuh, lk_ranks.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    Zero is off. A struct with context, x, weight, target, the sizes and one output computes the plain loss of each
  *            token. Without use_ignore_index a target of -100 is bad.
  *            Ignored token: loss, z-loss, lse, entropy and dx are 0, argmax is -1; it adds nothing to dweight and dbias. Keep
@@ -79,21 +79,7 @@
  *            with x that FUSED cannot read, may fail (LK_ERR_PATH). path CHUNKS takes it, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
- * Ranks      For columns that are split over ranks (a vocabulary-parallel head, tensor parallel): `parallel` says which ones
- *            are this rank's. Every rank has all tokens: x, target and the results. weight, bias, dweight, dbias and vocab are
- *            of its columns; class_weight and target are of the whole vocabulary. An example with NCCL is in examples/parallel.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective, of 16 bytes per token
- *            from each rank, 32 with label_smoothing, entropy, argmax or dentropy, 40 with statistics. Without it there are
- *            three calls, as in cross_entropy_parallel.cuh: forward writes `states` alone, finish the results, backward reads
- *            lse and others.
- *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
- *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
- *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
- *            with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
- *            Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is forward and backward in one
- *            workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without label_smoothing, entropy,
- *            argmax and dentropy), else 4.
- *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
+ * Ranks      Columns that are split over ranks (a vocabulary-parallel head, tensor parallel): linear_cross_entropy_parallel.cuh.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A
  *            matmul has the algorithm that cuBLASLt's heuristic names first. Everything else has a fixed order; there are no
  *            float atomics.
@@ -126,15 +112,15 @@
  * once. All exponentials would take 2 GiB. Those of 60928 columns are kept in dweight's memory until its rows are written, those of
  * 58624 in the workspace. The last 11520 columns are one panel: their logits are computed twice, so there are 4 matmuls, the fourth
  * of 9 % of the columns.
- * Here come the kernels for the rows, path by path, and the table; then the context, the checks of arguments, the calls, ranks and
- * the queries of plans.
+ * Here come the kernels for the rows, path by path, and the table; then the context, the checks of arguments, the calls and the
+ * queries of plans.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
 #ifndef LK_LINEAR_CROSS_ENTROPY_CUH
 #define LK_LINEAR_CROSS_ENTROPY_CUH
 
-#include "cross_entropy_parallel.cuh"
+#include "cross_entropy.cuh"
 
 /* The kinds of plan: lk/linear_cross_entropy.md has them all. Every path takes every option, except as under LK_ERR_PATH. */
 enum {
@@ -195,18 +181,14 @@ typedef struct {
     float *weight_sum;         /* F FB out     f32 [1], the sum of class_weight[target], or 1, of good targets; NULL to skip */
     void *saved;               /* F out, B in: what backward would compute again, ..._saved_bytes; NULL: none. See Options */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
-    void *states;              /* F out        the states of this rank's columns where it has no all_gather, see Ranks */
-    const void *all_states;    /* finish in    the states of all ranks, in their order */
-    float *others;             /* F FB out, B in: f32 [tokens], as in cross_entropy.cuh; only with ranks, then B requires it */
     void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
     void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
     void *dbias;               /* B FB out     dbias_dtype [vocab]; NULL to skip */
     void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
     size_t workspace_bytes;    /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
-    lk_vocab_parallel parallel; /* zeroed: the columns are not split over ranks */
     int64_t tokens;            /* 0 to 2^31 - 1 */
     int64_t hidden;            /* 1 to 2^30 */
-    int64_t vocab;             /* 1 to 2^30; with ranks: of this rank, 0 to 2^30 */
+    int64_t vocab;             /* 1 to 2^30; of a rank: 0 to 2^30 */
     int64_t x_stride;          /* elements between rows; 0 means packed, hidden */
     int64_t weight_stride;     /* likewise */
     int64_t dx_stride;         /* B FB likewise */
@@ -236,19 +218,16 @@ typedef struct {
     int statistics;            /* F    not 0: entropy, then required, is [4, tokens]. See Options */
 } lk_linear_cross_entropy_args;
 
-/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. With ranks, those of `parallel` come first.
- *   LK_ERR_NULL       with ranks as in cross_entropy.cuh;
- *                     args, plan, context, x, weight, target or in backward lse is NULL, or entropy with dentropy, in forward
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md.
+ *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL, or entropy with dentropy, in forward
  *                     with statistics; all outputs are. With tokens = 0 all except for args and plan may be NULL
- *   LK_ERR_SHAPE      with ranks as in cross_entropy.cuh;
- *                     tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
+ *   LK_ERR_SHAPE      tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
  *   LK_ERR_VALUE      B FB: statistics, before all others;
  *                     logit_scale, softcap, z_loss or label_smoothing out of range; ignore_index without use_ignore_index;
  *                     reduction, target_dtype or path is none of the enum; bias_dtype, dweight_dtype or dbias_dtype is neither
  *                     T nor f32; a context that init has not made, or of another device
- *   LK_ERR_PATH       CHUNKS with ranks.
- *                     FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
+ *   LK_ERR_PATH       FUSED where it cannot run: T is not bf16; the code is not for sm_90a; 2^30 tokens or more; x (unless
  *                     max_counted is below tokens) or weight does not start at a multiple of 16 bytes, or has a stride above
  *                     2^38 or of no multiple of 8. batch_invariant there, or with another path. saved
  *                     with PANELS or batch_invariant. saved where FUSED writes it (see Options), if FUSED cannot run, or with
@@ -256,13 +235,12 @@ typedef struct {
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
  *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
  *                     LK_WORKSPACE_ALIGNMENT bytes
- *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched, or with parallel.all_gather no more than
- *                     forward. Or it failed to launch one: outputs are undefined. lk_last_error says which
+ *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched. Or it failed to launch
+ *                     one: outputs are undefined. lk_last_error says which
  * Except for this, any alignment and stride is fine. Matmuls are fastest where x, weight, dx and dweight start at multiples of
  * 16 bytes and hidden is a multiple of 8.
  *
- * A call returns the status of a callback that fails. Each direction has three functions that take the same struct, finish the
- * first two:
+ * Each direction has three functions that take the same struct:
  *   ..._<T>              the call
  *   ..._workspace_bytes  the workspace of the plan within a sixteenth of the device's memory (without a device 1 GiB), or the
  *                        smallest workspace if that is larger
@@ -270,14 +248,12 @@ typedef struct {
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
- * argmax, lse_low, saved; with statistics entropy always is; with parallel.all_gather also lse, others and weight_sum. The alignment
- * of x, weight and dweight matters for FUSED and slices. Where x or weight is NULL they count as aligned; minimum_bytes is enough
- * for any. */
+ * argmax, lse_low, saved; with statistics entropy always is. The alignment of x, weight and dweight matters for FUSED and slices.
+ * Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
 #define LK_LINEAR_CROSS_ENTROPY_FUNCTIONS(X, T)                                                                                \
     X##_PLANNED(linear_cross_entropy, forward, LK_FORWARD, linear_cross_entropy, T)                                            \
     X##_PLANNED(linear_cross_entropy, forward_backward, LK_BOTH, linear_cross_entropy, T)                                      \
     X##_PLANNED(linear_cross_entropy, backward, LK_BACKWARD, linear_cross_entropy, T)                                          \
-    X##_CALL(linear_cross_entropy, finish, LK_FINISH, T)                                                                       \
     X##_SAVED(T)
 #define LK_PROTOTYPE_SAVED(T)                                                                                                  \
     LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
@@ -297,6 +273,13 @@ typedef struct {
 
 typedef lk_linear_cross_entropy_args lk_lce_args;
 
+/* Columns that are one rank's. */
+typedef struct {
+    lk_vocab_parallel parallel;
+    void *states;  /* forward without all_gather leaves them here */
+    float *others; /* backward: [tokens], as in lk_ce_slice */
+} lk_lce_rank;
+
 struct lk_lce_call {
     typedef lk_lce_args args;
     lk_lce_args a;              /* with every default filled in; what the call does not have is 0 */
@@ -315,6 +298,7 @@ struct lk_lce_call {
     int clusters;               /* fused: that the device runs at a time, one per two SMs */
     int64_t rows;               /* tokens, or max_counted where rows are compacted */
     const char *why_not_fused;  /* why fused is ruled out, where plan.text says it; else "" */
+    lk_lce_rank rank;           /* with split */
 };
 
 /* lk_head.cuh's, for these calls. */
@@ -362,7 +346,7 @@ LK_DEVICE int lk_lce_column(const lk_lce_work &p, lk_ce_label label)
     if (!p.call.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
     if (!label.counted || (p.ws.states && label.bad && !p.call.gives_loss)) return -1;
     if (p.ws.states) return label.bad ? LK_HEAD_ELSEWHERE : label.y;
-    const int64_t col = label.y - a.parallel.vocab_start;
+    const int64_t col = label.y - p.call.rank.parallel.vocab_start;
     return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_HEAD_ELSEWHERE;
 }
 
@@ -478,7 +462,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
         const bool good = label.y >= 0;
         ws.target[row] = lk_lce_column(p, label);
         if (ws.weight) ws.weight[row] = good ? p.call.weights[label.y] * (ws.class_weight ? rate : 1.0f) : 0.0f;
-        if (ws.others && p.call.split && !p.call.gives_loss) ws.others[row] = label.counted ? a.others[token] : 0.0f;
+        if (ws.others && p.call.split && !p.call.gives_loss) ws.others[row] = label.counted ? p.call.rank.others[token] : 0.0f;
         if (ws.row_weight) ws.row_weight[row] = a.row_weight[token];
         if (ws.token) ws.token[row] = (int)token;
         if (ws.lse && p.call.saved_lse) ws.lse[row] = label.counted ? p.call.saved_lse[token] : 0.0f;
@@ -593,7 +577,7 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD
         State unknown = lk_ce_row_empty<State>();
         unknown.max = unknown.sum = NAN;
         for (int64_t token = thread; counts.too_many && token < a.tokens; token += step)
-            lk_ce_pack_state(a.states, p.call.state_bytes, token, unknown);
+            lk_ce_pack_state(p.call.rank.states, p.call.state_bytes, token, unknown);
         return;
     }
     const bool every = p.call.gives_loss && !reduced, compact = p.call.compact, too_many = counts.too_many;
@@ -738,8 +722,8 @@ LK_DEVICE lk_ce_result lk_lce_put_row(const lk_lce_work &p, int64_t row, int y, 
     float others = 0.0f;
     if (p.call.split) { /* the results follow from the states of all ranks */
         const int64_t token = ws.token ? ws.token[row] : row;
-        if (s.top != INT64_MIN) s.top -= a.parallel.vocab_start;
-        if (writes && y >= 0) lk_ce_pack_state(a.states, p.call.state_bytes, token, s);
+        if (s.top != INT64_MIN) s.top -= p.call.rank.parallel.vocab_start;
+        if (writes && y >= 0) lk_ce_pack_state(p.call.rank.states, p.call.state_bytes, token, s);
         return r;
     }
     if (y >= 0) {
@@ -771,7 +755,8 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_panels_kernel(const __g
     if (in_chunk >= chunk.rows) return;
     const int y = chunk.ws.target[row];
     State s = lk_ce_unpack_state<State>(chunk.ws.states, chunk.call.state_bytes, in_chunk);
-    if (chunk.call.split && s.top != INT64_MIN) s.top += a.parallel.vocab_start; /* lk_lce_put_row takes columns of this rank */
+    if (chunk.call.split && s.top != INT64_MIN)
+        s.top += chunk.call.rank.parallel.vocab_start; /* lk_lce_put_row takes columns of this rank */
     if (!chunk.call.split) s = lk_ce_row_raise_halfway<true>(s, s.target, scale);
     lk_lce_put_row(chunk, row, y, s, scale, true);
 }
@@ -781,10 +766,10 @@ template <class Logit> LK_HOST lk_status lk_lce_panel(const lk_lce_job *job, con
 {
     const lk_lce_call &call = chunk.call;
     lk_cross_entropy_call p = lk_lce_rows_of<Logit>(job, chunk);
-    p.a.parallel.vocab_start = call.a.parallel.vocab_start + chunk.first_col;
-    p.a.parallel.vocab_total = p.classes = call.classes;
-    p.a.states = chunk.ws.states, p.state_bytes = call.state_bytes, p.adds_state = !chunk.first;
-    p.a.others = chunk.ws.others + chunk.first_row;
+    const int64_t first_col = call.rank.parallel.vocab_start + chunk.first_col;
+    p.slice = {first_col, 1, 0, chunk.ws.states, NULL, chunk.ws.others + chunk.first_row};
+    p.classes = call.classes, p.state_bytes = call.state_bytes, p.adds_state = !chunk.first;
+    if (p.weights) p.a.class_weight = p.weights + first_col;
     if (direction == LK_BACKWARD) return lk_cross_entropy_gradient<Logit, LK_BACKWARD>(job->op, &job->device, p, job->stream);
     const lk_status status = lk_cross_entropy_gradient<Logit, LK_FORWARD>(job->op, &job->device, p, job->stream);
     if (status || !chunk.last) return status;
@@ -874,7 +859,7 @@ LK_HOST lk_status lk_lce_prepare(const lk_lce_job *job)
     return lk_head_launch(job, lk_lce_prepare_kernel, lk_ceil_div(job->p.call.a.tokens, job->p.block_tokens), job->p);
 }
 
-/* The arguments of finish. */
+/* The arguments of cross_entropy.cuh for results without logits. */
 LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
 {
     lk_cross_entropy_args f = {};
@@ -882,8 +867,8 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
     f.loss = a->loss, f.z_loss_out = a->z_loss_out, f.lse = a->lse, f.entropy = a->entropy, f.argmax = a->argmax;
     f.lse_low = a->lse_low;
     f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
-    f.all_states = a->all_states, f.others = a->others, f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
-    f.parallel = a->parallel, f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
+    f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
+    f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
     f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
     f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
     f.target_dtype = a->target_dtype, f.statistics = a->statistics;
@@ -897,8 +882,9 @@ LK_HOST lk_cross_entropy_call lk_lce_no_columns_call(const lk_lce_job *job)
     const lk_lce_args &a = call.a;
     lk_cross_entropy_call p = {};
     p.a = lk_lce_finish_args(&a);
-    p.a.states = a.states, p.a.lse = const_cast<float *>(call.saved_lse), p.a.class_weight = call.weights;
-    p.classes = a.parallel.vocab_total;
+    p.a.lse = const_cast<float *>(call.saved_lse), p.a.class_weight = p.weights = call.weights;
+    p.slice = {call.rank.parallel.vocab_start, 1, 0, call.rank.states, NULL, call.rank.others};
+    p.classes = call.classes;
     return p;
 }
 
@@ -983,16 +969,9 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
 
 #define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
 
-
-/* Whether a call of columns that are split over ranks has several steps: the states, finish, and for gradients backward. */
-LK_HOST bool lk_lce_in_steps(const lk_lce_args *a, lk_direction direction)
-{
-    const bool gathers = direction == LK_BOTH || (direction == LK_FORWARD && a->parallel.all_gather);
-    return a->parallel.vocab_total && gathers;
-}
-
-/* Copies the arguments that a call of this direction has, and sets what follows from them alone. */
-template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, lk_direction direction, lk_lce_call *call)
+/* Copies the arguments that a call of this direction has, and sets what follows from them alone. rank: NULL for all columns. */
+template <class T>
+LK_HOST void lk_lce_copy_args(const lk_lce_args *args, lk_direction direction, const lk_lce_rank *rank, lk_lce_call *call)
 {
     lk_lce_args *const a = &call->a;
     *call = {}, *a = *args;
@@ -1009,7 +988,8 @@ template <class T> LK_HOST void lk_lce_copy_args(const lk_lce_args *args, lk_dir
     }
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
     if (direction == LK_BOTH || !a->tokens) a->saved = NULL;
-    call->split = a->parallel.vocab_total != 0, call->classes = call->split ? a->parallel.vocab_total : a->vocab;
+    call->split = rank != NULL, call->classes = rank ? rank->parallel.vocab_total : a->vocab;
+    if (rank) call->rank = *rank;
     call->state_bytes = lk_ce_state_bytes(a), call->saves = a->saved != NULL;
     call->gives_loss = direction != LK_BACKWARD, call->gradient = !call->gives_loss || a->dx || a->dweight || a->dbias;
     call->why_not_fused = "", call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
@@ -1024,7 +1004,7 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     lk_lce_args *const a = &call->a;
     const bool empty = a->tokens == 0;
     call->weights = a->class_weight;
-    if (a->class_weight && call->split) a->class_weight += a->parallel.vocab_start;
+    if (a->class_weight) a->class_weight += call->rank.parallel.vocab_start;
     if (call->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && !call->no_panels)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
@@ -1073,17 +1053,17 @@ LK_HOST size_t lk_lce_saved_size(const lk_lce_call *call)
 /* forward leaves the states of a rank's columns; finish computes the results, so forward has none of them. */
 LK_HOST bool lk_lce_leaves_states(const lk_lce_call *call)
 {
-    return call->split && call->gives_loss && !call->a.parallel.all_gather;
+    return call->split && call->gives_loss && !call->rank.parallel.all_gather;
 }
 
-/* What linear_cross_entropy_ids.cuh adds to the checks: its tensors; bytes that a rank's states have besides; the ids of a token;
- * what is wrong with path, or NULL; the bytes of the workspace that it takes first; and the arguments of a call that passes. */
+/* What other headers add to the checks: their tensors; bytes of the workspace that they take first; a rank's columns. Of ids: how
+ * many a token has; what is wrong with path, or NULL; and the arguments of a call that passes. */
 typedef struct {
-    lk_tensor list[7];
-    int state_bytes;
-    int64_t ids_per_row, most_ids;
-    const char *path_rule;
+    lk_tensor list[9];
     size_t bytes;
+    const lk_lce_rank *rank;
+    int64_t ids_per_row, most_ids; /* 0: each token has a target */
+    const char *path_rule;
     lk_lce_args *instead;
 } lk_lce_added;
 
@@ -1110,41 +1090,37 @@ template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk
 }
 
 /* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted.
- * planner: NULL where the steps of the call have plans of their own. more: NULL where each token has a target. */
+ * planner: NULL where the steps of the call have plans of their own. */
 template <class T>
 LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direction direction, bool query, lk_lce_call *call,
                                lk_head_planner *planner, const lk_lce_added *more = NULL)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_BACKWARD;
+    const bool ids = more && more->most_ids;
+    const lk_lce_rank *const rank = more ? more->rank : NULL;
+    const lk_tensor *const added = more ? more->list : NULL;
     lk_lce_args *const a = &call->a;
-    lk_lce_copy_args<T>(args, direction, call);
+    lk_lce_copy_args<T>(args, direction, rank, call);
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_check_statistics(&checks, args, direction == LK_FORWARD);
-    lk_check_slice(&checks, a->parallel, a->vocab);
     if (checks.status) return checks.status; /* before all rules */
     const struct {
         const char *name;
         int64_t size, least, most;
-    } sizes[] = {{"ids_per_row", more ? more->ids_per_row : 1, 1, more ? more->most_ids : 1},
+    } sizes[] = {{"ids_per_row", ids ? more->ids_per_row : 1, 1, ids ? more->most_ids : 1},
                  {"tokens", a->tokens, 0, INT32_MAX}, {"hidden", a->hidden, 1, 1 << 30}, {"vocab", a->vocab, !call->split, 1 << 30},
                  {"max_counted", a->max_counted, 0, INT64_MAX}, {"chunk_tokens", a->chunk_tokens, 0, INT64_MAX},
                  {"panel_vocab", a->panel_vocab, 0, INT64_MAX}, {"slice_tokens", a->slice_tokens, 0, INT64_MAX}};
     for (const auto &s : sizes) lk_check_size(&checks, s.name, s.size, s.least, s.most);
     const int64_t saved_bytes = !call->saves ? 0 : checks.status ? 1 : (int64_t)lk_lce_saved_size(call);
-    if (call->split && direction == LK_BOTH && !a->parallel.all_gather)
-        lk_reject(&checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
-    const bool leaves_states = lk_lce_leaves_states(call);
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
-    const int unit = a->statistics ? 8 : 16;
-    int64_t state = (call->state_bytes + (more ? more->state_bytes : 0)) / unit;
-    const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
         {"bias", a->bias, lk_dtype_bytes<T>(a->bias_dtype), LK_IN, vocab},
-        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, more ? LK_UNUSED : LK_REQUIRED, a->tokens},
+        {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, ids ? LK_UNUSED : LK_REQUIRED, a->tokens},
         {"class_weight", a->class_weight, 4, LK_IN, some ? call->classes : 0},
         {"row_weight", a->row_weight, 4, LK_IN, a->tokens},
         {"upstream", a->upstream, 4, LK_IN, a->upstream_per_token ? a->tokens : some},
@@ -1163,14 +1139,12 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"states", a->states, unit, leaves_states ? LK_OUT | LK_REQUIRED : LK_UNUSED, state, {{a->tokens, &state, "states"}}},
-        {"others", a->others, 4, !call->split || leaves_states ? LK_UNUSED : backward ? LK_REQUIRED : LK_OUT, a->tokens},
         {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
-        more ? more->list[0] : none, more ? more->list[1] : none, more ? more->list[2] : none, more ? more->list[3] : none,
-        more ? more->list[4] : none, more ? more->list[5] : none, more ? more->list[6] : none,
+        lk_ce_added(added, 0), lk_ce_added(added, 1), lk_ce_added(added, 2), lk_ce_added(added, 3), lk_ce_added(added, 4),
+        lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(added, 7), lk_ce_added(added, 8),
         lk_workspace(a->workspace, some && a->vocab ? a->workspace_bytes : 0),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
@@ -1183,16 +1157,16 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
     lk_check_dtype<T>(&checks, "dweight_dtype", a->dweight_dtype);
     lk_check_dtype<T>(&checks, "dbias_dtype", a->dbias_dtype);
     if (!checks.status && !query && some) checks.status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
-    if (more && more->path_rule) lk_reject(&checks, LK_ERR_PATH, "path is %d; %s", args->path, more->path_rule);
-    if (!checks.status && more) {
+    if (ids && more->path_rule) lk_reject(&checks, LK_ERR_PATH, "path is %d; %s", args->path, more->path_rule);
+    if (!checks.status && ids) {
         lk_lce_put_strides(more->instead, *a);
-        lk_lce_copy_args<T>(more->instead, direction, call);
+        lk_lce_copy_args<T>(more->instead, direction, rank, call);
         call->no_panels = true;
     }
     if (!checks.status) checks.status = lk_lce_begin<T>(op, query, call, planner);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
-    if (!checks.status && planner) /* else lk_lce_gather checks it */
+    if (!checks.status && planner) /* else lk_lce_ranks_run checks it */
         lk_check_workspace(&checks, args->workspace, args->workspace_bytes, planner->least + (more ? more->bytes : 0));
     lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
@@ -1205,29 +1179,31 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
  * lk_lce_call. */
 template <class T>
 LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, lk_direction direction, bool query,
-                                    lk_lce_call *call, lk_head_planner *planner, bool no_panels)
+                                    lk_lce_call *call, lk_head_planner *planner, bool no_panels, const lk_lce_rank *rank)
 {
-    lk_lce_copy_args<T>(args, direction, call);
+    lk_lce_copy_args<T>(args, direction, rank, call);
     call->no_panels = no_panels;
     return lk_lce_begin<T>(op, query, call, planner);
 }
 
 /* A call; where the columns are split over ranks: forward as far as the states, or backward. checked: args are those of a call
- * that has been checked. */
+ * that has been checked. rank: as in lk_lce_copy_args; more: as in lk_lce_check. */
 template <class T>
 LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direction direction, bool checked,
-                              cudaStream_t stream, const lk_lce_rows &rows)
+                              cudaStream_t stream, const lk_lce_rows &rows, const lk_lce_rank *rank = NULL,
+                              const lk_lce_added *more = NULL)
 {
     lk_lce_job job = {};
     lk_head_planner planner;
     const cudaError_t error = lk_current_device(&job.device);
     lk_lce_call &call = job.p.call;
-    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, !rows.panel)
-                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner)};
+    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, !rows.panel, rank)
+                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner, more)};
     lk_check_device(&checks, error);
     if (checks.status) return checks.status;
     const lk_lce_args &a = call.a;
     job.op = op, job.stream = stream, job.shape = planner.shape, job.rows = &rows;
+    if (rank) job.parallel = &rank->parallel;
     if (a.vocab == 0) return lk_head_no_columns<T>(&job, direction);
     lk_head_choose(&planner, a.workspace_bytes, &job.plan);
     if (job.plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
@@ -1238,134 +1214,12 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direct
     return lk_head_run<T>(&job);
 }
 
-/* ---- Ranks --------------------------------------------------------------------------------------------------------------- */
-
-/* forward and forward_backward where columns are split over ranks and the caller gathers: the states, finish, and for gradients
- * backward, in one workspace. forward_backward keeps the exponentials of all logits if they fit, as with `saved`; then its
- * backward has no matmul for logits. */
-typedef struct {
-    lk_lce_call call; /* as a whole */
-    lk_lce_args forward, backward;
-    lk_cross_entropy_args finish;
-    char *states, *all_states;
-    int64_t bytes;              /* of states */
-    size_t fixed, least;        /* bytes besides those of the steps; the smallest workspace */
-    size_t saved, least_saving; /* the bytes of exponentials, and the smallest workspace with them; 0: they cannot be kept */
-} lk_lce_ranks;
-
-/* The smallest workspace of these steps; backward: NULL where there is none. no_panels: as in lk_lce_call. */
-template <class T>
-LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_args *forward, const lk_lce_args *backward, bool no_panels,
-                                     size_t *least)
-{
-    lk_lce_call call;
-    lk_head_planner planner;
-    lk_status status = lk_lce_begin_step<T>(op, forward, LK_FORWARD, true, &call, &planner, no_panels);
-    if (!status) *least = planner.least;
-    if (!status && backward) status = lk_lce_begin_step<T>(op, backward, LK_BACKWARD, true, &call, &planner, no_panels);
-    if (!status && *least < planner.least) *least = planner.least;
-    return status;
-}
-
-/* The steps of a call that is checked, and what they share, from the arena. ids_bytes: what a token has behind the states. */
-LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, int64_t ids_bytes, lk_arena *arena, lk_lce_ranks *r)
-{
-    const int64_t tokens = args->tokens;
-    const lk_lce_args &checked = r->call.a;
-    lk_lce_args &f = r->forward = *args, &b = r->backward = *args;
-    f.parallel.all_gather = NULL;
-    lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
-    if (!both) f.dentropy = NULL; /* forward has none */
-    if (both) f.batch_invariant = 0; /* forward_backward has none */
-    if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
-    if (both && !f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
-    if (both && !f.others) lk_take(&f.others, arena, true, tokens);
-    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
-    b.lse = f.lse, b.lse_low = f.lse_low, b.others = f.others, b.entropy = f.entropy;
-    r->bytes = tokens * (lk_ce_state_bytes(&f) + ids_bytes);
-    lk_take(&r->states, arena, true, r->bytes);
-    lk_take(&r->all_states, arena, true, r->bytes * f.parallel.ranks);
-    f.states = r->states, b.bad_targets = NULL;
-}
-
-/* Checks the call as a whole and divides the workspace. */
-template <class T>
-LK_HOST lk_status lk_lce_split_workspace(const char *op, const lk_lce_args *args, lk_direction direction, bool query,
-                                         lk_lce_ranks *r)
-{
-    const bool both = direction == LK_BOTH;
-    lk_lce_call &call = r->call;
-    size_t finish_bytes = 0, least = 0;
-    lk_arena arena = {(uintptr_t)lk_head_base(args->workspace), 0, 256};
-    *r = {};
-    lk_status status = lk_lce_check<T>(op, args, direction, query, &call, NULL);
-    if (status) return status;
-    lk_lce_split_call(args, both, 0, &arena, r);
-    lk_lce_args &f = r->forward, &b = r->backward;
-    r->finish = lk_lce_finish_args(&f);
-    status = lk_cross_entropy_parallel_query<T>(op, &r->finish, LK_FINISH, &finish_bytes);
-    r->finish.workspace = lk_take_bytes(&arena, finish_bytes > 0, (int64_t)finish_bytes);
-    r->finish.workspace_bytes = finish_bytes, r->finish.all_states = r->all_states;
-    f.saved = both ? NULL : args->saved, b.saved = NULL;
-    r->fixed = arena.used ? arena.used + 256 : 0;
-    if (!status) status = lk_lce_steps_least<T>(op, &f, both && call.gradient ? &b : NULL, false, &least);
-    r->least = r->fixed + least;
-    const lk_head_shape shape = lk_lce_shape_of(&call);
-    if (status || !both || !call.fused || !lk_head_keeps(&shape) || args->vocab == 0 || args->tokens == 0) return status;
-    lk_lce_args kept_f = f, kept_b = b;
-    r->saved = lk_lce_saved_size(&call);
-    kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
-    status = lk_lce_steps_least<T>(op, &kept_f, &kept_b, false, &least);
-    r->least_saving = r->fixed + r->saved + least;
-    return status;
-}
-
-/* Gives the steps what is left of a workspace of so many bytes. */
-LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_ranks *r)
-{
-    char *const base = lk_head_base(args->workspace) + (r->fixed ? r->fixed - 256 : 0);
-    const size_t kept = bytes >= r->least_saving ? r->saved : 0;
-    if (kept) r->forward.saved = r->backward.saved = base;
-    for (lk_lce_args *step : {&r->forward, &r->backward}) {
-        step->workspace = base + kept;
-        step->workspace_bytes = bytes - r->fixed - kept;
-    }
-}
-
-/* The first steps: the states, and the collective. */
-template <class T>
-LK_HOST lk_status lk_lce_gather(const char *op, const lk_lce_args *args, lk_lce_ranks *r, const lk_lce_rows &rows,
-                                cudaStream_t stream)
-{
-    const lk_vocab_parallel &v = args->parallel;
-    const size_t bytes = (size_t)r->bytes;
-    lk_checks checks = {op, LK_OK};
-    lk_check_workspace(&checks, args->workspace, args->workspace_bytes, r->least);
-    if (checks.status) return checks.status;
-    lk_lce_share(args, args->workspace_bytes, r);
-    lk_status status = lk_check_all_slices(op, &v, args->vocab, r->states, r->all_states, bytes, stream);
-    if (!status) status = lk_lce_step<T>(op, &r->forward, LK_FORWARD, true, stream, rows);
-    if (status || !bytes) return status;
-    return lk_called_back(op, "all_gather", v.all_gather(v.user, r->states, r->all_states, bytes, stream));
-}
-
-/* All calls. finish: the results from the states of all ranks, which the caller has gathered. */
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args *args, lk_direction direction,
                                               cudaStream_t stream)
 {
-    lk_lce_ranks r;
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    if (direction == LK_FINISH) {
-        const lk_cross_entropy_args f = lk_lce_finish_args(args);
-        return lk_cross_entropy_parallel_run<T>(op, &f, direction, stream);
-    }
-    const lk_lce_rows labels = lk_lce_labels<T>(args);
-    if (!lk_lce_in_steps(args, direction)) return lk_lce_step<T>(op, args, direction, false, stream, labels);
-    lk_status status = lk_lce_split_workspace<T>(op, args, direction, false, &r);
-    if (!status) status = lk_lce_gather<T>(op, args, &r, labels, stream);
-    if (!status) status = lk_cross_entropy_parallel_run<T>(op, &r.finish, LK_FINISH, stream);
-    return status || !r.call.gradient ? status : lk_lce_step<T>(op, &r.backward, LK_BACKWARD, true, stream, labels);
+    return lk_lce_step<T>(op, args, direction, false, stream, lk_lce_labels<T>(args));
 }
 
 /* ---- Plans and workspaces ------------------------------------------------------------------------------------------------ */
@@ -1381,37 +1235,6 @@ LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_head_planner *planne
     to.path = plan->path, to.matmuls = plan->matmuls, to.exact = plan->exact;
     lk_head_describe(&planner->shape, plan, to.text, sizeof to.text);
     return to;
-}
-
-/* The plan of a call whose steps share the workspace. */
-template <class T>
-LK_HOST lk_status lk_lce_query_ranks(const char *op, const lk_lce_args *args, lk_direction direction, size_t budget, bool least,
-                                     lk_lce_ranks *r, lk_linear_cross_entropy_plan *plan)
-{
-    lk_lce_call call;
-    lk_head_planner planner;
-    lk_head_plan of[2] = {};
-    lk_status status = LK_OK;
-    if (budget < r->least && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, r->least);
-    if (budget < r->least) budget = r->least;
-    lk_lce_share(args, budget, r);
-    const bool both = direction == LK_BOTH && r->call.gradient;
-    const size_t left = r->forward.workspace_bytes;
-    for (int i = 0; i <= both && !status; i++) {
-        status = lk_lce_begin_step<T>(op, i ? &r->backward : &r->forward, i ? LK_BACKWARD : LK_FORWARD, true, &call,
-                                      &planner, r->call.no_panels);
-        if (!status) lk_head_choose(&planner, left, &of[i]);
-    }
-    if (status) return status;
-    const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
-    *plan = lk_lce_answer(&planner, &of[both]);
-    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = r->least;
-    plan->matmuls = of[0].matmuls + of[1].matmuls;
-    char text[sizeof plan->text];
-    memcpy(text, plan->text, sizeof text);
-    if (both) snprintf(plan->text, sizeof plan->text, "forward, then backward with %.250s", text);
-    return LK_OK;
 }
 
 /* The plan of a checked call. before: bytes of the workspace that come before its arrays. */
@@ -1436,11 +1259,6 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, lk_direc
     lk_lce_call call;
     lk_head_planner planner;
     if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
-    if (args && lk_lce_in_steps(args, direction)) {
-        lk_lce_ranks r;
-        const lk_status status = lk_lce_split_workspace<T>(op, args, direction, true, &r);
-        return status ? status : lk_lce_query_ranks<T>(op, args, direction, budget, least, &r, answer);
-    }
     const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner);
     return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, answer);
 }
@@ -1448,11 +1266,6 @@ template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const lk_lce_args *args, lk_direction direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan;
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    if (direction == LK_FINISH) {
-        const lk_cross_entropy_args f = lk_lce_finish_args(args);
-        return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);
-    }
     const lk_status status = lk_lce_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;

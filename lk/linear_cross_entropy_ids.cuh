@@ -674,8 +674,23 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool si
 /* What differs in a call of linear_cross_entropy_ids_parallel.cuh. */
 typedef struct {
     lk_lce_ids_slice_rows rows;
-    int state_bytes; /* of the ids' logits of a token */
+    lk_lce_rank rank;
+    lk_tensor list[2]; /* the states */
 } lk_lce_ids_split;
+
+/* The fields of tokens with a target, and what ids do not have. */
+LK_HOST void lk_lce_ids_refuse(lk_checks *checks, const lk_lce_args *a)
+{
+    const char *const refused = a->target                      ? "target"
+                                : a->class_weight              ? "class_weight"
+                                : a->label_smoothing != 0.0f   ? "label_smoothing"
+                                : a->saved                     ? "saved"
+                                : a->max_counted != 0          ? "max_counted"
+                                : a->batch_invariant           ? "batch_invariant"
+                                : a->statistics                ? "statistics"
+                                                               : NULL;
+    if (refused) lk_reject(checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);
+}
 
 /* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. split: NULL
  * where a call has all columns. */
@@ -690,28 +705,15 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     lk_lce_ids_args *const x = &ids->x;
     const lk_lce_args &a = args->common;
     const bool forward = direction == LK_FORWARD, back = direction == LK_BACKWARD;
-    const char *const refused = a.target                      ? "target"
-                                : a.class_weight              ? "class_weight"
-                                : a.label_smoothing != 0.0f   ? "label_smoothing"
-                                : a.saved                     ? "saved"
-                                : a.max_counted != 0          ? "max_counted"
-                                : a.batch_invariant           ? "batch_invariant"
-                                : a.statistics                ? "statistics"
-                                                              : NULL;
     lk_checks checks = {op, LK_OK};
-    if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);
-    if (a.parallel.vocab_total && !split)
-        lk_reject(&checks, LK_ERR_VALUE, "parallel.vocab_total is given; it is for lk_linear_cross_entropy_ids_parallel_%s, which "
-                  "is in linear_cross_entropy_ids_parallel.cuh", lk_direction_name(direction));
-    if (!a.parallel.vocab_total && split && !checks.status)
-        lk_reject(&checks, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks");
+    lk_lce_ids_refuse(&checks, &a);
     if (checks.status) return checks.status; /* before all rules */
     if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
     if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
     if (back) x->logp = NULL;
     const bool tail = lk_lce_ids_has_tail(x, direction);
     if (!tail) x->tail = NULL;
-    const bool leaves_states = split && forward && !a.parallel.all_gather;
+    const bool leaves_states = split && forward && !split->rank.parallel.all_gather;
     const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED && !split;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || fused_asked;
 
@@ -729,10 +731,10 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     if (ids->upstream) call->upstream = ids->upstream, call->upstream_per_token = a.upstream && a.upstream_per_token;
     call->workspace = (char *)a.workspace + ids->bytes;
     call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
-    ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? a.parallel.vocab_total : a.vocab;
+    ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? split->rank.parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
 
-    const lk_lce_added more = {
+    lk_lce_added more = {
         {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
           {{a.tokens, &x->target_ids_stride, "target_ids_stride"}}},
          {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row,
@@ -742,12 +744,13 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
          {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
          {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens}},
-        split ? split->state_bytes : 0, args->ids_per_row, LK_CE_IDS_MOST,
+        ids->bytes, split ? &split->rank : NULL, args->ids_per_row, LK_CE_IDS_MOST,
         tail && fused_asked ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
         : known             ? NULL
         : split             ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
                             : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED",
-        ids->bytes, call};
+        call};
+    if (split) more.list[7] = split->list[0], more.list[8] = split->list[1];
     return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }
 
@@ -777,7 +780,7 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_i
     if (status) return status;
     const lk_lce_ids_slice_rows slice = split ? split->rows : instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>;
     const lk_lce_ids_table_args own = {&ids, slice};
-    return lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_ids_table<T>(&instead, &own));
+    return lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_ids_table<T>(&instead, &own), split ? &split->rank : NULL);
 }
 
 template <class T>

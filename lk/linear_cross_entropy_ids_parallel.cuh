@@ -69,8 +69,15 @@
 
 #include "cross_entropy_ids_parallel.cuh"
 #include "linear_cross_entropy_ids.cuh"
+#include "linear_cross_entropy_parallel.cuh"
 
-typedef lk_linear_cross_entropy_ids_args lk_linear_cross_entropy_ids_parallel_args;
+/* One struct for all calls. */
+typedef struct {
+    lk_linear_cross_entropy_ids_args common;
+    lk_vocab_parallel parallel;
+    void *states;           /* as in lk_cross_entropy_ids_parallel_args, of tokens */
+    const void *all_states; /* and as there */
+} lk_linear_cross_entropy_ids_parallel_args;
 
 #define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_FUNCTIONS(X, T)                                                                   \
     X##_PLANNED(linear_cross_entropy_ids_parallel, forward, LK_FORWARD, linear_cross_entropy, T)                               \
@@ -89,18 +96,19 @@ template <class Logit>
 LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {
     const lk_lce_ids *const ids = lk_lce_ids_of(job);
-    const lk_lce_args &call = chunk.call.a;
     const bool forward = chunk.call.gives_loss;
-    lk_ce_ids_job rows = {job->op, job->device, job->stream, lk_lce_ids_call_of(ids, chunk.first_row, chunk.rows).x, {}};
-    lk_cross_entropy_args &a = rows.x.common;
-    a = f.a, a.parallel = call.parallel, a.states = call.states, a.workspace = ids->rows;
-    if (call.others) a.others = call.others + chunk.first_row;
+    const lk_lce_rank &rank = chunk.call.rank;
+    lk_ce_ids_job rows = {job->op, job->device, job->stream, forward ? LK_FORWARD : LK_BACKWARD,
+                          {lk_lce_ids_call_of(ids, chunk.first_row, chunk.rows).x, rank.parallel, NULL, NULL}, {}};
+    lk_cross_entropy_args &a = rows.x.common.common;
+    a = f.a, a.workspace = ids->rows;
+    rows.x.states = forward ? rank.states : rank.others + chunk.first_row;
     lk_lce_ids_put_options(ids, &a);
-    rows.space.ids = lk_ce_ids_space_of(&rows.x, forward ? LK_FORWARD : LK_BACKWARD);
-    if (forward) return lk_ce_ids_run_states<Logit>(rows, chunk.first_row, call.tokens);
+    rows.space.ids = lk_ce_ids_space_of(&rows.x.common, forward ? LK_FORWARD : LK_BACKWARD);
+    if (forward) return lk_ce_ids_run_states<Logit>(rows, chunk.first_row, chunk.call.a.tokens);
     const lk_status status = lk_lce_ids_scale(job, chunk);
     if (status) return status;
-    if (lk_ce_ids_has_tail(&rows.x, LK_BACKWARD))
+    if (lk_ce_ids_has_tail(&rows.x.common, LK_BACKWARD))
         return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true, true>,
                                                      lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
                                                  lk_cross_entropy_ids_put_kernel<Logit, false, true>});
@@ -113,17 +121,14 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
 
 /* A call that gathers, in steps. */
 typedef struct {
+    const char *op;
+    cudaStream_t stream;
     lk_lce_ids ids;
-    lk_lce_ranks steps; /* its `finish` is not used */
-    lk_cross_entropy_ids_args finish;
+    lk_lce_ids_split split;
+    lk_lce_steps steps;
+    lk_cross_entropy_ids_parallel_args finish;
+    lk_lce_rows rows;
 } lk_lce_ids_ranks;
-
-template <class Logit> LK_HOST lk_lce_ids_split lk_lce_ids_split_of(const lk_lce_ids_args *args)
-{
-    lk_cross_entropy_ids_args x = {};
-    if (args) x.ids_per_row = args->ids_per_row;
-    return {lk_lce_ids_rank_rows<Logit>, lk_ce_ids_split_of<Logit>(&x).state_bytes};
-}
 
 /* The arguments of finish. */
 LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *x)
@@ -135,116 +140,173 @@ LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *
     f.tail_weight = x->tail_weight, f.tail = x->tail;
     return f;
 }
-
-/* Checks the call as a whole and divides the workspace. */
-template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_split_workspace(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
-                                             lk_lce_ids_ranks *r)
+LK_HOST lk_cross_entropy_ids_parallel_args lk_lce_ids_parallel_finish_args(const lk_linear_cross_entropy_ids_parallel_args *x)
 {
-    const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
+    return {lk_lce_ids_finish_args(&x->common), x->parallel, x->states, x->all_states};
+}
+
+/* The bytes of a token's state, and of the logits of its ids behind the states. */
+template <class Logit> LK_HOST int64_t lk_lce_ids_row_bytes(const lk_lce_ids_args *args, lk_direction direction)
+{
+    lk_cross_entropy_ids_args x = lk_lce_ids_finish_args(args);
+    x.common.dentropy = args->common.dentropy;
+    if (x.ids_per_row < 1 || x.ids_per_row > LK_CE_IDS_MOST) x.ids_per_row = 1; /* it is refused in its place */
+    return lk_ce_ids_row_bytes<Logit>(&x, direction);
+}
+
+/* Checks `parallel` and the fields that ids do not have; x becomes the arguments with the place of the states. */
+template <class Logit>
+LK_HOST lk_status lk_lce_ids_begin_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
+                                         lk_direction direction, lk_arena *arena, lk_linear_cross_entropy_ids_parallel_args *x,
+                                         lk_lce_ids_split *split)
+{
+    lk_checks checks = {op, LK_OK};
+    const lk_lce_args &a = args->common.common;
+    *x = *args;
+    lk_lce_ids_refuse(&checks, &a);
+    lk_ranks_check(&checks, x->parallel, a.vocab, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    lk_ranks_place(x->parallel, direction, a.tokens, lk_lce_ids_row_bytes<Logit>(&args->common, direction), 4, 16, arena,
+                   &x->states, &x->all_states, &split->list);
+    split->rows = lk_lce_ids_rank_rows<Logit>, split->rank = {x->parallel, x->states, (float *)x->states};
+    return LK_OK;
+}
+
+/* Checks a call that gathers as a whole, and divides the workspace. */
+template <class T, class Logit>
+LK_HOST lk_status lk_lce_ids_parallel_split(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
+                                            lk_direction direction, bool query, lk_lce_ids_ranks *r)
+{
     const bool both = direction == LK_BOTH;
-    lk_lce_ranks &s = r->steps;
+    lk_linear_cross_entropy_ids_parallel_args x;
+    lk_lce_steps &s = r->steps;
     lk_lce_args instead;
+    lk_arena room = {}; /* only to see the tensors: the states lie behind the arrays of ids */
     size_t bytes = 0, least = 0;
     *r = {};
-    lk_status status = lk_lce_ids_check<T>(op, args, direction, query, &r->ids, &instead, &s.call, NULL, &split);
+    lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &room, &x, &r->split);
+    if (!status)
+        status = lk_lce_ids_check<T>(op, &args->common, direction, query, &r->ids, &instead, &s.call, NULL, &r->split);
     if (status) return status;
-    lk_arena arena = {(uintptr_t)args->common.workspace, r->ids.bytes, LK_WORKSPACE_ALIGNMENT};
-    lk_lce_split_call(&instead, both, split.state_bytes, &arena, &s);
-    lk_lce_ids_args x = r->ids.x;
-    x.tail = r->ids.tail, x.common.lse = s.forward.lse, x.common.others = s.forward.others, x.common.entropy = s.forward.entropy;
-    x.common.lse_low = s.forward.lse_low;
-    r->finish = lk_lce_ids_finish_args(&x);
-    status = lk_cross_entropy_ids_parallel_query<Logit>(op, &r->finish, LK_FINISH, &bytes);
-    r->finish.common.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), r->finish.common.workspace_bytes = bytes;
-    r->finish.common.all_states = s.all_states;
+    lk_arena arena = {(uintptr_t)args->common.common.workspace, r->ids.bytes, LK_WORKSPACE_ALIGNMENT};
+    status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &arena, &x, &r->split);
+    const int64_t row_bytes = lk_lce_ids_row_bytes<Logit>(&args->common, direction);
+    lk_lce_split_call(&instead, both, &r->split.rank, x.all_states, row_bytes, &arena, &s);
+    lk_lce_ids_args whole = r->ids.x;
+    whole.tail = r->ids.tail, whole.common.lse = s.forward.lse, whole.common.lse_low = s.forward.lse_low;
+    whole.common.entropy = s.forward.entropy;
+    r->finish = {lk_lce_ids_finish_args(&whole), s.rank.parallel, x.states, x.all_states};
+    if (!status) status = lk_cross_entropy_ids_parallel_query<Logit>(op, &r->finish, LK_FINISH, &bytes);
+    lk_cross_entropy_args &f = r->finish.common.common;
+    f.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), f.workspace_bytes = bytes;
     s.fixed = arena.used + 256;
-    if (!status) status = lk_lce_steps_least<T>(op, &s.forward, both && s.call.gradient ? &s.backward : NULL, true, &least);
+    if (!status)
+        status = lk_lce_steps_least<T>(op, &s, &s.forward, both && s.call.gradient ? &s.backward : NULL, true, &least);
     s.least = s.fixed + least;
     return status;
 }
 
 /* Finish, from the blocks of all ranks. */
 template <class Logit>
-LK_HOST lk_status lk_lce_ids_run_finish(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
+LK_HOST lk_status lk_lce_ids_run_finish(const char *op, const lk_cross_entropy_ids_parallel_args *args, cudaStream_t stream)
 {
     lk_ce_ids_job job;
     const lk_status status = lk_ce_ids_begin_job<Logit>(op, args, LK_FINISH, stream, &job);
     return status ? status : lk_ce_ids_run_finish<Logit>(job);
 }
 
-template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_run_split(const char *op, const lk_lce_ids_args *args, lk_direction direction, cudaStream_t stream)
+template <class T, class Logit> LK_HOST lk_status lk_lce_ids_parallel_step(void *of, lk_direction step)
 {
-    const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
-    if (!lk_lce_in_steps(&args->common, direction))
-        return lk_linear_cross_entropy_ids_run<T>(op, args, direction, stream, &split);
+    const lk_lce_ids_ranks &r = *(lk_lce_ids_ranks *)of;
+    const lk_lce_steps &s = r.steps;
+    if (step == LK_FORWARD) return lk_lce_step<T>(r.op, &s.forward, LK_FORWARD, true, r.stream, r.rows, &s.rank);
+    if (step == LK_FINISH) return lk_lce_ids_run_finish<Logit>(r.op, &r.finish, r.stream);
+    return s.call.gradient ? lk_lce_step<T>(r.op, &s.backward, LK_BACKWARD, true, r.stream, r.rows, &s.rank) : LK_OK;
+}
+
+/* All calls with logits. */
+template <class T, class Logit>
+LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
+                                       lk_direction direction, cudaStream_t stream)
+{
+    const lk_lce_args &a = args->common.common;
+    if (direction != LK_BOTH && !lk_ranks_gathers(args->parallel, direction)) {
+        lk_linear_cross_entropy_ids_parallel_args x;
+        lk_lce_ids_split split = {};
+        lk_arena none = {};
+        const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
+        return status ? status : lk_linear_cross_entropy_ids_run<T>(op, &args->common, direction, stream, &split);
+    }
     lk_lce_ids_ranks r;
-    lk_status status = lk_lce_ids_split_workspace<T, Logit>(op, args, direction, false, &r);
-    const lk_lce_ids_table_args own = {&r.ids, split.rows};
-    const lk_lce_rows rows = lk_lce_ids_table<T>(&args->common, &own);
-    if (!status) status = lk_lce_gather<T>(op, &args->common, &r.steps, rows, stream);
-    if (!status) status = lk_lce_ids_run_finish<Logit>(op, &r.finish, stream);
-    if (status || !r.steps.call.gradient) return status;
-    return lk_lce_step<T>(op, &r.steps.backward, LK_BACKWARD, true, stream, rows);
+    const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, false, &r);
+    if (status) return status;
+    const lk_lce_ids_table_args own = {&r.ids, r.split.rows};
+    r.op = op, r.stream = stream, r.rows = lk_lce_ids_table<T>(&a, &own);
+    return lk_lce_run_steps(op, &a, args->parallel, &r.steps, direction, stream, lk_lce_ids_parallel_step<T, Logit>, &r);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */
 template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_query_split(const char *op, const lk_lce_ids_args *args, lk_direction direction, size_t budget,
-                                         bool least, lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_lce_ids_find_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
+                                        lk_direction direction, size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
 {
-    const lk_lce_ids_split split = lk_lce_ids_split_of<Logit>(args);
-    lk_lce_ids_ranks r;
-    if (!plan || !args || !lk_lce_in_steps(&args->common, direction))
-        return lk_lce_ids_query<T>(op, args, direction, budget, least, plan, &split);
-    const lk_status status = lk_lce_ids_split_workspace<T, Logit>(op, args, direction, true, &r);
-    return status ? status : lk_lce_query_ranks<T>(op, &args->common, direction, budget, least, &r.steps, plan);
-}
-template <class T>
-LK_HOST lk_status lk_lce_ids_query_ranks(const char *op, const lk_lce_ids_args *args, lk_direction direction, size_t budget,
-                                         bool least, lk_linear_cross_entropy_plan *plan)
-{
-    const bool fast = args && args->common.fast_logits;
-    return fast ? lk_lce_ids_query_split<T, T>(op, args, direction, budget, least, plan)
-                : lk_lce_ids_query_split<T, lk_f32>(op, args, direction, budget, least, plan);
+    if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
+        lk_lce_ids_ranks r;
+        const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, true, &r);
+        return status ? status : lk_lce_query_steps<T>(op, &args->common.common, direction, budget, least, &r.steps, plan);
+    }
+    lk_linear_cross_entropy_ids_parallel_args x;
+    lk_lce_ids_split split = {};
+    lk_arena none = {};
+    const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
+    return status ? status : lk_lce_ids_query<T>(op, &args->common, direction, budget, least, plan, &split);
 }
 
 /* All calls. finish: the results from the blocks of all ranks, which the caller has gathered. */
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const lk_lce_ids_args *args, lk_direction direction,
-                                                           cudaStream_t stream)
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
+                                                           lk_direction direction, cudaStream_t stream)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
-    const bool fast = args->common.fast_logits;
+    const bool fast = args->common.common.fast_logits;
     if (direction == LK_FINISH) {
-        const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
+        const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
         return fast ? lk_lce_ids_run_finish<T>(op, &f, stream) : lk_lce_ids_run_finish<lk_f32>(op, &f, stream);
     }
-    return fast ? lk_lce_ids_run_split<T, T>(op, args, direction, stream)
-                : lk_lce_ids_run_split<T, lk_f32>(op, args, direction, stream);
+    return fast ? lk_lce_ids_run_ranks<T, T>(op, args, direction, stream)
+                : lk_lce_ids_run_ranks<T, lk_f32>(op, args, direction, stream);
 }
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query(const char *op, const lk_lce_ids_args *args,
+LK_HOST lk_status lk_lce_ids_find(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args, lk_direction direction,
+                                  size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
+{
+    if (!plan || !args) return lk_fail(LK_ERR_NULL, op, "%s is NULL", plan ? "args" : "plan");
+    return args->common.common.fast_logits ? lk_lce_ids_find_ranks<T, T>(op, args, direction, budget, least, plan)
+                                           : lk_lce_ids_find_ranks<T, lk_f32>(op, args, direction, budget, least, plan);
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query(const char *op,
+                                                             const lk_linear_cross_entropy_ids_parallel_args *args,
                                                              lk_direction direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan = {};
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
-        const lk_cross_entropy_ids_args f = lk_lce_ids_finish_args(args);
-        return args->common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)
-                                        : lk_cross_entropy_ids_parallel_query<lk_f32>(op, &f, direction, bytes);
+        const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
+        return args->common.common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)
+                                               : lk_cross_entropy_ids_parallel_query<lk_f32>(op, &f, direction, bytes);
     }
-    const lk_status status = lk_lce_ids_query_ranks<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
+    const lk_status status = lk_lce_ids_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
     if (!status && bytes) *bytes = plan.workspace_bytes;
     return status;
 }
 template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op, const lk_lce_ids_args *args,
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op,
+                                                                  const lk_linear_cross_entropy_ids_parallel_args *args,
                                                                   lk_direction direction, size_t budget,
                                                                   lk_linear_cross_entropy_plan *plan)
 {
-    return lk_lce_ids_query_ranks<T>(op, args, direction, budget, false, plan);
+    return lk_lce_ids_find<T>(op, args, direction, budget, false, plan);
 }
 
 #endif /* CUDA or the simulator */

@@ -15,7 +15,7 @@
  * An op checks its arguments, begins a plan (lk_head_plan_begin, lk_head_choose), lays out its workspace (lk_head_lay_out), sets a
  * job and runs it: lk_head_run. linear_cross_entropy.cuh does so in lk_lce_step.
  *
- * Needs: lk_base.cuh, lk_cublas.cuh, lk_head_plan.cuh, lk_move.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs: lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_head_plan.cuh, lk_move.cuh, lk_ptx.cuh, lk_ranks.cuh; cuBLASLt.
  */
 #ifndef LK_HEAD_CUH
 #define LK_HEAD_CUH
@@ -23,6 +23,7 @@
 #include "lk_cublas.cuh"
 #include "lk_head_plan.cuh"
 #include "lk_move.cuh"
+#include "lk_ranks.cuh"
 
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
@@ -30,7 +31,7 @@
 
 /* Call is the op's own struct of a call. Kernels get it whole, with what their loss needs. The steps here read `a` of it, the op's
  * arguments with defaults filled in, of the type Call::args:
- *   a.context, a.tokens, a.hidden, a.vocab, a.parallel, a.accumulate, a.dweight_dtype
+ *   a.context, a.tokens, a.hidden, a.vocab, a.accumulate, a.dweight_dtype
  *   a.x, a.weight, a.bias, a.dx, a.dweight, a.dbias, and strides of x, weight, dx and dweight
  * All else about the call is in lk_head_shape. FUSED reads more of both, the options of cross entropy too. */
 
@@ -56,6 +57,7 @@ template <class Call> struct lk_head_job {
     lk_head_shape shape;
     lk_head_plan plan;
     int mode;
+    const lk_vocab_parallel *parallel; /* of a rank; NULL: all columns */
     int reduce_sms; /* what matmuls leave, once reduce has been called */
     const lk_head_rows<Call> *rows;
 };
@@ -286,8 +288,8 @@ template <class Call> LK_HOST lk_status lk_head_reduce_dx(lk_head_job<Call> *job
 {
     lk_head_work<Call> p = job->p;
     const typename Call::args &a = p.call.a;
-    const lk_vocab_parallel &v = a.parallel;
     if (!job->shape.split || !a.dx || chunk.first_row + chunk.rows < job->shape.rows) return LK_OK;
+    const lk_vocab_parallel &v = *job->parallel;
     if (v.reduce) job->reduce_sms = v.reduce_sms;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     p.call.a.dweight = p.call.a.dbias = NULL;
@@ -399,7 +401,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_run(lk_head_job<Call> *
 template <class T, class Call> LK_HOST lk_status lk_head_no_columns(const lk_head_job<Call> *job, lk_direction direction)
 {
     const typename Call::args &a = job->p.call.a;
-    const lk_vocab_parallel &v = a.parallel;
+    const lk_vocab_parallel &v = *job->parallel;
     if (a.tokens == 0) return LK_OK;
     const lk_status status = job->rows->no_columns(job, direction);
     if (status || !a.dx) return status;

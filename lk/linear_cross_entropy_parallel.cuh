@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: MIT
+/* linear_cross_entropy_parallel.cuh - linear_cross_entropy.cuh for columns that are split over ranks (GPUs, or processes): a
+ * vocabulary-parallel head. Each rank has all tokens and some columns of the weight, and gets the results of all columns.
+ *
+ *   forward    each rank computes its states from its own columns, as in cross_entropy_parallel.cuh
+ *   the collective, finish   as there
+ *   backward   each rank computes dweight and dbias of its own columns, and its part of dx: the caller, or parallel.reduce, sums
+ *              the parts of all ranks
+ *
+ * Use        In one .cu file, linked with -lcublasLt:
+ *                #include "lk/linear_cross_entropy_parallel.cuh"
+ *                LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)              // for init and the rest of a program; not needed here
+ *                LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
+ *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16).
+ *            In the struct, `common` has linear_cross_entropy.cuh's fields, and `parallel` says which columns are this rank's:
+ *            weight, bias, dweight, dbias and vocab are of these columns; target and class_weight are of the whole vocabulary, and
+ *            x, target and the results are the same on all ranks, bit for bit. An example with NCCL is in examples/parallel.
+ *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
+ *                lk_linear_cross_entropy_parallel_args args = {};
+ *                args.common.context = &context, args.common.x = x, args.common.weight = weight, args.common.target = target;
+ *                args.common.tokens = tokens, args.common.hidden = hidden, args.common.vocab = vocab;    // of this rank
+ *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
+ *                args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
+ *                args.common.loss = loss, args.common.dx = dx, args.common.dweight = dweight;
+ *                size_t *bytes = &args.common.workspace_bytes;
+ *                lk_status status = lk_linear_cross_entropy_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
+ *                args.common.workspace = ...;
+ *                status = lk_linear_cross_entropy_parallel_forward_backward_bf16(&args, stream);
+ *            Without it there are three calls. forward writes `states` alone, whose size is that of cross_entropy_parallel.cuh. The
+ *            caller gathers those of all ranks, [ranks][tokens]. finish computes the results from them, and writes to `states` what
+ *            backward reads besides lse, lse_low and, with dentropy, entropy:
+ *                args.parallel.all_gather = NULL, args.states = states, args.common.lse = lse;
+ *                status = lk_linear_cross_entropy_parallel_forward_bf16(&args, stream);
+ *                args.all_states = ...;                 // gathered from the states of all ranks
+ *                status = lk_linear_cross_entropy_parallel_finish_bf16(&args, stream);
+ *                status = lk_linear_cross_entropy_parallel_backward_bf16(&args, stream);
+ *            entropy, argmax and statistics are set in forward too: they decide how large states are. To call backward after a
+ *            forward with all_gather, give forward `lse` and `states`.
+ *            ..._workspace_bytes and ..._plan are as in linear_cross_entropy.cuh; finish has no plan.
+ * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh and what these need.
+ * Options    Those of linear_cross_entropy.cuh. Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is
+ *            forward and backward in one workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without
+ *            label_smoothing, entropy, argmax and dentropy), else 4.
+ *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
+ *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
+ *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
+ *            with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
+ *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
+ * Errors     Those of `parallel` come first, as in cross_entropy_parallel.cuh; then as in linear_cross_entropy.cuh. Besides:
+ *              LK_ERR_NULL    states or all_states where the call needs it
+ *              LK_ERR_PATH    path CHUNKS
+ *              LK_ERR_CUBLAS  in a call with all_gather, no more than forward was launched
+ *            A call that fails returns its status on its own rank. That of a callback is returned.
+ * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
+ */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
+#ifndef LK_LINEAR_CROSS_ENTROPY_PARALLEL_CUH
+#define LK_LINEAR_CROSS_ENTROPY_PARALLEL_CUH
+
+#include "cross_entropy_parallel.cuh"
+#include "linear_cross_entropy.cuh"
+
+/* One struct for all calls. */
+typedef struct {
+    lk_linear_cross_entropy_args common;
+    lk_vocab_parallel parallel;
+    void *states;           /* as in lk_cross_entropy_parallel_args, of tokens */
+    const void *all_states; /* and as there */
+} lk_linear_cross_entropy_parallel_args;
+
+#define LK_LINEAR_CROSS_ENTROPY_PARALLEL_FUNCTIONS(X, T)                                                                       \
+    X##_PLANNED(linear_cross_entropy_parallel, forward, LK_FORWARD, linear_cross_entropy, T)                                   \
+    X##_PLANNED(linear_cross_entropy_parallel, backward, LK_BACKWARD, linear_cross_entropy, T)                                 \
+    X##_PLANNED(linear_cross_entropy_parallel, forward_backward, LK_BOTH, linear_cross_entropy, T)                             \
+    X##_CALL(linear_cross_entropy_parallel, finish, LK_FINISH, T)
+#define LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(T) LK_DECLARE(LINEAR_CROSS_ENTROPY_PARALLEL, T)
+#define LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(T) LK_DEFINE(LINEAR_CROSS_ENTROPY_PARALLEL, T)
+
+#if LK_CUDA
+
+/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+
+/* A call that gathers: the states, finish, and for gradients backward, in one workspace. forward_backward keeps the exponentials of
+ * all logits if they fit, as with `saved`; then its backward has no matmul for logits. linear_cross_entropy_ids_parallel.cuh has
+ * such steps too. */
+typedef struct {
+    lk_lce_call call; /* as a whole */
+    lk_lce_args forward, backward;
+    lk_lce_rank rank;           /* of both */
+    void *all_states;
+    int64_t bytes;              /* of states */
+    size_t fixed, least;        /* bytes besides those of the steps; the smallest workspace */
+    size_t saved, least_saving; /* the bytes of exponentials, and the smallest workspace with them; 0: they cannot be kept */
+} lk_lce_steps;
+
+/* The smallest workspace of these steps; backward: NULL where there is none. no_panels: as in lk_lce_call. */
+template <class T>
+LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_steps *s, const lk_lce_args *forward,
+                                     const lk_lce_args *backward, bool no_panels, size_t *least)
+{
+    lk_lce_call call;
+    lk_head_planner planner;
+    lk_status status = lk_lce_begin_step<T>(op, forward, LK_FORWARD, true, &call, &planner, no_panels, &s->rank);
+    if (!status) *least = planner.least;
+    if (!status && backward)
+        status = lk_lce_begin_step<T>(op, backward, LK_BACKWARD, true, &call, &planner, no_panels, &s->rank);
+    if (!status && *least < planner.least) *least = planner.least;
+    return status;
+}
+
+/* The steps of a call that is checked, and what they share, from the arena. rank, all_states: with their memory. row_bytes: of a
+ * token's state and what lies behind it. */
+LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, const lk_lce_rank *rank, const void *all_states,
+                               int64_t row_bytes, lk_arena *arena, lk_lce_steps *s)
+{
+    const int64_t tokens = args->tokens;
+    const lk_lce_args &checked = s->call.a;
+    lk_lce_args &f = s->forward = *args, &b = s->backward = *args;
+    s->rank = *rank, s->rank.parallel.all_gather = NULL, s->all_states = const_cast<void *>(all_states);
+    s->bytes = tokens * row_bytes;
+    lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
+    if (!both) f.dentropy = NULL; /* forward has none */
+    if (both) f.batch_invariant = 0; /* forward_backward has none */
+    if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
+    if (both && !f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
+    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
+    b.lse = f.lse, b.lse_low = f.lse_low, b.entropy = f.entropy;
+    b.bad_targets = NULL; /* finish has counted them */
+}
+
+/* Gives the steps what is left of a workspace of so many bytes. */
+LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_steps *s)
+{
+    char *const base = lk_head_base(args->workspace) + (s->fixed ? s->fixed - 256 : 0);
+    const size_t kept = bytes >= s->least_saving ? s->saved : 0;
+    if (kept) s->forward.saved = s->backward.saved = base;
+    for (lk_lce_args *step : {&s->forward, &s->backward}) {
+        step->workspace = base + kept;
+        step->workspace_bytes = bytes - s->fixed - kept;
+    }
+}
+
+/* Runs the steps. whole: with all_gather. step: FORWARD, FINISH and BACKWARD. */
+LK_HOST lk_status lk_lce_run_steps(const char *op, const lk_lce_args *args, const lk_vocab_parallel &whole, lk_lce_steps *s,
+                                   lk_direction direction, cudaStream_t stream, lk_status (*step)(void *, lk_direction), void *job)
+{
+    lk_checks checks = {op, LK_OK};
+    lk_check_workspace(&checks, args->workspace, args->workspace_bytes, s->least);
+    if (checks.status) return checks.status;
+    lk_lce_share(args, args->workspace_bytes, s);
+    const lk_ranks ranks = {op, stream, whole, args->vocab, s->rank.states, s->all_states, (size_t)s->bytes, 1, step, job};
+    return lk_ranks_run(&ranks, direction);
+}
+
+/* The plan of a call whose steps share the workspace. */
+template <class T>
+LK_HOST lk_status lk_lce_query_steps(const char *op, const lk_lce_args *args, lk_direction direction, size_t budget, bool least,
+                                     lk_lce_steps *s, lk_linear_cross_entropy_plan *plan)
+{
+    lk_lce_call call;
+    lk_head_planner planner;
+    lk_head_plan of[2] = {};
+    lk_status status = LK_OK;
+    if (budget < s->least && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, s->least);
+    if (budget < s->least) budget = s->least;
+    lk_lce_share(args, budget, s);
+    const bool both = direction == LK_BOTH && s->call.gradient;
+    const size_t left = s->forward.workspace_bytes;
+    for (int i = 0; i <= both && !status; i++) {
+        status = lk_lce_begin_step<T>(op, i ? &s->backward : &s->forward, i ? LK_BACKWARD : LK_FORWARD, true, &call, &planner,
+                                      s->call.no_panels, &s->rank);
+        if (!status) lk_head_choose(&planner, left, &of[i]);
+    }
+    if (status) return status;
+    const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
+    *plan = lk_lce_answer(&planner, &of[both]);
+    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = s->least;
+    plan->matmuls = of[0].matmuls + of[1].matmuls;
+    char text[sizeof plan->text];
+    memcpy(text, plan->text, sizeof text);
+    if (both) snprintf(plan->text, sizeof plan->text, "forward, then backward with %.250s", text);
+    return LK_OK;
+}
+
+/* ---- Labels -------------------------------------------------------------------------------------------------------------- */
+
+/* A call whose rows have a target. */
+typedef struct {
+    const char *op;
+    cudaStream_t stream;
+    lk_lce_rank rank; /* as the caller has it */
+    lk_lce_steps steps;
+    lk_cross_entropy_parallel_args finish;
+    lk_lce_rows rows;
+} lk_lce_label_ranks;
+
+/* The arguments of finish. */
+LK_HOST lk_cross_entropy_parallel_args lk_lce_parallel_finish_args(const lk_linear_cross_entropy_parallel_args *x)
+{
+    return {lk_lce_finish_args(&x->common), x->parallel, x->states, x->all_states};
+}
+
+/* Checks `parallel`; x becomes the arguments with the place of the states, which `more` shows to the checks. */
+LK_HOST lk_status lk_lce_parallel_begin(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
+                                        lk_arena *arena, lk_linear_cross_entropy_parallel_args *x, lk_lce_rank *rank,
+                                        lk_lce_added *more)
+{
+    lk_checks checks = {op, LK_OK};
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    *x = *args;
+    lk_lce_args *const a = &x->common;
+    lk_cross_entropy_check_statistics(&checks, a, direction == LK_FORWARD);
+    lk_ranks_check(&checks, x->parallel, a->vocab, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    lk_lce_args sized = *a;
+    if (direction == LK_FORWARD) sized.dentropy = NULL;
+    lk_tensor list[2];
+    lk_ranks_place(x->parallel, direction, a->tokens, lk_ce_state_bytes(&sized), 4, a->statistics ? 8 : 16, arena, &x->states,
+                   &x->all_states, &list);
+    *rank = {x->parallel, x->states, (float *)x->states};
+    more->list[0] = list[0], more->list[1] = list[1], more->rank = rank;
+    return LK_OK;
+}
+
+/* Checks a call that gathers as a whole, and divides the workspace. */
+template <class T>
+LK_HOST lk_status lk_lce_parallel_split(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
+                                        bool query, lk_lce_label_ranks *r)
+{
+    const bool both = direction == LK_BOTH;
+    lk_linear_cross_entropy_parallel_args x;
+    lk_lce_added more = {};
+    lk_lce_steps &s = r->steps;
+    size_t finish_bytes = 0, least = 0;
+    *r = {};
+    lk_arena arena = {args ? (uintptr_t)lk_head_base(args->common.workspace) : 0, 0, 256};
+    lk_status status = lk_lce_parallel_begin(op, args, direction, &arena, &x, &r->rank, &more);
+    if (!status) status = lk_lce_check<T>(op, &args->common, direction, query, &s.call, NULL, &more);
+    if (status) return status;
+    lk_lce_args sized = x.common;
+    if (!both) sized.dentropy = NULL;
+    lk_lce_split_call(&x.common, both, &r->rank, x.all_states, lk_ce_state_bytes(&sized), &arena, &s);
+    lk_lce_args &f = s.forward, &b = s.backward;
+    r->finish = {lk_lce_finish_args(&f), s.rank.parallel, x.states, x.all_states};
+    status = lk_cross_entropy_parallel_query<T>(op, &r->finish, LK_FINISH, &finish_bytes);
+    r->finish.common.workspace = lk_take_bytes(&arena, finish_bytes > 0, (int64_t)finish_bytes);
+    r->finish.common.workspace_bytes = finish_bytes;
+    f.saved = both ? NULL : args->common.saved, b.saved = NULL;
+    s.fixed = arena.used ? arena.used + 256 : 0;
+    if (!status) status = lk_lce_steps_least<T>(op, &s, &f, both && s.call.gradient ? &b : NULL, false, &least);
+    s.least = s.fixed + least;
+    const lk_head_shape shape = lk_lce_shape_of(&s.call);
+    if (status || !both || !s.call.fused || !lk_head_keeps(&shape) || f.vocab == 0 || f.tokens == 0) return status;
+    lk_lce_args kept_f = f, kept_b = b;
+    s.saved = lk_lce_saved_size(&s.call);
+    kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
+    status = lk_lce_steps_least<T>(op, &s, &kept_f, &kept_b, false, &least);
+    s.least_saving = s.fixed + s.saved + least;
+    return status;
+}
+
+template <class T> LK_HOST lk_status lk_lce_parallel_step(void *of, lk_direction step)
+{
+    const lk_lce_label_ranks &r = *(lk_lce_label_ranks *)of;
+    const lk_lce_steps &s = r.steps;
+    if (step == LK_FORWARD) return lk_lce_step<T>(r.op, &s.forward, LK_FORWARD, true, r.stream, r.rows, &s.rank);
+    if (step == LK_FINISH) return lk_ce_ranks_finish<T>(r.op, &r.finish, r.stream);
+    return s.call.gradient ? lk_lce_step<T>(r.op, &s.backward, LK_BACKWARD, true, r.stream, r.rows, &s.rank) : LK_OK;
+}
+
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_linear_cross_entropy_parallel_args *args,
+                                                       lk_direction direction, cudaStream_t stream)
+{
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    if (direction == LK_FINISH) {
+        const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
+        return lk_ce_ranks_finish<T>(op, &f, stream);
+    }
+    if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
+        lk_lce_label_ranks r;
+        const lk_status status = lk_lce_parallel_split<T>(op, args, direction, false, &r);
+        if (status) return status;
+        r.op = op, r.stream = stream, r.rows = lk_lce_labels<T>(&args->common);
+        return lk_lce_run_steps(op, &args->common, args->parallel, &r.steps, direction, stream, lk_lce_parallel_step<T>, &r);
+    }
+    lk_linear_cross_entropy_parallel_args x;
+    lk_lce_rank rank;
+    lk_lce_added more = {};
+    lk_arena none = {0, 0, 256};
+    const lk_status status = lk_lce_parallel_begin(op, args, direction, &none, &x, &rank, &more);
+    return status ? status : lk_lce_step<T>(op, &args->common, direction, false, stream, lk_lce_labels<T>(&args->common), &rank, &more);
+}
+
+/* The plan within the budget; least: within that, or the smallest where that is more. */
+template <class T>
+LK_HOST lk_status lk_lce_parallel_find(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
+                                       size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
+{
+    if (!plan || !args) return lk_fail(LK_ERR_NULL, op, "%s is NULL", plan ? "args" : "plan");
+    if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
+        lk_lce_label_ranks r;
+        const lk_status status = lk_lce_parallel_split<T>(op, args, direction, true, &r);
+        return status ? status : lk_lce_query_steps<T>(op, &args->common, direction, budget, least, &r.steps, plan);
+    }
+    lk_linear_cross_entropy_parallel_args x;
+    lk_lce_rank rank;
+    lk_lce_added more = {};
+    lk_arena none = {0, 0, 256};
+    lk_lce_call call;
+    lk_head_planner planner;
+    lk_status status = lk_lce_parallel_begin(op, args, direction, &none, &x, &rank, &more);
+    if (!status) status = lk_lce_check<T>(op, &args->common, direction, true, &call, &planner, &more);
+    return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, plan);
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_parallel_query(const char *op, const lk_linear_cross_entropy_parallel_args *args,
+                                                         lk_direction direction, size_t *bytes)
+{
+    lk_linear_cross_entropy_plan plan = {};
+    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
+    if (direction == LK_FINISH) {
+        const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
+        return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);
+    }
+    const lk_status status = lk_lce_parallel_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
+    if (!status && bytes) *bytes = plan.workspace_bytes;
+    return status;
+}
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_parallel_query_plan(const char *op, const lk_linear_cross_entropy_parallel_args *args,
+                                                              lk_direction direction, size_t budget,
+                                                              lk_linear_cross_entropy_plan *plan)
+{
+    return lk_lce_parallel_find<T>(op, args, direction, budget, false, plan);
+}
+
+#endif /* CUDA or the simulator */
+#endif
