@@ -254,9 +254,8 @@ typedef struct {
     X##_PLANNED(linear_cross_entropy, forward, LK_FORWARD, linear_cross_entropy, T)                                            \
     X##_PLANNED(linear_cross_entropy, forward_backward, LK_BOTH, linear_cross_entropy, T)                                      \
     X##_PLANNED(linear_cross_entropy, backward, LK_BACKWARD, linear_cross_entropy, T)                                          \
-    X##_SAVED(T)
-#define LK_PROTOTYPE_SAVED(T)                                                                                                  \
-    LK_API lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_linear_cross_entropy_args *args, size_t *bytes);
+    X##_SAVED(linear_cross_entropy, T)
+#define LK_PROTOTYPE_SAVED(op, T) LK_API lk_status lk_##op##_saved_bytes_##T(const lk_##op##_args *args, size_t *bytes);
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY(T) LK_DECLARE(LINEAR_CROSS_ENTROPY, T)
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_DEFINE(LINEAR_CROSS_ENTROPY, T)
 
@@ -1277,21 +1276,27 @@ LK_HOST lk_status lk_linear_cross_entropy_query_plan(const char *op, const lk_lc
     return lk_lce_query<T>(op, args, direction, budget, false, plan);
 }
 
-template <class T> LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes)
+/* The bytes of `saved`. more: as in lk_lce_check. */
+template <class T>
+LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes, const lk_lce_added *more = NULL)
 {
     lk_lce_args with = {};
     lk_lce_call call;
     if (!args || !bytes) return lk_fail(LK_ERR_NULL, op, "%s is NULL", args ? "bytes" : "args");
     with = *args, with.saved = &with;
-    const lk_status status = lk_lce_check<T>(op, &with, LK_FORWARD, true, &call, NULL);
+    const lk_status status = lk_lce_check<T>(op, &with, LK_FORWARD, true, &call, NULL, more);
     if (!status) *bytes = call.saves ? lk_lce_saved_size(&call) : 0;
     return status;
 }
+template <class T> LK_HOST lk_status lk_linear_cross_entropy_query_saved(const char *op, const lk_lce_args *args, size_t *bytes)
+{
+    return lk_lce_saved_bytes<T>(op, args, bytes);
+}
 
-#define LK_EMIT_SAVED(T)                                                                                                       \
-    LK_API LK_BODY lk_status lk_linear_cross_entropy_saved_bytes_##T(const lk_lce_args *args, size_t *bytes)                   \
+#define LK_EMIT_SAVED(op, T)                                                                                                   \
+    LK_API LK_BODY lk_status lk_##op##_saved_bytes_##T(const lk_##op##_args *args, size_t *bytes)                              \
     {                                                                                                                          \
-        return lk_lce_saved_bytes<lk_##T>("lk_linear_cross_entropy_saved_bytes_" #T, args, bytes);                             \
+        return lk_##op##_query_saved<lk_##T>("lk_" #op "_saved_bytes_" #T, args, bytes);                                       \
     }
 
 #endif /* CUDA or the simulator */

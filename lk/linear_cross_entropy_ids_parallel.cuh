@@ -181,7 +181,7 @@ LK_HOST lk_status lk_lce_ids_parallel_split(const char *op, const lk_linear_cros
     lk_linear_cross_entropy_ids_parallel_args x;
     lk_lce_steps &s = r->steps;
     lk_lce_args instead;
-    lk_arena room = {}; /* only to see the tensors: the states lie behind the arrays of ids */
+    lk_arena room = {0, 0, LK_WORKSPACE_ALIGNMENT}; /* only to see the tensors: the states lie behind the arrays of ids */
     size_t bytes = 0, least = 0;
     *r = {};
     lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &room, &x, &r->split);
@@ -233,7 +233,7 @@ LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_ent
     if (direction != LK_BOTH && !lk_ranks_gathers(args->parallel, direction)) {
         lk_linear_cross_entropy_ids_parallel_args x;
         lk_lce_ids_split split = {};
-        lk_arena none = {};
+        lk_arena none = {0, 0, LK_WORKSPACE_ALIGNMENT};
         const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
         return status ? status : lk_linear_cross_entropy_ids_run<T>(op, &args->common, direction, stream, &split);
     }
@@ -257,7 +257,7 @@ LK_HOST lk_status lk_lce_ids_find_ranks(const char *op, const lk_linear_cross_en
     }
     lk_linear_cross_entropy_ids_parallel_args x;
     lk_lce_ids_split split = {};
-    lk_arena none = {};
+    lk_arena none = {0, 0, LK_WORKSPACE_ALIGNMENT};
     const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
     return status ? status : lk_lce_ids_query<T>(op, &args->common, direction, budget, least, plan, &split);
 }

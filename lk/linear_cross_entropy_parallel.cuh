@@ -36,7 +36,7 @@
  *                status = lk_linear_cross_entropy_parallel_backward_bf16(&args, stream);
  *            entropy, argmax and statistics are set in forward too: they decide how large states are. To call backward after a
  *            forward with all_gather, give forward `lse` and `states`.
- *            ..._workspace_bytes and ..._plan are as in linear_cross_entropy.cuh; finish has no plan.
+ *            ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan.
  * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh. Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is
  *            forward and backward in one workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without
@@ -73,7 +73,8 @@ typedef struct {
     X##_PLANNED(linear_cross_entropy_parallel, forward, LK_FORWARD, linear_cross_entropy, T)                                   \
     X##_PLANNED(linear_cross_entropy_parallel, backward, LK_BACKWARD, linear_cross_entropy, T)                                 \
     X##_PLANNED(linear_cross_entropy_parallel, forward_backward, LK_BOTH, linear_cross_entropy, T)                             \
-    X##_CALL(linear_cross_entropy_parallel, finish, LK_FINISH, T)
+    X##_CALL(linear_cross_entropy_parallel, finish, LK_FINISH, T)                                                              \
+    X##_SAVED(linear_cross_entropy_parallel, T)
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(T) LK_DECLARE(LINEAR_CROSS_ENTROPY_PARALLEL, T)
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(T) LK_DEFINE(LINEAR_CROSS_ENTROPY_PARALLEL, T)
 
@@ -335,6 +336,18 @@ LK_HOST lk_status lk_linear_cross_entropy_parallel_query_plan(const char *op, co
                                                               lk_linear_cross_entropy_plan *plan)
 {
     return lk_lce_parallel_find<T>(op, args, direction, budget, false, plan);
+}
+
+template <class T>
+LK_HOST lk_status lk_linear_cross_entropy_parallel_query_saved(const char *op, const lk_linear_cross_entropy_parallel_args *args,
+                                                               size_t *bytes)
+{
+    lk_linear_cross_entropy_parallel_args x;
+    lk_lce_rank rank;
+    lk_lce_added more = {};
+    lk_arena none = {0, 0, 256};
+    const lk_status status = lk_lce_parallel_begin(op, args, LK_FORWARD, &none, &x, &rank, &more);
+    return status ? status : lk_lce_saved_bytes<T>(op, &args->common, bytes, &more);
 }
 
 #endif /* CUDA or the simulator */

@@ -40,7 +40,7 @@ static inline bool seen_gemm(const lk_device *device)
     return device_seen != 90 && lk_gemm_available(device);
 }
 #define lk_gemm_available seen_gemm
-#include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_cross_entropy_parallel.cuh"
 #undef lk_gemm_available
 #undef cudaGetDevice
 
@@ -53,19 +53,27 @@ static void see_device(int seen)
 #include "tests/test.h"
 
 TEST_DEFINE(LINEAR_CROSS_ENTROPY)
+TEST_DEFINE(LINEAR_CROSS_ENTROPY_PARALLEL)
 
 typedef lk_linear_cross_entropy_args args_t;
+typedef lk_linear_cross_entropy_parallel_args rank_args;
 typedef lk_linear_cross_entropy_plan plan_t;
 
 /* The three functions of each direction and type. */
 #define OF(name) TEST_OF_TYPES(lk_linear_cross_entropy_##name)
 #define ALL(name) {OF(forward##name), OF(backward##name), OF(forward_backward##name)}
+#define RANKS(name) {OF(parallel_forward##name), OF(parallel_backward##name), OF(parallel_forward_backward##name)}
 static lk_status (*const launch_of[][3])(const args_t *, cudaStream_t) = ALL();
 static lk_status (*const query_of[][3])(const args_t *, size_t *) = ALL(_workspace_bytes);
 static lk_status (*const plan_function_of[][3])(const args_t *, size_t, plan_t *) = ALL(_plan);
 static lk_status (*const saved_bytes_of[])(const args_t *, size_t *) = OF(saved_bytes);
-static lk_status (*const finish_of[])(const args_t *, cudaStream_t) = OF(finish);
-static lk_status (*const finish_bytes_of[])(const args_t *, size_t *) = OF(finish_workspace_bytes);
+static lk_status (*const rank_saved_bytes_of[])(const rank_args *, size_t *) = OF(parallel_saved_bytes);
+static lk_status (*const rank_of[][3])(const rank_args *, cudaStream_t) = RANKS();
+static lk_status (*const rank_query_of[][3])(const rank_args *, size_t *) = RANKS(_workspace_bytes);
+static lk_status (*const rank_plan_of[][3])(const rank_args *, size_t, plan_t *) = RANKS(_plan);
+static lk_status (*const finish_of[])(const rank_args *, cudaStream_t) = OF(parallel_finish);
+static lk_status (*const finish_bytes_of[])(const rank_args *, size_t *) = OF(parallel_finish_workspace_bytes);
+#undef RANKS
 #undef ALL
 #undef OF
 
@@ -668,7 +676,7 @@ static int64_t cut[65];   /* rank i has columns cut[i] to cut[i + 1] - 1 */
 static size_t room_of[64], finish_room; /* each rank's workspace, and that of finish */
 static bool last_is_empty; /* the last rank has no columns, and the pointer to the count of bad targets */
 static char *table;       /* the states of all ranks; the sums of the others' p; outputs of a first round; each rank's dx */
-static size_t table_bytes, states_each, others_at, scratch_at, dx_at, dx_each;
+static size_t table_bytes, states_each, others_at, left_at, scratch_at, dx_at, dx_each;
 static int acting;        /* the rank whose call runs */
 static int64_t handed;    /* tokens of dx that it has handed over */
 
@@ -703,20 +711,24 @@ static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
 }
 
 /* The matmuls behind reduce leave so many SMs, and two run at least. */
-static void test_left_sms(const problem *p, const args_t *a)
+static void test_left_sms(const problem *p, const rank_args *x)
 {
 #if defined(LK_SIMT)
-    const int sms = a->parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
+    const int sms = x->parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
     if (!test_that(simt_cublaslt_sms == -1 || simt_cublaslt_sms == want))
         test_detail("a matmul for %d SMs, not %d; %s", simt_cublaslt_sms, want, describe(p));
     simt_cublaslt_sms = 0;
 #endif
-    (void)p, (void)a;
+    (void)p, (void)x;
 }
 
-static args_t slice_of(const problem *p, int rank)
+/* What two calls leave to backward, behind the sums of the formula. */
+static float *left_states(int which) { return (float *)(table + left_at + (size_t)which * states_each); }
+
+static rank_args slice_of(const problem *p, int rank)
 {
-    args_t a = args;
+    rank_args x = {args, {}, NULL, table};
+    args_t &a = x.common;
     const int64_t first = cut[rank];
     a.vocab = cut[rank + 1] - first;
     a.weight = (const char *)args.weight + first * laid[WEIGHT].stride * laid[WEIGHT].bytes;
@@ -726,14 +738,15 @@ static args_t slice_of(const problem *p, int rank)
         if (a.dweight) a.dweight = (char *)args.dweight + first * laid[DWEIGHT].stride * laid[DWEIGHT].bytes;
         if (a.dbias) a.dbias = (char *)args.dbias + first * laid[DBIAS].bytes;
     }
-    a.parallel.vocab_start = first, a.parallel.vocab_total = p->vocab;
-    a.parallel.rank = rank, a.parallel.ranks = p->ranks, a.parallel.user = (void *)(uintptr_t)p, a.parallel.reduce = hand;
-    a.parallel.reduce_sms = (int)((rank + p->tokens) % 3); /* 0, 1 or 2 */
-    if (gathers(p)) a.parallel.all_gather = gather;
+    x.parallel.vocab_start = first, x.parallel.vocab_total = p->vocab;
+    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p, x.parallel.reduce = hand;
+    x.parallel.reduce_sms = (int)((rank + p->tokens) % 3); /* 0, 1 or 2 */
+    if (gathers(p)) x.parallel.all_gather = gather;
     if (rank != (last_is_empty ? p->ranks - 1 : 0)) a.bad_targets = NULL; /* each rank counts them all */
-    a.states = table + (size_t)rank * states_each, a.workspace_bytes = room_of[rank];
-    a.others = p->direction == BACKWARD ? (float *)(table + others_at) : NULL;
-    return a;
+    if (!gathers(p)) x.states = table + (size_t)rank * states_each;
+    if (p->direction == BACKWARD) x.states = table + others_at;
+    a.workspace_bytes = room_of[rank];
+    return x;
 }
 
 /* The sums of the p of all other columns, for backward, by the lse that it gets; and room for the rest. */
@@ -742,7 +755,7 @@ static void make_table(const problem *p)
     const bool more = p->on[SMOOTHING] || p->has[ENTROPY] || p->has[ARGMAX] || (p->direction == BOTH && p->on[HAS_DENTROPY]);
     const size_t tokens = (size_t)p->tokens, all = 256 + (size_t)(p->vocab * laid[DWEIGHT].stride + p->vocab) * 4;
     states_each = tokens * (p->on[STATISTICS] ? 40 : more ? 32 : 16), others_at = (states_each * (size_t)p->ranks + 255) / 256 * 256;
-    scratch_at = others_at + (tokens * 4 + 255) / 256 * 256, dx_at = scratch_at + (all + 255) / 256 * 256;
+    left_at = others_at + (tokens * 4 + 255) / 256 * 256, scratch_at = left_at + (2 * states_each + 255) / 256 * 256, dx_at = scratch_at + (all + 255) / 256 * 256;
     dx_each = (size_t)(p->tokens * laid[DX].stride * laid[DX].bytes + 512) / 256 * 256;
     const size_t bytes = dx_at + (size_t)p->ranks * dx_each;
     if (bytes > table_bytes) {
@@ -773,19 +786,18 @@ static bool setup_ranks(const problem *p, int run)
     plan_t of = {};
     plan = {};
     for (int rank = 0; rank < p->ranks; rank++) {
-        const args_t whole = args;
-        size_t least = 0;
-        args = slice_of(p, rank);
-        lk_status status = smallest(p, &least);
+        const rank_args x = slice_of(p, rank);
+        lk_status status = rank_plan_of[p->direction][p->type](&x, SIZE_MAX, &of);
+        const size_t least = status ? 0 : of.minimum_bytes;
         room_of[rank] = p->budget > least ? p->budget : least;
-        if (!status) status = plan_of(p, room_of[rank], &of);
+        if (!status) status = rank_plan_of[p->direction][p->type](&x, room_of[rank], &of);
         if (!test_that(status == LK_OK && of.workspace_bytes <= room_of[rank]))
             test_detail("the queries of rank %d say %s (%s); %s", rank, lk_status_string(status), lk_last_error(), describe(p));
         if (of.path > plan.path || of.kept_vocab > plan.kept_vocab) plan = of;
-        if (p->direction == FORWARD) finish_bytes_of[p->type](&args, &finish_room);
-        args = whole;
+        if (p->direction != BACKWARD) finish_bytes_of[p->type](&x, &finish_room);
         if (room_of[rank] > most) most = room_of[rank];
     }
+    if (p->direction == BOTH && finish_room > most) most = finish_room;
     if (p->direction == FORWARD && finish_room > most) most = finish_room;
     test_buffer_size(&buffers[WORKSPACE], most, run ? LK_WORKSPACE_ALIGNMENT : 0, run ? 0x5a : 0xff);
     upload(&buffers[WORKSPACE]);
@@ -797,26 +809,33 @@ static bool setup_ranks(const problem *p, int run)
 static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
+    const bool back = gives_gradient(p->direction); /* else these pointers are garbage */
+    const bool keeps = gathers(p) && p->seed % 8 < 4 && !(back && p->on[HAS_DENTROPY]); /* what backward reads of the call's states */
     const int rounds = gathers(p) && p->ranks > 1 ? 2 : 1;
     for (int round = 0; round < rounds; round++)
         for (acting = 0; acting < p->ranks && !status; acting++) {
-            args_t a = slice_of(p, acting);
+            rank_args x = slice_of(p, acting);
+            args_t &a = x.common;
             const bool rehearsal = round + 1 < rounds;
             handed = 0;
+            if (keeps) x.states = left_states(0);
             if (rehearsal) a.bad_targets = NULL;
-            const bool back = gives_gradient(p->direction); /* else these pointers are garbage */
             if (rehearsal && back && a.dweight) a.dweight = table + scratch_at, a.dweight_stride = laid[DWEIGHT].stride;
             if (rehearsal && back && a.dbias) a.dbias = table + scratch_at + p->vocab * laid[DWEIGHT].stride * 4 + 64;
-            status = launch_of[p->direction][p->type](&a, test.stream);
+            status = rank_of[p->direction][p->type](&x, test.stream);
             if (!status && gathers(p) && a.lse && !rehearsal) test_same_on_ranks(a.lse, p->tokens, acting);
-            const bool all = handed == (gives_gradient(p->direction) && a.dx ? p->tokens : 0);
-            test_left_sms(p, &a);
+            const bool all = handed == (back && a.dx ? p->tokens : 0);
+            test_left_sms(p, &x);
             if (!status && !test_that(all)) test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
         }
-    if (status || p->direction != FORWARD || gathers(p)) return status;
-    args_t a = slice_of(p, last_is_empty ? p->ranks - 1 : 0);
-    a.all_states = table, a.others = NULL, a.workspace_bytes = finish_room;
-    return finish_of[p->type](&a, test.stream);
+    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    rank_args x = slice_of(p, last_is_empty ? p->ranks - 1 : 0);
+    x.states = keeps ? left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
+    if (keeps) x.common.bad_targets = NULL;
+    x.parallel.all_gather = NULL, x.common.workspace_bytes = finish_room;
+    status = finish_of[p->type](&x, test.stream);
+    if (keeps && !status) test_same_on_ranks(left_states(0), p->tokens, 0), test_same_on_ranks(left_states(1), p->tokens, 1);
+    return status;
 }
 
 /* The sum of all ranks' dx. */
@@ -1880,8 +1899,8 @@ static void saved_for_backward(void)
         size_t bytes = 0;
         settle_tensors(&there), settle_tensors(&back), saved_now = NULL;
         if (!setup(&there, 0)) return;
-        const args_t asked = there.ranks ? slice_of(&there, 0) : args;
-        const lk_status status = saved_bytes_of[type](&asked, &bytes);
+        const rank_args asked = there.ranks ? slice_of(&there, 0) : rank_args{};
+        const lk_status status = there.ranks ? rank_saved_bytes_of[type](&asked, &bytes) : saved_bytes_of[type](&args, &bytes);
         const size_t least = (size_t)(there.on[COMPACT] ? 0 : there.tokens * there.vocab * each);
         const size_t most = (size_t)(there.tokens * ((there.vocab + 63) / 64 * 64 * each + 12) + 2048);
         if (!test_that(status == LK_OK && bytes >= least && bytes <= most))
@@ -2552,42 +2571,53 @@ static void rank_errors(int type)
         const char *word;
     } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
                  {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
-                 {BACKWARD, LK_ERR_NULL, "others"}, {BOTH, LK_ERR_NULL, "all_gather"}, {BOTH, (lk_status)77, "parallel.all_gather returned 77"},
-                 {FORWARD, (lk_status)77, "all_gather"}, {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_PATH, "CHUNKS"},
-                 {FORWARD, LK_ERR_ALIGNMENT, "states"}, {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0, but parallel.ranks"},
-                 {BACKWARD, LK_ERR_SHAPE, "parallel.reduce_sms"}};
+                 {BACKWARD, LK_ERR_NULL, "states"}, {BOTH, LK_ERR_NULL, "all_gather"},
+                 {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"},
+                 {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
+                 {FORWARD, LK_ERR_PATH, "CHUNKS"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
+                 {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks"},
+                 {BACKWARD, LK_ERR_SHAPE, "parallel.reduce_sms"}, {BOTH, LK_ERR_SHAPE, "vocab_start"},
+                 {FORWARD, LK_ERR_SHAPE, "states and x overlap"}, {BOTH, LK_ERR_VALUE, "statistics is 1"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 16);
         p.ranks = 2, p.on[UPSTREAM_ONE] = false;
         settle_tensors(&p);
         setup(&p, 0);
-        args_t a = slice_of(&p, 0);
-        lk_vocab_parallel *const v = &a.parallel;
-        a.states = a.states ? a.states : table, a.all_states = table;
+        rank_args x = slice_of(&p, 0);
+        args_t &a = x.common;
+        lk_vocab_parallel *const v = &x.parallel;
+        x.states = left_states(0);
         if (direction == FORWARD) v->all_gather = NULL; /* three calls, whatever the seed says */
         if (i == 0) v->vocab_total = -1;
-        if (i == 1) v->vocab_start = v->vocab_total - a.vocab + 1;
+        if (i == 1 || i == 16) v->vocab_start = v->vocab_total - a.vocab + 1;
         if (i == 2) a.vocab = v->vocab_total + 1;
         if (i == 3) v->ranks = 0;
         if (i == 4) v->rank = 2;
-        if (i == 5) a.states = NULL;
-        if (i == 6) a.others = NULL;
-        if (i == 7) v->all_gather = NULL;
+        if (i == 5 || i == 6) x.states = NULL;
+        if (i == 7 || i == 16) v->all_gather = NULL; /* 16: sizes come first */
         if (i == 8 || i == 9) v->all_gather = broken_gather;
-        if (i == 10) a.all_states = NULL;
+        if (i == 10) x.all_states = NULL;
         if (i == 11) *v = {};
-        if (i == 13) a.states = (char *)a.states + 8;
+        if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        if (i == 13) x.states = (char *)x.states + 8;
         if (i == 14) v->vocab_total = 0;
         if (i == 15) v->reduce_sms = -1;
-        if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+        if (i == 17) a.x = x.states;
+        if (i == 18) a.statistics = 1;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
-        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&a, test.stream)
-                                                                  : launch_of[direction][type](&a, test.stream);
+        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&x, test.stream)
+                                                                  : rank_of[direction][type](&x, test.stream);
         if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
             test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
         TEST_CUDA(cudaStreamSynchronize(test.stream));
     }
+    size_t asked = TEST_NOT_ASKED;
+    plan_t any = {};
+    if (!test_that(rank_of[BOTH][type](NULL, test.stream) == LK_ERR_NULL && rank_query_of[BOTH][type](NULL, &asked) == LK_ERR_NULL &&
+                   rank_plan_of[BOTH][type](NULL, 0, &any) == LK_ERR_NULL && finish_of[type](NULL, test.stream) == LK_ERR_NULL &&
+                   finish_bytes_of[type](NULL, &asked) == LK_ERR_NULL && asked == TEST_NOT_ASKED))
+        test_detail("args NULL: %s", lk_last_error());
     TEST_CUDA(cudaFree(room_of_call));
 }
 

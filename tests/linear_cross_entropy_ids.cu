@@ -19,22 +19,28 @@ TEST_DEFINE(LINEAR_CROSS_ENTROPY_IDS)
 TEST_DEFINE(LINEAR_CROSS_ENTROPY_IDS_PARALLEL)
 
 typedef lk_linear_cross_entropy_ids_args args_t;
+typedef lk_linear_cross_entropy_ids_parallel_args rank_args;
 typedef lk_linear_cross_entropy_plan plan_t;
 enum { FORWARD, BACKWARD, BOTH, DIRECTIONS };
 static const char *const direction_name[] = {"forward", "backward", "forward_backward"};
 typedef lk_status (*call_function)(const args_t *, cudaStream_t);
 typedef lk_status (*query_function)(const args_t *, size_t *);
 typedef lk_status (*plan_function)(const args_t *, size_t, plan_t *);
+typedef lk_status (*rank_function)(const rank_args *, cudaStream_t);
+typedef lk_status (*rank_query_function)(const rank_args *, size_t *);
+typedef lk_status (*rank_plan_function)(const rank_args *, size_t, plan_t *);
 #define ALL(whose, what)                                                                                                       \
     {TEST_OF_TYPES(lk_linear_cross_entropy_ids_##whose##forward##what),                                                        \
      TEST_OF_TYPES(lk_linear_cross_entropy_ids_##whose##backward##what),                                                       \
      TEST_OF_TYPES(lk_linear_cross_entropy_ids_##whose##forward_backward##what)}
-static const call_function call_of[][TEST_TYPES] = ALL(, ), split_call_of[][TEST_TYPES] = ALL(parallel_, );
+static const call_function call_of[][TEST_TYPES] = ALL(, );
+static const rank_function split_call_of[][TEST_TYPES] = ALL(parallel_, );
 static const query_function query_of[][TEST_TYPES] = ALL(, _workspace_bytes);
-static const query_function split_query_of[][TEST_TYPES] = ALL(parallel_, _workspace_bytes);
-static const plan_function plan_of[][TEST_TYPES] = ALL(, _plan), split_plan_of[][TEST_TYPES] = ALL(parallel_, _plan);
-static const call_function finish_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_parallel_finish);
-static const query_function finish_query_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_parallel_finish_workspace_bytes);
+static const rank_query_function split_query_of[][TEST_TYPES] = ALL(parallel_, _workspace_bytes);
+static const plan_function plan_of[][TEST_TYPES] = ALL(, _plan);
+static const rank_plan_function split_plan_of[][TEST_TYPES] = ALL(parallel_, _plan);
+static const rank_function finish_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_parallel_finish);
+static const rank_query_function finish_query_of[] = TEST_OF_TYPES(lk_linear_cross_entropy_ids_parallel_finish_workspace_bytes);
 static lk_linear_cross_entropy_context context;
 
 /* Tensors. The first are inputs; LSE, ENTROPY and TAIL are inputs of backward. */
@@ -265,7 +271,7 @@ static void fill(const problem *p)
 static int64_t cut[65];      /* rank i has columns cut[i] to cut[i + 1] - 1 */
 static size_t room_of[64];   /* each rank's workspace */
 static char *table;          /* the blocks of all ranks; the sums of the others' p; counts of bad tokens; each rank's dx; scratch */
-static size_t table_bytes, block_bytes, others_at, counts_at, dx_at, dx_each, scratch_at;
+static size_t table_bytes, block_bytes, others_at, counts_at, dx_at, dx_each, scratch_at, left_at;
 static int acting;           /* the rank whose call runs */
 static int64_t handed;       /* tokens of dx that it has handed over */
 
@@ -301,10 +307,13 @@ static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
     return LK_OK;
 }
 
-static args_t slice_of(const problem *p, int rank)
+/* What two calls leave to backward. */
+static float *left_states(int which) { return (float *)(table + left_at + (size_t)which * block_bytes); }
+
+static rank_args slice_of(const problem *p, int rank)
 {
-    args_t x = args;
-    lk_linear_cross_entropy_args &a = x.common;
+    rank_args x = {args, {}, NULL, table};
+    lk_linear_cross_entropy_args &a = x.common.common;
     const int64_t first = cut[rank];
     const layout weight = layout_of(p, WEIGHT), bias = layout_of(p, BIAS), dweight = layout_of(p, DWEIGHT);
     a.vocab = cut[rank + 1] - first;
@@ -314,12 +323,13 @@ static args_t slice_of(const problem *p, int rank)
     if (a.dweight) a.dweight = (char *)a.dweight + first * dweight.stride * dweight.bytes;
     if (a.dbias) a.dbias = (char *)a.dbias + first * bias.bytes;
     if (a.vocab == 0 && rank % 2) a.weight = a.bias = NULL; /* of no size */
-    a.parallel.vocab_start = first, a.parallel.vocab_total = p->vocab, a.parallel.rank = rank, a.parallel.ranks = p->ranks;
-    a.parallel.user = (void *)(uintptr_t)p, a.parallel.reduce_sms = (int)((rank + p->tokens) % 3);
-    if (p->seed % 8) a.parallel.reduce = hand;
-    if (gathers(p)) a.parallel.all_gather = gather;
-    a.states = table + (size_t)rank * block_bytes, a.bad_targets = (int32_t *)(table + counts_at) + rank;
-    a.others = p->direction == BACKWARD ? (float *)(table + others_at) : NULL, a.workspace_bytes = room_of[rank];
+    x.parallel.vocab_start = first, x.parallel.vocab_total = p->vocab, x.parallel.rank = rank, x.parallel.ranks = p->ranks;
+    x.parallel.user = (void *)(uintptr_t)p, x.parallel.reduce_sms = (int)((rank + p->tokens) % 3);
+    if (p->seed % 8) x.parallel.reduce = hand;
+    if (gathers(p)) x.parallel.all_gather = gather;
+    else x.states = table + (size_t)rank * block_bytes;
+    if (p->direction == BACKWARD) x.states = table + others_at;
+    a.bad_targets = (int32_t *)(table + counts_at) + rank, a.workspace_bytes = room_of[rank];
     return x;
 }
 
@@ -333,7 +343,8 @@ static void make_table(const problem *p)
     counts_at = others_at + n * 4, dx_at = (counts_at + (size_t)p->ranks * 4 + 255) / 256 * 256;
     dx_each = (size_t)(p->tokens * dx.stride * dx.bytes + dx.at * dx.bytes + 511) / 256 * 256;
     scratch_at = dx_at + dx_each * (size_t)p->ranks;
-    const size_t bytes = scratch_at + (size_t)(p->vocab * (dweight.stride + 1)) * 4 + 256;
+    left_at = (scratch_at + (size_t)(p->vocab * (dweight.stride + 1)) * 4 + 511) / 256 * 256;
+    const size_t bytes = left_at + 2 * block_bytes;
     if (bytes > table_bytes) {
         TEST_CUDA(cudaFree(table));
         TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
@@ -360,20 +371,23 @@ static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
     const bool back = p->direction != FORWARD;
+    const bool keeps = gathers(p) && p->seed % 16 < 8 && !(back && p->has[DENTROPY]); /* what backward reads of the call's states */
     const int rounds = gathers(p) && p->ranks > 1 ? 2 : 1;
     TEST_CUDA(cudaMemsetAsync(table + counts_at, 0, (size_t)p->ranks * 4, test.stream));
     for (int round = 0; round < rounds; round++)
         for (acting = 0; acting < p->ranks && !status; acting++) {
-            args_t x = slice_of(p, acting);
-            lk_linear_cross_entropy_args &a = x.common;
-            const bool rehearsal = round + 1 < rounds, reduces = back && a.dx && a.parallel.reduce;
+            rank_args x = slice_of(p, acting);
+            const args_t &i = x.common;
+            lk_linear_cross_entropy_args &a = x.common.common;
+            const bool rehearsal = round + 1 < rounds, reduces = back && a.dx && x.parallel.reduce;
             handed = 0;
+            if (keeps) x.states = left_states(0);
             if (rehearsal) a.bad_targets = NULL;
             if (rehearsal && a.dweight) a.dweight = table + scratch_at;
             if (rehearsal && a.dbias) a.dbias = table + scratch_at + p->vocab * layout_of(p, DWEIGHT).stride * 4 + 64;
             status = split_call_of[p->direction][p->type](&x, test.stream);
 #if defined(LK_SIMT)
-            const int sms = a.parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
+            const int sms = x.parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
             if (!test_that(simt_cublaslt_sms == -1 || simt_cublaslt_sms == want))
                 test_detail("a matmul for %d SMs, not %d; %s", simt_cublaslt_sms, want, describe(p));
             if (!test_that(!want || a.vocab == 0 || !a.dweight || simt_cublaslt_sms == want))
@@ -383,16 +397,20 @@ static lk_status launch_split(const problem *p)
             if (!status && !test_that(handed == (reduces ? p->tokens : 0)))
                 test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
             if (status || rehearsal || !gathers(p)) continue;
-            if (x.tail) test_same_on_ranks(x.tail, p->tokens, acting);
-            else if (x.logp)
-                test_same_on_ranks(x.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, acting);
+            if (i.tail) test_same_on_ranks(i.tail, p->tokens, acting);
+            else if (i.logp)
+                test_same_on_ranks(i.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, acting);
             else if (a.lse) test_same_on_ranks(a.lse, p->tokens, acting);
         }
-    if (status || p->direction != FORWARD || gathers(p)) return status;
-    args_t x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
-    x.common.all_states = table;
-    finish_query_of[p->type](&x, &x.common.workspace_bytes);
-    return finish_of[p->type](&x, test.stream);
+    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    rank_args x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
+    x.states = keeps ? left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
+    if (keeps) x.common.common.bad_targets = NULL;
+    x.parallel.all_gather = NULL;
+    finish_query_of[p->type](&x, &x.common.common.workspace_bytes);
+    status = finish_of[p->type](&x, test.stream);
+    if (keeps && !status) test_same_on_ranks(left_states(0), p->tokens, 0), test_same_on_ranks(left_states(1), p->tokens, 1);
+    return status;
 }
 
 /* Each rank, or the one that finishes, counts the tokens with a bad id. */
@@ -427,17 +445,21 @@ static void sum_dx(const problem *p)
 
 /* The workspace of a call: the plan, and its bytes. roundings: of dweight, by the plan of any rank. */
 static int64_t roundings;
-static size_t choose_room(const problem *p, const args_t *a)
+static size_t choose_room(const problem *p, const rank_args *x)
 {
-    const plan_function ask = p->ranks ? split_plan_of[p->direction][p->type] : plan_of[p->direction][p->type];
     plan_t any = {};
     size_t bytes = 0;
-    test_launched(ask(a, SIZE_MAX, &any), describe(p));
-    test_launched((p->ranks ? split_query_of : query_of)[p->direction][p->type](a, &bytes), describe(p));
+    const auto ask = [&](size_t budget, plan_t *to) {
+        return p->ranks ? split_plan_of[p->direction][p->type](x, budget, to)
+                        : plan_of[p->direction][p->type](&x->common, budget, to);
+    };
+    test_launched(ask(SIZE_MAX, &any), describe(p));
+    test_launched(p->ranks ? split_query_of[p->direction][p->type](x, &bytes)
+                           : query_of[p->direction][p->type](&x->common, &bytes), describe(p));
     if (p->budget == SMALLEST) bytes = any.minimum_bytes;
     if (p->budget > BETWEEN) bytes = (size_t)p->budget > any.minimum_bytes ? (size_t)p->budget : any.minimum_bytes;
     if (p->budget == BETWEEN) bytes = any.minimum_bytes * (2 + p->seed % 5) / 2 + 100;
-    test_launched(ask(a, bytes, &plan), describe(p));
+    test_launched(ask(bytes, &plan), describe(p));
     if (!test_that(plan.workspace_bytes <= bytes && plan.minimum_bytes == any.minimum_bytes)) test_detail("%s", plan.text);
     if (strstr(plan.text, "rounded after each chunk") && plan.chunks > roundings) roundings = plan.chunks;
     return plan.workspace_bytes;
@@ -478,12 +500,13 @@ static void prepare_run(const problem *p, int run)
     size_t bytes = 0;
     roundings = 0;
     if (p->ranks) make_table(p);
-    else bytes = choose_room(p, &args);
+    const rank_args whole = {args, {}, NULL, NULL};
+    if (!p->ranks) bytes = choose_room(p, &whole);
     for (int rank = 0; rank < p->ranks; rank++) {
-        const args_t x = slice_of(p, rank);
+        const rank_args x = slice_of(p, rank);
         size_t of_finish = 0;
         room_of[rank] = choose_room(p, &x);
-        if (p->direction == FORWARD) test_launched(finish_query_of[p->type](&x, &of_finish), describe(p));
+        if (p->direction != BACKWARD) test_launched(finish_query_of[p->type](&x, &of_finish), describe(p));
         if (of_finish > bytes) bytes = of_finish;
         if (room_of[rank] > bytes) bytes = room_of[rank];
     }
@@ -1044,7 +1067,6 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "saved", SPOIL(a->common.saved = a->common.workspace), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "max_counted", SPOIL(a->common.max_counted = 2), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "parallel", SPOIL(a->common.parallel.vocab_total = 80), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1), true, true},
         {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS), true, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->common.path = 4), true, true},
@@ -1099,6 +1121,7 @@ static void errors(int type, int direction)
 static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
 static lk_status broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
 
+#define RANK_SPOIL(...) [](rank_args *a) { __VA_ARGS__; }
 static void rank_errors(int type)
 {
     enum { FINISH = DIRECTIONS };
@@ -1107,60 +1130,60 @@ static void rank_errors(int type)
         lk_status want;
         bool asked; /* the query says so too */
         const char *says;
-        void (*spoil)(args_t *a);
+        void (*spoil)(rank_args *a);
     } cases[] = {
-        {FORWARD, LK_OK, false, "", SPOIL((void)a)},
-        {FINISH, LK_OK, false, "", SPOIL((void)a)},
-        {BACKWARD, LK_OK, false, "", SPOIL((void)a)},
-        {BOTH, LK_OK, false, "", SPOIL((void)a)},
-        {FORWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
-        {FINISH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
-        {BACKWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
-        {BOTH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", SPOIL(a->common.parallel = {})},
-        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_total is -1", SPOIL(a->common.parallel.vocab_total = -1)},
-        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_start is", SPOIL(a->common.parallel.vocab_start = 21)},
-        {FORWARD, LK_ERR_SHAPE, true, "parallel.ranks is 0", SPOIL(a->common.parallel.ranks = 0)},
-        {FINISH, LK_ERR_SHAPE, true, "parallel.ranks is 65537", SPOIL(a->common.parallel.ranks = 65537)},
-        {BACKWARD, LK_ERR_SHAPE, true, "parallel.rank is 2", SPOIL(a->common.parallel.rank = 2)},
-        {BOTH, LK_ERR_SHAPE, true, "vocab is 41", SPOIL(a->common.vocab = 41)},
-        {FORWARD, LK_ERR_SHAPE, true, "ids_per_row is 0", SPOIL(a->ids_per_row = 0)},
-        {FINISH, LK_ERR_SHAPE, true, "ids_per_row is 129", SPOIL(a->ids_per_row = 129)},
-        {BOTH, LK_ERR_SHAPE, true, "hidden is 0", SPOIL(a->common.hidden = 0)},
+        {FORWARD, LK_OK, false, "", RANK_SPOIL((void)a)},
+        {FINISH, LK_OK, false, "", RANK_SPOIL((void)a)},
+        {BACKWARD, LK_OK, false, "", RANK_SPOIL((void)a)},
+        {BOTH, LK_OK, false, "", RANK_SPOIL((void)a)},
+        {FORWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
+        {FINISH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
+        {BACKWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
+        {BOTH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
+        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_total is -1", RANK_SPOIL(a->parallel.vocab_total = -1)},
+        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_start is", RANK_SPOIL(a->parallel.vocab_start = 21)},
+        {FORWARD, LK_ERR_SHAPE, true, "parallel.ranks is 0", RANK_SPOIL(a->parallel.ranks = 0)},
+        {FINISH, LK_ERR_SHAPE, true, "parallel.ranks is 65537", RANK_SPOIL(a->parallel.ranks = 65537)},
+        {BACKWARD, LK_ERR_SHAPE, true, "parallel.rank is 2", RANK_SPOIL(a->parallel.rank = 2)},
+        {BOTH, LK_ERR_SHAPE, true, "vocab is 41", RANK_SPOIL(a->common.common.vocab = 41)},
+        {FORWARD, LK_ERR_SHAPE, true, "ids_per_row is 0", RANK_SPOIL(a->common.ids_per_row = 0)},
+        {FINISH, LK_ERR_SHAPE, true, "ids_per_row is 129", RANK_SPOIL(a->common.ids_per_row = 129)},
+        {BOTH, LK_ERR_SHAPE, true, "hidden is 0", RANK_SPOIL(a->common.common.hidden = 0)},
         {FORWARD, LK_ERR_PATH, true, "path is 3; where columns are split over ranks it is 0",
-         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED)},
+         RANK_SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_FUSED)},
         {BOTH, LK_ERR_PATH, true, "path is 2; where columns are split over ranks it is 0",
-         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
-        {BOTH, LK_OK, false, "", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
-        {FORWARD, LK_ERR_NULL, false, "states is NULL", SPOIL(a->common.states = NULL)},
-        {FORWARD, LK_ERR_ALIGNMENT, false, "states", SPOIL(MOVED(a->common.states, 8))},
-        {FORWARD, LK_ERR_SHAPE, false, "target_ids and states overlap", /* in the last token's logits */
-         SPOIL(a->common.states = (char *)(uintptr_t)a->target_ids - block_bytes + 16)},
-        {FINISH, LK_ERR_NULL, false, "all_states is NULL", SPOIL(a->common.all_states = NULL)},
-        {FINISH, LK_ERR_NULL, false, "target_ids is NULL", SPOIL(a->target_ids = NULL)},
-        {FINISH, LK_ERR_SHAPE, false, "logp and all_states overlap", /* in the last rank's logits */
-         SPOIL(a->logp = (float *)((uintptr_t)a->common.all_states + 2 * block_bytes - 4))},
-        {FINISH, LK_ERR_WORKSPACE, false, "workspace is NULL", SPOIL(a->common.workspace = NULL)},
-        {FORWARD, LK_ERR_WORKSPACE, false, "workspace is NULL", SPOIL(a->common.workspace = NULL)},
-        {BACKWARD, LK_ERR_WORKSPACE, false, "workspace_bytes is 100", SPOIL(a->common.workspace_bytes = 100)},
-        {BOTH, LK_ERR_WORKSPACE, false, "workspace_bytes is", SPOIL(a->common.workspace_bytes = plan.minimum_bytes - 1)},
-        {BACKWARD, LK_ERR_NULL, false, "others is NULL", SPOIL(a->common.others = NULL)},
-        {BACKWARD, LK_ERR_NULL, false, "lse is NULL", SPOIL(a->common.lse = NULL)},
-        {BOTH, LK_ERR_NULL, true, "parallel.all_gather is NULL; without it call", SPOIL(a->common.parallel.all_gather = NULL)},
-        {BOTH, LK_ERR_NULL, false, "weight is NULL", SPOIL(a->common.weight = NULL)},
-        {BOTH, LK_ERR_NULL, false, "context is NULL", SPOIL(a->common.context = NULL)},
-        {BOTH, (lk_status)77, false, "parallel.all_gather returned 77", SPOIL(a->common.parallel.all_gather = broken_gather)},
-        {FORWARD, (lk_status)77, false, "all_gather returned 77", SPOIL(a->common.parallel.all_gather = broken_gather)},
-        {BACKWARD, (lk_status)78, false, "parallel.reduce returned 78", SPOIL(a->common.parallel.reduce = broken_reduce)},
-        {FORWARD, LK_OK, false, "", SPOIL(a->tail = (float *)(uintptr_t)3)}, /* finish writes it */
-        {FORWARD, LK_ERR_ALIGNMENT, false, "tail_weight", SPOIL(a->tail_weight = (float *)(uintptr_t)3)},
-        {FINISH, LK_ERR_SHAPE, false, "tail and all_states overlap",
-         SPOIL(a->tail = (float *)(uintptr_t)a->common.all_states)},
-        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", SPOIL(a->dtail = a->common.others)},
-        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", SPOIL(a->tail_weight = a->common.others)},
-        {BOTH, LK_ERR_VALUE, true, "statistics is given", SPOIL(a->common.statistics = 1)},
-        {BACKWARD, LK_ERR_VALUE, true, "max_counted is given", SPOIL(a->common.max_counted = 2)},
-        {FINISH, LK_ERR_VALUE, true, "class_weight is given", SPOIL(a->common.class_weight = a->logp)},
-        {FINISH, LK_ERR_VALUE, true, "target is given", SPOIL(a->common.target = a->target_ids)},
+         RANK_SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
+        {BOTH, LK_OK, false, "", RANK_SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
+        {FORWARD, LK_ERR_NULL, false, "states is NULL", RANK_SPOIL(a->states = NULL)},
+        {FORWARD, LK_ERR_ALIGNMENT, false, "states", RANK_SPOIL(MOVED(a->states, 8))},
+        {FORWARD, LK_ERR_SHAPE, false, "states and target_ids overlap", /* in the last token's logits */
+         RANK_SPOIL(a->states = (char *)(uintptr_t)a->common.target_ids - block_bytes + 16)},
+        {FINISH, LK_ERR_NULL, false, "all_states is NULL", RANK_SPOIL(a->all_states = NULL)},
+        {FINISH, LK_ERR_NULL, false, "target_ids is NULL", RANK_SPOIL(a->common.target_ids = NULL)},
+        {FINISH, LK_ERR_SHAPE, false, "all_states and logp overlap", /* in the last rank's logits */
+         RANK_SPOIL(a->common.logp = (float *)((uintptr_t)a->all_states + 2 * block_bytes - 4))},
+        {FINISH, LK_ERR_WORKSPACE, false, "workspace is NULL", RANK_SPOIL(a->common.common.workspace = NULL)},
+        {FORWARD, LK_ERR_WORKSPACE, false, "workspace is NULL", RANK_SPOIL(a->common.common.workspace = NULL)},
+        {BACKWARD, LK_ERR_WORKSPACE, false, "workspace_bytes is 100", RANK_SPOIL(a->common.common.workspace_bytes = 100)},
+        {BOTH, LK_ERR_WORKSPACE, false, "workspace_bytes is", RANK_SPOIL(a->common.common.workspace_bytes = plan.minimum_bytes - 1)},
+        {BACKWARD, LK_ERR_NULL, false, "states is NULL", RANK_SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, false, "lse is NULL", RANK_SPOIL(a->common.common.lse = NULL)},
+        {BOTH, LK_ERR_NULL, true, "parallel.all_gather is NULL; without it call", RANK_SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, LK_ERR_NULL, false, "weight is NULL", RANK_SPOIL(a->common.common.weight = NULL)},
+        {BOTH, LK_ERR_NULL, false, "context is NULL", RANK_SPOIL(a->common.common.context = NULL)},
+        {BOTH, (lk_status)77, false, "parallel.all_gather returned 77", RANK_SPOIL(a->parallel.all_gather = broken_gather)},
+        {FORWARD, (lk_status)77, false, "all_gather returned 77", RANK_SPOIL(a->parallel.all_gather = broken_gather)},
+        {BACKWARD, (lk_status)78, false, "parallel.reduce returned 78", RANK_SPOIL(a->parallel.reduce = broken_reduce)},
+        {FORWARD, LK_OK, false, "", RANK_SPOIL(a->common.tail = (float *)(uintptr_t)3)}, /* finish writes it */
+        {FORWARD, LK_ERR_ALIGNMENT, false, "tail_weight", RANK_SPOIL(a->common.tail_weight = (float *)(uintptr_t)3)},
+        {FINISH, LK_ERR_SHAPE, false, "all_states and tail overlap",
+         RANK_SPOIL(a->common.tail = (float *)(uintptr_t)a->all_states)},
+        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", RANK_SPOIL(a->common.dtail = (float *)a->states)},
+        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", RANK_SPOIL(a->common.tail_weight = (float *)a->states)},
+        {BOTH, LK_ERR_VALUE, true, "statistics is given", RANK_SPOIL(a->common.common.statistics = 1)},
+        {BACKWARD, LK_ERR_VALUE, true, "max_counted is given", RANK_SPOIL(a->common.common.max_counted = 2)},
+        {FINISH, LK_ERR_VALUE, true, "class_weight is given", RANK_SPOIL(a->common.common.class_weight = a->common.logp)},
+        {FINISH, LK_ERR_VALUE, true, "target is given", RANK_SPOIL(a->common.common.target = a->common.target_ids)},
     };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const bool finish = cases[i].direction == FINISH;
@@ -1169,9 +1192,9 @@ static void rank_errors(int type)
         p.ranks = 2, p.seed = 6; /* equal slices; of forward three calls */
         prepare(&p);
         acting = 0, handed = 0;
-        args_t x = slice_of(&p, 0);
-        x.common.parallel.reduce_sms = 0, x.common.parallel.reduce = NULL, x.common.bad_targets = NULL;
-        if (finish) x.common.all_states = table, x.common.workspace_bytes = args.common.workspace_bytes;
+        rank_args x = slice_of(&p, 0);
+        x.parallel.reduce_sms = 0, x.parallel.reduce = NULL, x.common.common.bad_targets = NULL;
+        if (finish) x.states = NULL, x.common.common.workspace_bytes = args.common.workspace_bytes;
         cases[i].spoil(&x);
         const lk_status status = (finish ? finish_of : split_call_of[direction])[type](&x, test.stream);
         if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
@@ -1189,8 +1212,8 @@ static void rank_errors(int type)
         p.ranks = 2, p.seed = 6;
         prepare(&p);
         plan_t any;
-        args_t x = slice_of(&p, 0);
-        const plan_function ask = split_plan_of[direction][type];
+        rank_args x = slice_of(&p, 0);
+        const rank_plan_function ask = split_plan_of[direction][type];
         if (!test_that(split_call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
         if (!test_that(ask(&x, SIZE_MAX, NULL) == LK_ERR_NULL)) test_detail("plan NULL is taken");
         if (!test_that(ask(&x, SIZE_MAX, &any) == LK_OK && any.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS &&
