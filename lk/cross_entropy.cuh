@@ -2145,10 +2145,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (a->dlogits_dtype != lk_dtype<T> && a->dlogits_dtype != LK_DTYPE_E5M2 && !is_16)
         lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is %d; it must be T, e5m2, or f16 or bf16 when T is f32", a->dlogits_dtype);
     lk_check_enum(&checks, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
-    if (a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90)
-        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_TEAM_ROWS)
-        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    lk_check_cluster(&checks, a->path, a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90);
+    lk_check_rows(&checks, a->path, a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_TEAM_ROWS, "rows", a->rows);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, bytes);

@@ -715,22 +715,17 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
         lk_workspace(a->workspace, more ? more->needed : 0),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_checks checks = {op, LK_OK};
-    if (!query) lk_check_null(&checks, list, count);
+    lk_checks checks = {op, LK_OK, arch};
     lk_check_size(&checks, "rows", rows, 0, INT64_MAX);
     lk_check_size(&checks, "vocab", vocab, more ? 0 : 1, (int64_t)1 << 30);
     lk_check_shapes(&checks, list, count, query);
     lk_kl_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
-    if (a->path >= LK_KL_BLOCK && rows > LK_TEAM_ROWS)
-        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)rows);
-    if (a->path == LK_KL_CLUSTER && arch < 90)
-        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (query) return checks.status;
-    lk_check_alignment(&checks, list, count);
+    lk_check_rows(&checks, a->path, a->path >= LK_KL_BLOCK && rows > LK_TEAM_ROWS, "rows", rows);
+    lk_check_cluster(&checks, a->path, a->path == LK_KL_CLUSTER && arch < 90);
     if (more) lk_check_workspace(&checks, a->workspace, a->workspace_bytes, more->needed);
+    lk_check_end(&checks, list, count);
     lk_check_warn(&checks, rows == 0, "rows is 0; nothing is computed");
-    lk_check_allocations(&checks, list, count);
     return checks.status;
 }
 

@@ -3,16 +3,14 @@
  * status of the first that fails, with its sentence in lk_last_error. Compiled with -DLK_CHECK also what a call cannot see in its
  * arguments alone: where the memory behind a pointer lies, and where it ends.
  *
- *     lk_checks checks = {op};
+ *     lk_checks checks = lk_check_begin(op, device);
  *     lk_tensor list[] = {{"x", a->x, sizeof(T), LK_REQUIRED, a->cols, {{a->rows, &a->x_stride, "x_stride"}}}, ...,
  *                         lk_workspace(a->workspace, needed)};
  *     const int count = lk_used_tensors(list, LK_COUNT(list));
- *     lk_check_null(&checks, list, count);
  *     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
  *     lk_check_shapes(&checks, list, count, query);
- *     lk_check_alignment(&checks, list, count);
  *     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, needed);
- *     lk_check_allocations(&checks, list, count);
+ *     lk_check_end(&checks, list, count);
  *     return checks.status;
  *
  * Needs: lk_base.cuh.
@@ -27,13 +25,26 @@
 #endif
 #if defined(__CUDACC__) || defined(LK_SIMT)
 
+/* The architecture of checks that look at shapes and options alone: those of a workspace function. */
+#define LK_QUERY INT32_MAX
+
 /* The checks of a call. LK_ERR_NULL to LK_ERR_WORKSPACE fall by one from rule to rule of lk/README.md, so whatever the order in
  * which an op checks, the status is that of the first rule that is broken: of one rule's checks the first that failed. The
  * arguments of later checks are still computed, so an op returns before it divides by a size that may be bad. */
-typedef struct {
+typedef struct lk_checks {
     const char *op;
     lk_status status;
+    int arch = 0;                    /* lk_device's, or LK_QUERY */
+    cudaError_t asked = cudaSuccess; /* what CUDA said when it was asked for the device */
 } lk_checks;
+
+/* Begins the checks of a call. device: it becomes the current device; NULL in a workspace function, for LK_QUERY. Where CUDA has
+ * no device, no path is refused for want of one: lk_check_end says so, behind all that is wrong with the arguments. */
+LK_HOST lk_checks lk_check_begin(const char *op, lk_device *device)
+{
+    const cudaError_t asked = device ? lk_current_device(device) : cudaSuccess;
+    return {op, LK_OK, !device ? LK_QUERY : asked ? 90 : device->arch, asked};
+}
 
 /* Whether this rule, or one before it, is broken: its other checks need not look. */
 LK_HOST bool lk_rejected(const lk_checks *checks, lk_status rule)
@@ -247,12 +258,10 @@ LK_HOST void lk_check_overlap(lk_checks *checks, const lk_tensor *list, int coun
     }
 }
 
-/* The architecture that the workspace functions give to the checks: they look at shapes and options alone. */
-#define LK_QUERY INT32_MAX
-
-/* The shapes of all tensors, once the sizes are checked. query: pointers mean nothing. */
+/* The shapes of all tensors, once the sizes are checked, and what is NULL. query: pointers mean nothing. */
 LK_HOST void lk_check_shapes(lk_checks *checks, const lk_tensor *list, int count, bool query)
 {
+    if (!query) lk_check_null(checks, list, count);
     for (int i = 0; i < count; i++) lk_check_stride(checks, &list[i], query ? NULL : lk_in_place_of(list, &list[i]));
     if (!query) lk_check_overlap(checks, list, count);
 }
@@ -269,11 +278,29 @@ LK_HOST void lk_check_enum(lk_checks *checks, const char *name, int value, int m
     if (value < 0 || value > most) lk_reject(checks, LK_ERR_VALUE, "%s is %d; it must be one of %s", name, value, names);
 }
 
+/* Fails if a field is given that this call does not take. why: the end of the sentence. */
+LK_HOST void lk_check_absent(lk_checks *checks, const char *name, bool given, const char *why)
+{
+    if (given) lk_reject(checks, LK_ERR_VALUE, "%s is given; %s", name, why);
+}
+
 /* A <tensor>_dtype that may be T or f32. */
 template <class T> LK_HOST void lk_check_dtype(lk_checks *checks, const char *name, int dtype)
 {
     if (dtype != LK_DTYPE_T && dtype != LK_DTYPE_F32 && dtype != lk_dtype<T>)
         lk_reject(checks, LK_ERR_VALUE, "%s is %d; it must be T (0) or f32 (%d)", name, dtype, LK_DTYPE_F32);
+}
+
+/* Fails if these are too many rows for a path with a block or more per row: more than LK_TEAM_ROWS. */
+LK_HOST void lk_check_rows(lk_checks *checks, int path, bool too_many, const char *name, int64_t rows)
+{
+    if (too_many) lk_reject(checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; %s is %lld", path, name, (long long)rows);
+}
+
+/* Fails if a path needs clusters and the code has none. */
+LK_HOST void lk_check_cluster(lk_checks *checks, int path, bool lacks)
+{
+    if (lacks) lk_reject(checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", path);
 }
 
 LK_HOST void lk_check_alignment(lk_checks *checks, const lk_tensor *list, int count)
@@ -287,7 +314,7 @@ LK_HOST void lk_check_alignment(lk_checks *checks, const lk_tensor *list, int co
 /* Whether a workspace will do for a call that needs `needed` bytes. */
 LK_HOST void lk_check_workspace(lk_checks *checks, const void *workspace, size_t given, size_t needed)
 {
-    if (lk_rejected(checks, LK_ERR_WORKSPACE) || !needed) return;
+    if (checks->arch == LK_QUERY || !needed || lk_rejected(checks, LK_ERR_WORKSPACE)) return;
     if (!workspace) return lk_reject(checks, LK_ERR_WORKSPACE, "workspace is NULL; this call needs %zu bytes", needed);
     if (given < needed) return lk_reject(checks, LK_ERR_WORKSPACE, "workspace_bytes is %zu; this call needs %zu", given, needed);
     if ((uintptr_t)workspace % LK_WORKSPACE_ALIGNMENT)
@@ -337,12 +364,21 @@ LK_HOST void lk_check_allocations(lk_checks *checks, const lk_tensor *list, int 
 #endif
 }
 
+/* The last checks, of what a query has not: pointers and a device. */
+LK_HOST void lk_check_end(lk_checks *checks, const lk_tensor *list, int count)
+{
+    if (checks->arch == LK_QUERY) return;
+    lk_check_alignment(checks, list, count);
+    lk_check_allocations(checks, list, count);
+    lk_check_device(checks, checks->asked);
+}
+
 /* With -DLK_CHECK a line on stderr about a call that is allowed and seldom intended. */
 LK_HOST void lk_check_warn(const lk_checks *checks, bool suspect, const char *sentence)
 {
     (void)checks, (void)suspect, (void)sentence;
 #if defined(LK_CHECK)
-    if (suspect && !checks->status) fprintf(stderr, "%s: %s\n", checks->op, sentence);
+    if (suspect && !checks->status && checks->arch != LK_QUERY) fprintf(stderr, "%s: %s\n", checks->op, sentence);
 #endif
 }
 

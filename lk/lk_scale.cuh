@@ -102,15 +102,11 @@ template <class T> LK_HOST lk_status lk_rescale(const char *op, const lk_rescale
                               {"history", a.history, 4, LK_OUT, 2 * some}};
     const int count = LK_COUNT(list);
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_checks checks = {op, LK_OK};
-    lk_check_null(&checks, list, count);
+    lk_checks checks = lk_check_begin(op, &device);
     lk_check_size(&checks, "count", a.count, 0, (int64_t)1 << 62);
     lk_check_shapes(&checks, list, count, false);
-    lk_check_alignment(&checks, list, count);
+    lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a.count == 0, "count is 0; nothing is computed");
-    lk_check_device(&checks, error);
-    lk_check_allocations(&checks, list, count);
     if (checks.status || a.count == 0) return checks.status;
     /* 8 blocks fit on an SM of sm_80, 90 and 100. There all run at once, and none starts only to find that the factor is 1. */
     int64_t grid = lk_ceil_div(lk_ceil_div(a.count, LK_VEC<T>), 256);

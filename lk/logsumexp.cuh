@@ -404,16 +404,16 @@ LK_HOST lk_status lk_logsumexp_backward_columns(const char *op, const lk_device 
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* Validates; a becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+/* Validates; a becomes the arguments with every default filled in. device: as in lk_check_begin. */
 template <class T>
-LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, lk_direction direction, int arch,
+LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, lk_direction direction, lk_device *device,
                                      lk_logsumexp_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->inner == 0) a->inner = 1;
     if (a->scale == 0.0f) a->scale = 1.0f;
-    const bool query = arch == LK_QUERY, backward = direction == LK_BACKWARD;
+    const bool query = !device, backward = direction == LK_BACKWARD;
     const int forward_out = backward ? LK_UNUSED : LK_OUT, backward_in = backward ? LK_IN : LK_UNUSED;
     const int64_t rows = backward && a->cols == 0 ? 0 : lk_count(a->outer, a->inner); /* backward has no work without columns */
     lk_tensor list[] = {
@@ -428,8 +428,7 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
          {{a->outer, &a->dx_outer_stride, "dx_outer_stride"}, {a->cols, &a->dx_col_stride, "dx_col_stride"}}, {"x"}},
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_checks checks = {op, LK_OK};
-    if (!query) lk_check_null(&checks, list, count);
+    lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "outer", a->outer, 0, INT64_MAX);
     lk_check_size(&checks, "cols", a->cols, 0, INT64_MAX);
     lk_check_size(&checks, "inner", a->inner, 0, INT64_MAX);
@@ -441,66 +440,57 @@ LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *ar
     const bool rowwise = a->path >= LK_LOGSUMEXP_WARP && a->path <= LK_LOGSUMEXP_CLUSTER;
     if (rowwise && (a->inner != 1 || a->col_stride != 1 || (backward && a->dx_col_stride != 1)))
         lk_reject(&checks, LK_ERR_PATH, "path %d needs contiguous rows: inner 1 and col_stride 1", a->path);
-    if (rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_TEAM_ROWS)
-        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; outer is %lld", a->path, (long long)a->outer);
+    lk_check_rows(&checks, a->path, rowwise && a->path > LK_LOGSUMEXP_WARP && a->outer > LK_TEAM_ROWS, "outer", a->outer);
     if (a->path == LK_LOGSUMEXP_CLUSTER && backward) lk_reject(&checks, LK_ERR_PATH, "backward has no path %d (cluster)", a->path);
-    if (a->path == LK_LOGSUMEXP_CLUSTER && arch < 90)
-        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (query) return checks.status;
-    lk_check_alignment(&checks, list, count);
+    lk_check_cluster(&checks, a->path, a->path == LK_LOGSUMEXP_CLUSTER && checks.arch < 90);
+    lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a->outer == 0, "outer is 0; nothing is computed");
     lk_check_warn(&checks, backward && a->cols == 0, "cols is 0; nothing is computed");
-    lk_check_allocations(&checks, list, count);
     return checks.status;
 }
 
 /* ---- The calls, and their workspace: none -------------------------------------------------------------------------------- */
 
-template <class T> LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
+template <class T>
+LK_HOST lk_status lk_logsumexp_forward(const char *op, const lk_device *device, const lk_logsumexp_call &call,
+                                       cudaStream_t stream)
 {
-    lk_logsumexp_call call = {{}, {}, 32, 0, 0};
-    lk_logsumexp_args &a = call.a;
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_logsumexp_check<T>(op, args, LK_FORWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status || a.outer == 0) return status;
-
+    const lk_logsumexp_args &a = call.a;
     const int64_t row_bytes = lk_logsumexp_length(&a) * (int64_t)sizeof(T);
     int kind = a.path; /* then an LK_TEAM_*: WARP, BLOCK and CLUSTER have the same numbers in both, 0 and 4 do not */
     if (kind == LK_LOGSUMEXP_AUTO && (a.inner != 1 || a.col_stride != 1)) kind = LK_LOGSUMEXP_COLUMN;
-    if (kind == LK_LOGSUMEXP_AUTO) kind = lk_team_path(&device, a.outer, row_bytes);
-    if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, &device, call, stream);
-    return lk_logsumexp_forward_rows<T>(op, &device, call, kind, stream);
+    if (kind == LK_LOGSUMEXP_AUTO) kind = lk_team_path(device, a.outer, row_bytes);
+    if (kind == LK_LOGSUMEXP_COLUMN) return lk_logsumexp_forward_columns<T>(op, device, call, stream);
+    return lk_logsumexp_forward_rows<T>(op, device, call, kind, stream);
 }
 
-template <class T> LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
+template <class T>
+LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_device *device, const lk_logsumexp_call &call,
+                                        cudaStream_t stream)
 {
-    lk_logsumexp_call call = {{}, {}, 32, 0, 0};
-    lk_logsumexp_args &a = call.a;
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_logsumexp_check<T>(op, args, LK_BACKWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status || a.outer == 0 || a.cols == 0) return status;
-
+    const lk_logsumexp_args &a = call.a;
     const bool contiguous = a.inner == 1 && a.col_stride == 1 && a.dx_col_stride == 1;
     const bool aligned = ((uintptr_t)a.x ^ (uintptr_t)a.dx) % 16 == 0 && (a.outer_stride - a.dx_outer_stride) % LK_VEC<T> == 0;
     if (a.path == LK_LOGSUMEXP_COLUMN || !contiguous || !aligned)
-        return lk_logsumexp_backward_columns<T>(op, &device, call, stream);
-    return lk_logsumexp_backward_rows<T>(op, &device, call, stream);
+        return lk_logsumexp_backward_columns<T>(op, device, call, stream);
+    return lk_logsumexp_backward_rows<T>(op, device, call, stream);
 }
 
 template <class T>
 LK_HOST lk_status lk_logsumexp_run(const char *op, const lk_logsumexp_args *args, lk_direction direction, cudaStream_t stream)
 {
-    return direction == LK_FORWARD ? lk_logsumexp_forward<T>(op, args, stream) : lk_logsumexp_backward<T>(op, args, stream);
+    lk_logsumexp_call call = {{}, {}, 32, 0, 0};
+    lk_device device = {};
+    const lk_status status = lk_logsumexp_check<T>(op, args, direction, &device, &call.a);
+    if (status || call.a.outer == 0) return status;
+    if (direction == LK_FORWARD) return lk_logsumexp_forward<T>(op, &device, call, stream);
+    return call.a.cols == 0 ? LK_OK : lk_logsumexp_backward<T>(op, &device, call, stream);
 }
 template <class T>
 LK_HOST lk_status lk_logsumexp_query(const char *op, const lk_logsumexp_args *args, lk_direction direction, size_t *bytes)
 {
     lk_logsumexp_args a = {};
-    return lk_no_workspace(lk_logsumexp_check<T>(op, args, direction, LK_QUERY, &a), bytes);
+    return lk_no_workspace(lk_logsumexp_check<T>(op, args, direction, NULL, &a), bytes);
 }
 
 #endif /* CUDA or the simulator */

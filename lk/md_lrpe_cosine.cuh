@@ -1582,14 +1582,14 @@ LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, 
       {tokens, &a->name##_token_stride, #name "_token_stride"}}}
 
 /* Validates. a becomes the arguments with every default filled in, the path too. x and dtheta become NULL where the call does
- * not have them. sms: lk_device's, or LK_QUERY. */
+ * not have them. device: as in lk_check_begin. */
 template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction, int sms,
-                                          lk_md_lrpe_cosine_args *a, lk_lrpe_split *split)
+LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction,
+                                          lk_device *device, lk_md_lrpe_cosine_args *a, lk_lrpe_split *split)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = sms == LK_QUERY, backward = direction == LK_BACKWARD;
+    const bool query = !device, backward = direction == LK_BACKWARD;
     a->axes = a->axes < 1 || a->axes > 8 ? 1 : a->axes; /* what was given is checked below */
     if (a->e == 0) a->e = a->dim / a->axes + (a->dim % a->axes != 0);
     if (a->theta_heads == 0) a->theta_heads = a->heads;
@@ -1612,8 +1612,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     static const char *const shape[8] = {"shape[0]", "shape[1]", "shape[2]", "shape[3]",
                                          "shape[4]", "shape[5]", "shape[6]", "shape[7]"};
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_checks checks = {op, LK_OK};
-    if (!query) lk_check_null(&checks, list, count);
+    lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "axes", args->axes, 0, 8);
     lk_check_size(&checks, "batch", a->batch, 0, INT64_MAX);
     lk_check_size(&checks, "heads", a->heads, 0, INT64_MAX);
@@ -1628,7 +1627,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
     lk_check_size(&checks, "prefix", a->prefix, 0, INT64_MAX);
     for (int i = 0; i < a->axes && !checks.status; i++) lk_check_size(&checks, shape[i], a->shape[i], 0, INT64_MAX);
     lk_check_shapes(&checks, list, count, query);
-    if (!query && !checks.status) checks.status = lk_lrpe_split_work(op, a, sms, split);
+    if (!query && !checks.status) checks.status = lk_lrpe_split_work(op, a, device->sms, split);
     list[count - 1].width = (int64_t)split->bytes;
     if (!query) lk_check_overlap(&checks, list, count); /* once more, with the workspace */
     const int64_t limit = (int64_t)1 << 31;
@@ -1650,13 +1649,11 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
         lk_reject(&checks, LK_ERR_PATH, "path %d (vector) needs dim, strides and pointers that are multiples of 16 bytes%s",
                   a->path, softmax ? ", and for softmax dim of 512 bytes at most" : "");
     if (a->path == LK_MD_LRPE_COSINE_AUTO) a->path = vector ? LK_MD_LRPE_COSINE_VECTOR : LK_MD_LRPE_COSINE_ROW;
-    if (query) return checks.status;
-    lk_check_alignment(&checks, list, count);
     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, split->bytes);
+    lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a->batch == 0, "batch is 0; nothing is computed");
     lk_check_warn(&checks, a->heads == 0, "heads is 0; nothing is computed");
     lk_check_warn(&checks, tokens == 0, "there are no tokens; nothing is computed");
-    lk_check_allocations(&checks, list, count);
     return checks.status;
 }
 
@@ -1686,9 +1683,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_run(const char *op, const lk_md_lrpe_cosine_
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, device.sms, &a, &split);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, &device, &a, &split);
     if (!status && a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
         status = lk_lrpe_launch<T>(op, &device, a, direction == LK_BACKWARD, split, stream);
     if (status || !a.dtheta || a.theta_heads == 0) return status;
@@ -1702,7 +1697,7 @@ LK_HOST lk_status lk_md_lrpe_cosine_query(const char *op, const lk_md_lrpe_cosin
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
-    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, LK_QUERY, &a, &split);
+    lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, NULL, &a, &split);
     if (!status && (a.dtheta || a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS))
         status = lk_asked_device(op, lk_current_device(&device));
     if (!status) status = lk_lrpe_split_work(op, &a, device.sms, &split);

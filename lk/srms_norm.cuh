@@ -476,8 +476,6 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
     }};
 }
 
-#define LK_SRMS_NORM_ROWS ((int64_t)1 << 27) /* most rows of BLOCK and CLUSTER */
-
 /* Whether a thread can hold weight, or bias, as it holds rows: it is of T, on 16 bytes and the same for all rows, or NULL. */
 template <class T> LK_HOST bool lk_srms_norm_plain(const lk_srms_norm_args *a, const void *columns)
 {
@@ -555,7 +553,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     int64_t most = traits.most_threads;
     if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
     if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * thread_vecs || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        path = units <= 32 * thread_vecs || rows > LK_TEAM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
         if (path == LK_SRMS_NORM_BLOCK && units > most * traits.most_vecs && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
     }
     in->segment = (int)cols;
@@ -1241,26 +1239,25 @@ template <class T, class Res> LK_HOST void (*lk_srms_norm_backward_choose(const 
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* Validates; a becomes the arguments with every default filled in, the types too. arch: lk_device's, or LK_QUERY. */
+/* Validates; a becomes the arguments with every default filled in, the types too. device: as in lk_check_begin. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, lk_direction direction, int arch,
+LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, lk_direction direction, lk_device *device,
                                      lk_srms_norm_args *a)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = arch == LK_QUERY, backward = direction == LK_BACKWARD;
+    const bool backward = direction == LK_BACKWARD;
     if (a->groups == 0) a->groups = 1;
     if (backward && a->residual_out && a->residual_out == a->residual && !a->residual_out_stride)
         a->residual_out_stride = a->residual_stride; /* forward wrote it in place, by this struct */
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_tensor *const list = table.list;
     const int count = lk_used_tensors(list, LK_COUNT(table.list));
-    lk_checks checks = {op, LK_OK};
-    if (!query) lk_check_null(&checks, list, count);
+    lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
     lk_check_size(&checks, "cols", a->cols, 1, (int64_t)1 << 30);
     lk_check_size(&checks, "groups", a->groups, 0, ((int64_t)1 << 30) / (a->cols > 0 ? a->cols : 1));
-    lk_check_shapes(&checks, list, count, query);
+    lk_check_shapes(&checks, list, count, !device);
     lk_check_number(&checks, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
     lk_check_number(&checks, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
     lk_check_dtype<T>(&checks, "residual_dtype", a->residual_dtype);
@@ -1272,48 +1269,28 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (!a->dy_dtype) a->dy_dtype = lk_dtype<T>;
     if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
     if (!a->dweight_dtype) a->dweight_dtype = lk_dtype<T>;
-    if (a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
-        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
-    if (a->path == LK_SRMS_NORM_CLUSTER && arch < 90)
-        lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) needs code for sm_90 or later", a->path);
-    if (query) return checks.status;
-    lk_check_alignment(&checks, list, count);
+    lk_check_rows(&checks, a->path, a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_TEAM_ROWS, "rows", a->rows);
+    lk_check_cluster(&checks, a->path, a->path == LK_SRMS_NORM_CLUSTER && checks.arch < 90);
+    lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a->rows == 0, backward ? "rows is 0; only dweight and dbias are written, if they are given"
                                                   : "rows is 0; nothing is computed");
     lk_check_warn(&checks, a->eps == 0.0f && !(backward && a->rstd), "eps is 0; a row of zeros gives NaN");
-    lk_check_allocations(&checks, list, count);
     return checks.status;
 }
 
 /* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
 
-template <class T> LK_HOST lk_status lk_srms_norm_forward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
+template <class T>
+LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device, lk_srms_norm_args a, cudaStream_t stream)
 {
-    lk_srms_norm_args a = {};
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_srms_norm_check<T>(op, args, LK_FORWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status || a.rows == 0) return status;
-    return lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
-}
-
-template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
-{
-    lk_srms_norm_args a = {};
-    lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_srms_norm_check<T>(op, args, LK_BACKWARD, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
-    if (status) return status;
-    const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(&device, &a);
+    const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(device, &a);
     lk_checks checks = {op, LK_OK};
     lk_check_workspace(&checks, a.workspace, a.workspace_bytes, layout.workspace);
-    status = checks.status;
+    lk_status status = checks.status;
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
-    const bool pdl = device.arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
+    const bool pdl = device->arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
     const bool other = a.residual_dtype != lk_dtype<T>;
-    if (!status && a.dbias) status = lk_srms_norm_dbias<T>(op, &device, &a, stream); /* before dx, which may be dy */
+    if (!status && a.dbias) status = lk_srms_norm_dbias<T>(op, device, &a, stream); /* before dx, which may be dy */
     if (!status && a.rows > 0 && (a.dx || a.dresidual || a.dweight))
         status = lk_launch_blocks(op, pdl,
                                   other ? lk_srms_norm_backward_choose<T, float>(layout)
@@ -1323,8 +1300,19 @@ template <class T> LK_HOST lk_status lk_srms_norm_backward(const char *op, const
     const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, LK_DTYPE_F32, a.dweight_dtype,
                                       partials / a.groups, partials % a.groups, a.cols, layout.call.pitch, a.groups,
                                       layout.call.in.offset, layout.call.in.offset_step, LK_VEC<T> - 1, a.accumulate};
-    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, &device, sum, stream);
+    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, device, sum, stream);
     return status;
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args, lk_direction direction, cudaStream_t stream)
+{
+    lk_srms_norm_args a = {};
+    lk_device device = {};
+    const lk_status status = lk_srms_norm_check<T>(op, args, direction, &device, &a);
+    if (status) return status;
+    if (direction == LK_BACKWARD) return lk_srms_norm_backward<T>(op, &device, a, stream);
+    return a.rows == 0 ? LK_OK : lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
 }
 
 /* Forward has none. With x or residual_out the answer is for the tensors that are given. With neither it is the most for any
@@ -1335,7 +1323,7 @@ LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *ar
 {
     lk_srms_norm_args given = {};
     lk_device device = {};
-    lk_status status = lk_srms_norm_check<T>(op, args, direction, LK_QUERY, &given);
+    lk_status status = lk_srms_norm_check<T>(op, args, direction, NULL, &given);
     const bool none = direction == LK_FORWARD || !(given.dweight || given.dbias) || given.rows == 0;
     if (status || none) return lk_no_workspace(status, bytes);
     status = lk_asked_device(op, lk_current_device(&device));
@@ -1361,11 +1349,6 @@ LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *ar
     }
     if (bytes) *bytes = most;
     return LK_OK;
-}
-template <class T>
-LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args, lk_direction direction, cudaStream_t stream)
-{
-    return direction == LK_FORWARD ? lk_srms_norm_forward<T>(op, args, stream) : lk_srms_norm_backward<T>(op, args, stream);
 }
 
 #endif /* CUDA or the simulator */

@@ -556,7 +556,7 @@ template <class T> LK_HOST int64_t lk_srms_norm_fp8_lay_out(const lk_device *dev
     lk_srms_norm_input *const in = &call->norm.in;
     const int64_t vecs = lk_ceil_div(a->cols, LK_VEC<T>), rows = a->rows;
     int path = a->path;
-    if (path == LK_SRMS_NORM_AUTO) path = vecs <= 32 * Vecs || rows > LK_SRMS_NORM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+    if (path == LK_SRMS_NORM_AUTO) path = vecs <= 32 * Vecs || rows > LK_TEAM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
     if (path == LK_SRMS_NORM_WARP) {
         while (in->team_log2 < 5 && 1 << in->team_log2 < vecs) in->team_log2++;
         *threads = 128;
@@ -1032,35 +1032,33 @@ template <class T> LK_HOST lk_srms_norm_fp8_table lk_srms_norm_fp8_tensors(lk_sr
     return table;
 }
 
-/* Validates; x becomes the arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+/* Validates; x becomes the arguments with every default filled in. device: as in lk_check_begin. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_args *args, int arch, lk_srms_norm_fp8_args *x)
+LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_args *args, lk_device *device,
+                                         lk_srms_norm_fp8_args *x)
 {
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     lk_srms_norm_args *const a = &x->common;
     if (a->groups == 0) a->groups = 1;
-    const bool query = arch == LK_QUERY;
-    lk_checks checks = {op, LK_OK};
+    lk_checks checks = lk_check_begin(op, device);
     lk_check_enum(&checks, "scaling", x->scaling, LK_SRMS_NORM_FP8_MX, "LK_SRMS_NORM_FP8_*");
     if (checks.status) x->scaling = LK_SRMS_NORM_FP8_TENSOR; /* which tensors there are follows from it */
     const bool tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
-    if (a->bias) lk_reject(&checks, LK_ERR_VALUE, "bias is given; srms_norm_fp8 has none");
-    if (!tensor && x->tensor_scale) lk_reject(&checks, LK_ERR_VALUE, "tensor_scale is given; it belongs to scaling 0 (tensor)");
-    if (!tensor && x->amax) lk_reject(&checks, LK_ERR_VALUE, "amax is given; it belongs to scaling 0 (tensor)");
-    if (tensor && x->scale)
-        lk_reject(&checks, LK_ERR_VALUE, "scale is given; with scaling 0 (tensor) the scale is tensor_scale, an input");
-    if ((tensor || !x->q_transposed) && x->transposed_scale)
-        lk_reject(&checks, LK_ERR_VALUE, "transposed_scale is given; it belongs to q_transposed with scaling 2 (block) or 3 (MX)");
-    if (x->q_transposed && x->scaling == LK_SRMS_NORM_FP8_ROW)
-        lk_reject(&checks, LK_ERR_VALUE, "q_transposed is given; scales of rows (1) are no scales of its rows");
+    lk_check_absent(&checks, "bias", a->bias, "srms_norm_fp8 has none");
+    lk_check_absent(&checks, "tensor_scale", !tensor && x->tensor_scale, "it belongs to scaling 0 (tensor)");
+    lk_check_absent(&checks, "amax", !tensor && x->amax, "it belongs to scaling 0 (tensor)");
+    lk_check_absent(&checks, "scale", tensor && x->scale, "with scaling 0 (tensor) the scale is tensor_scale, an input");
+    lk_check_absent(&checks, "transposed_scale", (tensor || !x->q_transposed) && x->transposed_scale,
+                    "it belongs to q_transposed with scaling 2 (block) or 3 (MX)");
+    lk_check_absent(&checks, "q_transposed", x->q_transposed && x->scaling == LK_SRMS_NORM_FP8_ROW,
+                    "scales of rows (1) are no scales of its rows");
     lk_srms_norm_fp8_table table = lk_srms_norm_fp8_tensors<T>(x);
     const int count = lk_used_tensors(table.list, LK_COUNT(table.list));
-    if (!query) lk_check_null(&checks, table.list, count);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
     lk_check_size(&checks, "cols", a->cols, 1, (int64_t)1 << 30);
     lk_check_size(&checks, "groups", a->groups, 0, ((int64_t)1 << 30) / (a->cols > 0 ? a->cols : 1));
-    lk_check_shapes(&checks, table.list, count, query);
+    lk_check_shapes(&checks, table.list, count, !device);
     lk_check_number(&checks, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
     lk_check_number(&checks, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");
     lk_check_dtype<T>(&checks, "residual_dtype", a->residual_dtype);
@@ -1075,15 +1073,12 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
         lk_reject(&checks, LK_ERR_VALUE, "groups is %lld; with q_transposed it must be 0 or 1", (long long)a->groups);
     if (!a->residual_dtype) a->residual_dtype = lk_dtype<T>;
     if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
-    if (a->path == LK_SRMS_NORM_BLOCK && a->rows > LK_SRMS_NORM_ROWS)
-        lk_reject(&checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; rows is %lld", a->path, (long long)a->rows);
+    lk_check_rows(&checks, a->path, a->path == LK_SRMS_NORM_BLOCK && a->rows > LK_TEAM_ROWS, "rows", a->rows);
     if (a->path == LK_SRMS_NORM_CLUSTER)
         lk_reject(&checks, LK_ERR_PATH, "path %d (cluster) is not one of this function's", a->path);
-    if (query) return checks.status;
-    lk_check_alignment(&checks, table.list, count);
+    lk_check_end(&checks, table.list, count);
     lk_check_warn(&checks, a->rows == 0, "rows is 0; nothing is computed");
     lk_check_warn(&checks, a->eps == 0.0f, "eps is 0; a row of zeros gives NaN");
-    lk_check_allocations(&checks, table.list, count);
     return checks.status;
 }
 
@@ -1107,9 +1102,7 @@ LK_HOST lk_status lk_srms_norm_fp8_run(const char *op, const lk_srms_norm_fp8_ar
 {
     lk_srms_norm_fp8_call call = {};
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_srms_norm_fp8_check<T>(op, args, error ? 90 : device.arch, &call.x);
-    if (!status) status = lk_asked_device(op, error);
+    const lk_status status = lk_srms_norm_fp8_check<T>(op, args, &device, &call.x);
     const lk_srms_norm_args *const a = &call.x.common;
     if (status || a->rows == 0) return status;
     const bool wide = lk_srms_norm_fp8_is_wide<T>(&call.x);
@@ -1134,7 +1127,7 @@ template <class T>
 LK_HOST lk_status lk_srms_norm_fp8_query(const char *op, const lk_srms_norm_fp8_args *args, lk_direction, size_t *bytes)
 {
     lk_srms_norm_fp8_args x = {};
-    return lk_no_workspace(lk_srms_norm_fp8_check<T>(op, args, LK_QUERY, &x), bytes);
+    return lk_no_workspace(lk_srms_norm_fp8_check<T>(op, args, NULL, &x), bytes);
 }
 
 #endif /* CUDA or the simulator */

@@ -226,7 +226,7 @@ static const function functions[] = {
     CALL(cross_entropy, parallel_forward, f32, CE_RANKS "parallel.all_gather=1"),
     CALL(cross_entropy, parallel_backward, f32, CE_RANKS),
     CALL(cross_entropy, parallel_forward_backward, f32, CE_RANKS "parallel.all_gather=1 reduction=1"),
-    CALL(cross_entropy, finish, f32, "rows=6 vocab=40 target_prob=0 states=0 reduction=2 " RANKS),
+    CALL(cross_entropy, parallel_finish, f32, "rows=6 vocab=40 target_prob=0 states=0 reduction=2 " RANKS),
     CALL(cross_entropy_ids, forward, f32, IDS "common.others=0"),
     CALL(cross_entropy_ids, backward, f32, IDS "common.others=0"),
     CALL(cross_entropy_ids, forward_backward, f32, IDS "common.others=0"),

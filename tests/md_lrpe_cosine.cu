@@ -933,7 +933,7 @@ static void token_softmax(int type, int direction, int path)
             lk_lrpe_split split = {};
             const bool back = direction == BACKWARD;
             const lk_direction direction = back ? LK_BACKWARD : LK_FORWARD;
-            const lk_status status = lk_md_lrpe_cosine_check<lk_f32>("", &args, direction, LK_QUERY, &filled, &split);
+            const lk_status status = lk_md_lrpe_cosine_check<lk_f32>("", &args, direction, NULL, &filled, &split);
             if (!status && !lk_lrpe_split_work("", &filled, test.sms, &split)) several += split.splits > 2;
         }
     if (!test_that(several > 2)) test_detail("%d cases with more than two splits", several);
@@ -969,7 +969,7 @@ static void token_slabs(int type, int direction, int path)
             lk_lrpe_split split = {};
             lk_lrpe_slab_call slab = {};
             const bool back = direction == BACKWARD;
-            if (lk_md_lrpe_cosine_check<lk_f32>("", &args, back ? LK_BACKWARD : LK_FORWARD, LK_QUERY, &filled, &split)) continue;
+            if (lk_md_lrpe_cosine_check<lk_f32>("", &args, back ? LK_BACKWARD : LK_FORWARD, NULL, &filled, &split)) continue;
             if (type != TEST_F32) filled.dim /= 2; /* as many vectors of floats */
             size_t bytes = 0;
             for (int vecs = 4; vecs > 1 && !bytes; vecs /= 2)
@@ -1402,7 +1402,7 @@ static void places(void)
         const lk_md_lrpe_cosine_args f = sizes_of(&q);
         lk_md_lrpe_cosine_args filled = {};
         lk_lrpe_split split = {};
-        const lk_status status = lk_md_lrpe_cosine_check<lk_bf16>("places", &f, LK_FORWARD, LK_QUERY, &filled, &split);
+        const lk_status status = lk_md_lrpe_cosine_check<lk_bf16>("places", &f, LK_FORWARD, NULL, &filled, &split);
         if (!test_that(status == LK_OK)) test_detail("%s; %s", lk_last_error(), describe(&q));
         place_plan p = {};
         lk_lrpe_start_call<lk_bf16>(&p.call, filled, false);

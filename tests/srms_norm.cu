@@ -982,8 +982,7 @@ static void boundaries(void)
         given.dresidual = (void *)(uintptr_t)(131072 + 16 * (i % 3));
         lk_device device = {};
         lk_srms_norm_layout l = {};
-        lk_status status = lk_asked_device("op", lk_current_device(&device));
-        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, LK_BACKWARD, device.arch, &a);
+        const lk_status status = lk_srms_norm_check<lk_bf16>("op", &given, LK_BACKWARD, &device, &a);
         if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
         if (!test_that(!status && l.call.in.aligned == (i % 4 == 0)))
             test_detail("residual_out %d bytes off: %s, aligned %d", 4 * i % 128, lk_status_string(status), l.call.in.aligned);
@@ -997,8 +996,7 @@ static void boundaries(void)
         const bool rereads = i & 4 || (i & 3) == 3;
         lk_device device = {};
         lk_srms_norm_layout l = {};
-        lk_status status = lk_asked_device("op", lk_current_device(&device));
-        if (!status) status = lk_srms_norm_check<lk_bf16>("op", &given, LK_BACKWARD, device.arch, &a);
+        const lk_status status = lk_srms_norm_check<lk_bf16>("op", &given, LK_BACKWARD, &device, &a);
         if (!status) l = lk_srms_norm_backward_lay_out<lk_bf16>(&device, &a);
         if (!test_that(!status && l.reread == rereads))
             test_detail("case %d of weight beside dy of f32: %s, reread %d", i, lk_status_string(status), l.reread);
