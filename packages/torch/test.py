@@ -137,6 +137,14 @@ def leaf(values, dtype=F32, layout="packed", grad=True):
             room = torch.full((*values.shape[:-1], values.shape[-1] + 3), NAN, device=D).to(dtype)
             room[..., 1:-2] = values
             values = room[..., 1:-2]
+        elif layout == "beside":  # packed, one element behind a multiple of 16 bytes
+            values = torch.cat([values.new_full((1,), NAN), values.flatten()])[1:].view(values.shape)
+        elif layout == "one more":  # a column between rows, as in logits[..., :-1]
+            values = torch.cat([values, values.new_full((*values.shape[:-1], 1), NAN)], -1)[..., :-1]
+        elif layout == "padded":  # as of a head whose classes are padded to a multiple of 8, or more
+            values = F.pad(values, (0, 16 - values.shape[-1] % 8), value=NAN)[..., :values.shape[-1]]
+        elif layout == "heads" and values.dim() > 1:  # one of three tensors that lie side by side
+            values = torch.stack([values.new_full(values.shape, NAN), values, values.new_full(values.shape, NAN)], -2)[..., 1, :]
         elif layout == "second rows":
             room = torch.full((2 * values.shape[0], *values.shape[1:]), NAN, device=D).to(dtype)
             room[::2] = values
@@ -152,7 +160,9 @@ def leaf(values, dtype=F32, layout="packed", grad=True):
     return values.detach().requires_grad_(grad)
 
 
-LAYOUTS = ("packed", "gaps", "second rows", "transposed", "swapped", "expanded", "last expanded")
+LAYOUTS = ("packed", "gaps", "second rows", "transposed", "swapped", "expanded", "last expanded", "beside", "one more", "padded",
+           "heads")
+APART = ("packed", "gaps", "beside", "one more", "padded", "heads")  # one stride between rows: read as they are
 UPSTREAMS = ("packed", "gaps", "transposed", "expanded", "number")
 
 
@@ -1884,6 +1894,335 @@ def md_lrpe_cosine():
              lrpe_bounds((32, 32), 1, "silu", (True, True)))
 
 
+# ---- Layouts ----------------------------------------------------------------------------------------------------------------
+
+
+def lies(t):
+    """Where rows start: of the first one, and from each to the next, in elements modulo 16 bytes."""
+    size = t.element_size()
+    rows = [t.stride(i) for i in range(t.dim() - 1) if t.shape[i] > 1][-1:] or [0]
+    return t.data_ptr() % 16 // size, rows[0] % (16 // size)
+
+
+def learners(cols, t=BF16, shape=(5,)):
+    """Each call whose gradient has the layout of its input: (name, function of it)."""
+    y, q = classes(cols, *shape), torch.softmax(normal(*shape, cols), -1).to(D, t)
+    flat = lambda x: x.reshape(-1, cols) if x.dim() > 2 else x
+    ids, teacher = torch.stack([y, (y + 1) % cols], -1), leaf(normal(*shape, cols), t, grad=False)
+    loss = lambda x, target=y.flatten(), **more: LF.cross_entropy(flat(x), target, **more)
+    return [("logsumexp", lambda x: LF.logsumexp(x, -1, dtype=F32).sum()), ("kl", lambda x: LF.kl(x, teacher, reduction="sum")),
+            ("cross_entropy", lambda x: loss(x)), ("cross_entropy sum", lambda x: loss(x, reduction="sum")),
+            ("cross_entropy none", lambda x: loss(x, reduction="none").sum()),
+            ("cross_entropy, options", lambda x: loss(x, label_smoothing=0.125, z_loss=0.01, softcap=9.0, reduction="sum")),
+            ("probabilities", lambda x: loss(x, q.view(-1, cols), reduction="sum")),
+            ("cross_entropy_stats", lambda x: sum_of(LF.cross_entropy_stats(flat(x), y.flatten(), label_smoothing=0.125))),
+            ("cross_entropy_ids", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, ids, tail=True)))]
+
+
+def layouts():
+    """Rows that are apart, or beside a multiple of 16 bytes: values, the layout of gradients, and that kernels get vectors."""
+    every = dict(PLAIN)
+    for t, layout, shape in itertools.product(TYPES, APART, ((5, 101), (4, 128))):
+        for reduction in ("none", "mean"):
+            loss_case(t, shape, layout, {**every, "reduction": reduction}, None)
+            prob_case(t, shape, layout, {**every, "reduction": reduction}, None,
+                      leaf(torch.rand(shape, generator=generator), t, rng.choice(APART), False))
+        stats_case(t, shape, layout, {**every, "label_smoothing": 0.125}, None, (0, 1, 3))
+        ids_case(t, shape, 3, layout, {}, True, (True, True, True), True)
+        teacher = leaf(normal(*shape), t, rng.choice(APART), False)
+        exact = kl_exact(teacher, "reverse", 0.5, (1.0, 1.0), (0.0, 0.0), None, "sum")
+        hold(f"kl {NAMES[t]} {shape} {layout}", lambda x: LF.kl(x, teacher, divergence="reverse", reduction="sum"), exact,
+             [leaf(normal(*shape), t, layout)], kl_bounds(exact, None))
+        for dim in (0, 1):
+            hold(f"logsumexp {NAMES[t]} {shape} {layout} dim {dim}", lambda x: LF.logsumexp(x, dim),
+                 lambda x: torch.logsumexp(x, dim), [leaf(normal(*shape), t, layout)], logsumexp_bounds(dim, 1.0, False))
+    attempt("layout of gradients", layout_of_gradients)
+    attempt("gradients that backward scales", scaled_apart)
+    attempt("parameters", layout_of_parameters)
+    attempt("copies", copies)
+    attempt("fakes", fakes)
+    attempt("compiled layouts", compiled_layouts)
+    attempt("calls of C", calls_of_c)
+
+
+def layout_of_gradients():
+    for t, layout, cols, shape in itertools.product(TYPES, APART, (101, 128), ((5,), (2, 3))):
+        for name, f in learners(cols, t, shape):
+            x = leaf(normal(*shape, cols, sigma=2.0), t, layout)
+            g, = torch.autograd.grad(f(x), x)
+            plain = x.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+            close(f"{name} {NAMES[t]} {layout} {shape}", g, torch.autograd.grad(f(plain), plain)[0], 2 * HALF[t] + 64 * U)
+            if x.is_contiguous() or x.stride(0) == x.stride(1) * x.shape[1] or x.dim() == 2:
+                verdict(f"{name} {NAMES[t]} {layout} {shape}: rows of the gradient lie as those of the input", lies(g) == lies(x),
+                        f"{lies(g)}, not {lies(x)}")
+                verdict(f"{name} {NAMES[t]} {layout} {shape}: and less than 16 bytes apart",
+                        cols <= g.stride(-2) < cols + 16 // g.element_size(), str(g.stride()))
+    for t, cols, pad in ((BF16, 55, 7), (BF16, 56, 7), (F32, 7, 1), (F32, 8, 1)):
+        x = torch.zeros(5, cols + pad, device=D, dtype=t)[:, :cols].requires_grad_()
+        for name, f in learners(cols, t):
+            g, = torch.autograd.grad(f(x), x)
+            verdict(f"{name}: {cols} columns with {pad} more", g.is_contiguous() == (8 * pad > cols), str(g.stride()))
+    y = classes(128, 5)
+    for t, dtype in ((BF16, None), (BF16, torch.float8_e5m2), (F32, BF16), (F16, torch.float8_e5m2)):
+        for layout in APART:
+            x = leaf(normal(5, 128), t, layout, False)
+            loss, d = LF.cross_entropy_with_grad(x, y, dlogits_dtype=dtype, grad_scale=8.0)
+            packed = LF.cross_entropy_with_grad(x.clone(memory_format=torch.contiguous_format), y, dlogits_dtype=dtype, grad_scale=8.0)
+            close(f"with_grad {NAMES[t]} {dtype} {layout}", (loss, d.float()), (packed[0], packed[1].float()), 64 * U)
+            vec = 16 // x.element_size()
+            right = (d.storage_offset() - x.storage_offset()) % vec == (d.stride(0) - x.stride(0)) % vec == 0
+            verdict(f"with_grad {NAMES[t]} {dtype} {layout}: vectors", right and d.data_ptr() % 16 == d.storage_offset() * d.element_size() % 16,
+                    f"{d.stride()}, {d.storage_offset()}")
+
+
+def scaled_apart():
+    """The gradient of a mean, made in forward, is scaled in backward: also what lies between its rows, unless others hold that."""
+    y = classes(101, 5)
+    for t, layout in itertools.product((F32, BF16), APART):
+        x = leaf(normal(5, 101), t, layout)
+        right, = torch.autograd.grad(F.cross_entropy(x.double(), y), x)
+        loss = lambda: LF.cross_entropy(x, y, grad_scale=1.0)
+        bound = rounded(right.double(), 64 * U * right.double().abs(), t, 3)
+        out, up = loss(), torch.tensor(5.0, device=D)
+        a = torch.autograd.grad(out, x, up, retain_graph=True)[0]
+        b = torch.autograd.grad(out, x, up, retain_graph=True)[0]
+        c = torch.autograd.grad(out, x, up)[0]
+        for i, g in enumerate((a, b, c)):
+            compare(f"scaled {NAMES[t]} {layout}, turn {i}", ("dx", g, right.double() * 5, 5 * bound))
+        verdict(f"scaled {NAMES[t]} {layout}: a layout for all", lies(a) == lies(b) == lies(c) == lies(x), f"{lies(a)}, {lies(c)}, {lies(x)}")
+        buffers = []
+
+        def pack(v):  # the saved gradient goes into a buffer of the hook's own, between other numbers
+            if v.dim() < 2:
+                return v
+            buffers.append(v.new_full((5, 104), 7.0))
+            buffers[-1][:, 2:-1] = v
+            return buffers[-1]
+        for unpack in (lambda v: v[:, 2:-1] if v.dim() == 2 else v, lambda v: v[:, 2:-1].t().contiguous().t() if v.dim() == 2 else v):
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                out = loss()
+            g, = torch.autograd.grad(out, x, up)
+            compare(f"scaled {NAMES[t]} {layout}, of a hook", ("dx", g, right.double() * 5, 5 * bound))
+            verdict(f"scaled {NAMES[t]} {layout}: the hook's numbers stay", bool((buffers[-1][:, :2] == 7).all() and (buffers[-1][:, -1] == 7).all()))
+        raises(f"{NAMES[t]} {layout}: second derivative", lambda: torch.autograd.grad(
+            torch.autograd.grad(loss(), x, create_graph=True)[0].sum(), x), "no second derivative")
+
+
+def layout_of_parameters():
+    """.grad of a leaf that is cut from more memory, of a padded parameter, and with two uses and two backwards."""
+    for t, layout in itertools.product((F32, BF16), APART):
+        for name, f in learners(101, t):
+            x = leaf(normal(5, 101), t, layout)
+            g, = torch.autograd.grad(f(x), x)
+            f(x).backward()
+            close(f"{name} {NAMES[t]} {layout}: .grad", x.grad, g)
+            (f(x) + f(x * 1)).backward()
+            close(f"{name} {NAMES[t]} {layout}: .grad of three uses", x.grad, 3 * g, 4 * HALF[t] + 64 * U)
+    for t, part in itertools.product((F32, BF16), ((slice(None), slice(None, -1)), (slice(None), slice(1, None)), (slice(1, None), slice(3, 99)))):
+        p = leaf(normal(5, 102), t)
+        rows, cols = p[part].shape
+        for name, f in learners(cols, t, (rows,)):
+            p.grad = None
+            f(p[part]).backward()
+            plain = p.detach()[part].clone(memory_format=torch.contiguous_format).requires_grad_()
+            right = torch.zeros_like(p)
+            right[part] = torch.autograd.grad(f(plain), plain)[0]
+            close(f"{name} {NAMES[t]} a parameter's {part}", p.grad, right, 2 * HALF[t] + 64 * U)
+            verdict(f"{name} {NAMES[t]} a parameter's {part}: zeros beside it", p.grad.is_contiguous() and not p.grad[right == 0].any())
+            batch = leaf(normal(3, *p.shape), t, rng.choice(APART), False)
+            one = lambda v: f(v[part]).float()
+            found = torch.func.vmap(torch.func.grad(one))(batch)
+            close(f"{name} {NAMES[t]} a parameter's {part}, vmap", found, torch.stack([torch.func.grad(one)(v) for v in batch]),
+                  2 * HALF[t] + 64 * U)
+
+
+def large_calls():
+    """Calls of norms, md_lrpe_cosine and heads whose inputs are large enough for copies, and one size below: (name, large, function,
+    shapes of the tensors, types)."""
+
+    def of(rows, large):
+        shape, y = (rows, 1024), torch.arange(rows, device=D) % 16
+        out = []
+        for w in (BF16, F32):
+            out += [(f"rms_norm weight {NAMES[w]}", large, lambda x, w: LF.rms_norm(x, (1024,), w), [shape, (1024,)], [BF16, w])]
+        out += [("rms_norm", large, lambda x: LF.rms_norm(x, (1024,)), [shape], [BF16]),
+                ("rms_norm f32", large, lambda x, w: LF.rms_norm(x, (512,), w), [(rows, 512), (512,)], [F32, F32]),
+                ("add_rms_norm", large, lambda x, r, w: LF.add_rms_norm(x, r, (1024,), w), [shape, shape, (1024,)], [BF16] * 3),
+                ("rms_norm 8 bits", large, lambda x, w: LF.rms_norm(x, 1024, w, out_dtype=torch.float8_e4m3fn, scaling="block128")[0],
+                 [shape, (1024,)], [BF16, BF16]),
+                ("md_lrpe_cosine", large, lambda x, th: LF.md_lrpe_cosine(x, th, (rows,)), [(1, 8, rows, 128), (8, 128)], [BF16, F32]),
+                ("linear_cross_entropy", large, lambda x, w: LF.linear_cross_entropy(x, w, y), [shape, (16, 1024)], [BF16, BF16]),
+                ("linear_kl", large, lambda x, w: LF.linear_kl(x, w, x.detach() * 2, w.detach()), [shape, (16, 1024)], [BF16, BF16]),
+                ("linear_cross_entropy_ids", large, lambda x, w: LF.linear_cross_entropy_ids(x, w, y[:, None]).loss,
+                 [shape, (16, 1024)], [BF16, BF16])]
+        if large:
+            out.append(("add_rms_norm f32 residual", large, lambda x, r: LF.add_rms_norm(x, r, (1024,)), [shape, shape], [BF16, F32]))
+        return out
+    return of(72, True) + of(56, False)  # 128 KiB are 64 rows of 1024 in bf16
+
+
+def copies():
+    """What is copied before a kernel has the results of packed tensors, whose vectors the kernel then reads: the same bits. head:
+    cuBLASLt and plans choose by alignment, so to the last bit only on the simulator."""
+    for name, large, f, shapes, types in large_calls():
+        for layout in ("gaps", "beside", "one more", "heads"):
+            values = [normal(*s) * (0.05 if "linear" in name and i else 1) for i, s in enumerate(shapes)]
+            packed = [leaf(v, t) for v, t in zip(values, types)]
+            moved = [leaf(v, t, layout if v.dim() > 1 else "beside") for v, t in zip(values, types)]
+            found, right = [], []
+            for leaves, into in ((moved, found), (packed, right)):
+                outs = [o for o in tuple_of(f(*leaves)) if o.requires_grad]
+                ups = [leaf(torch.linspace(-1, 1, o.numel()).view(o.shape), o.dtype if o.element_size() > 1 else BF16,
+                            layout if leaves is moved else "packed", False) for o in outs]
+                if "8 bits" in name:  # the gradient of numbers of 8 bits is one of input's type: through a function of the user's
+                    into += [o.float() for o in outs]
+                    continue
+                into += [*outs, *torch.autograd.grad(outs, leaves, ups, allow_unused=True)]
+            close(f"{name} {shapes[0]} {layout}", found, right, 2 * HALF[BF16])
+
+
+def fakes():
+    """What _fake.py says of the layout of each result is what the kernel returns. opcheck copies its samples, which packs them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    found = []
+    for t, layout, cols in itertools.product((F32, BF16), LAYOUTS, (101, 128, 24)):
+        for shape in ((5,), (2, 3)):
+            x = leaf(normal(*shape, cols), t, layout)
+            for name, f in learners(cols, t, shape):
+                with Calls(found):
+                    torch.autograd.grad(f(x), x)
+            if len(shape) == 1:
+                y = classes(cols, 5)
+                for dtype in (None, torch.float8_e5m2):
+                    with Calls(found):
+                        LF.cross_entropy_with_grad(x, y, dlogits_dtype=dtype)
+    seen, wrong, apart = 0, [], 0
+    describe = lambda out: [(tuple(v.shape), v.dtype, v.stride(), v.storage_offset()) for v in tuple_of(out)]
+    for op, args, _ in found:
+        if op.namespace != "lk":
+            continue
+        with torch.no_grad():
+            real = describe(op(*args))
+            with FakeTensorMode() as mode:
+                fake = describe(op(*[mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in args]))
+        seen += 1
+        apart += any(stride and stride != torch.empty(shape, device="meta").stride() for shape, _, stride, _ in real)
+        if real != fake:
+            wrong.append(f"{op} of {[(v.shape, v.stride(), v.storage_offset()) for v in args if isinstance(v, torch.Tensor)][:2]}: {fake}, not {real}")
+    verdict(f"{seen} results of kernels lie as their fakes, {apart} of them apart", not wrong and apart > 100, f"{len(wrong)}: {wrong[:2]}")
+
+
+def compiled_layouts():
+    y = classes(101, 6)
+    for backend in ("aot_eager", "inductor"):
+        for name, f in learners(101, F32, (6,)):
+            if backend == "inductor" and name not in ("logsumexp", "kl", "cross_entropy", "cross_entropy none"):
+                continue  # a program takes seconds, and the others lay their gradients out by the same function
+            def check():
+                torch._dynamo.reset()
+                # logits that a graph makes and cuts, and the gradient of these, which it reads
+                g = lambda p: f((p * 2)[:, :-1])
+                cut = lambda p: f(p[:, 1:-2])
+                for what, h, width in (("made", g, 102), ("cut", cut, 104)):
+                    fast = torch.compile(h, fullgraph=True, backend=backend)
+                    for n in range(2):
+                        p = leaf(normal(6, width))
+                        close(f"{backend}, {name} {what} {n}", out_and_gradients(fast, [p]), out_and_gradients(h, [p]), 1e-5)
+                if backend == "inductor":
+                    fast = torch.compile(f, fullgraph=True)
+                    for layout in APART + APART[:2]:  # a program for one layout, then the others
+                        x = leaf(normal(6, 101), F32, layout)
+                        found, right = out_and_gradients(fast, [x]), out_and_gradients(f, [x])
+                        close(f"inductor, {name} {layout}", found, right, 1e-5)
+            attempt(f"{backend}, {name}", check)
+    for name, f in (("logsumexp", lambda x, y: LF.logsumexp(x[:, :-1], 1).sum()), ("kl", lambda x, y: LF.kl(x[:, :-1], x[:, 1:].detach())),
+                    ("cross_entropy", lambda x, y: LF.cross_entropy(x[:, :-1], y)),
+                    ("cross_entropy none", lambda x, y: LF.cross_entropy(x[:, 1:], y, reduction="none").sum())):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        fast = torch.compile(f, backend=counter, fullgraph=True)
+        for n in (6, 8, 10, 12):
+            x, y = leaf(normal(n, 102)), classes(101, n)
+            close(f"{name} of {n} rows", torch.autograd.grad(fast(x, y), x), torch.autograd.grad(f(x, y), x), 1e-5)
+        verdict(f"{name}, cut: at most 2 programs for 4 sizes", counter.frame_count <= 2, f"{counter.frame_count} programs")
+        torch._dynamo.reset()
+        g = torch.autograd.grad
+        inside = torch.compile(lambda x, y: f(x * 1, y), backend="aot_eager", dynamic=True, fullgraph=True)
+        for n, cols in ((6, 102), (7, 99), (9, 65)):  # of classes too: residues are symbols
+            x, y = leaf(normal(n, cols)), classes(cols - 1, n)
+            close(f"{name} of {n} x {cols}", g(inside(x, y), x), g(f(x, y), x), 1e-5)
+    torch._dynamo.reset()
+
+
+def calls_of_c():
+    """In a process whose calls of lk's library pass through calls.cpp: what the kernels get."""
+    import tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        spy, root = f"{folder}/calls.so", os.path.dirname(os.path.dirname(HERE))
+        subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-I", root, HERE + "/calls.cpp", "-o", spy,
+                        "-ldl"], check=True)
+        in_a_child("spied", more={"LD_PRELOAD": spy, "LK_TEST_SPY": spy})
+
+
+def spied():
+    import ctypes
+    library = next(line.split()[-1] for line in open("/proc/self/maps") if "/liblk" in line)
+    spy = ctypes.CDLL(os.environ["LK_TEST_SPY"])
+    spy.lk_calls.restype = ctypes.c_char_p
+    verdict("calls.cpp finds the library", spy.lk_calls_open(library.encode()) == 0, library)
+
+    def calls(f):
+        """[(function, {tensor: (address, distance of rows, bytes of an element)}, columns)]"""
+        spy.lk_calls()
+        f()
+        found = []
+        for line in spy.lk_calls().decode().splitlines():
+            name, cols, *fields = line.split()
+            numbers = {k: tuple(map(int, v.split(","))) for k, v in (field.split("=") for field in fields)}
+            found.append((name, {k: v for k, v in numbers.items() if v[0]}, int(cols)))
+        return found
+
+    def alike(tensors, cols):
+        """Rows of all tensors have the same offset modulo 16 bytes, in elements where their sizes differ."""
+        base, step, size = next(iter(tensors.values()))
+        vec = 16 // size
+        return all((a // b - base // size) % min(vec, 16 // b) == 0 and ((s or cols) - (step or cols)) % min(vec, 16 // b) == 0
+                   for a, s, b in tensors.values())
+    on_16 = lambda tensors, cols: all(a % 16 == 0 and (s or cols) * b % 16 == 0 for a, s, b in tensors.values())
+    of_loss = {"logsumexp": "logsumexp_backward", "kl": "kl_backward", "cross_entropy none": "cross_entropy_backward",
+               "cross_entropy": "cross_entropy_forward_backward", "cross_entropy sum": "cross_entropy_forward_backward",
+               "cross_entropy, options": "cross_entropy_forward_backward", "cross_entropy_stats": "cross_entropy_backward",
+               "probabilities": "cross_entropy_probabilities_forward_backward", "cross_entropy_ids": "cross_entropy_ids_backward"}
+    for t, layout, cols in itertools.product(TYPES, APART, (101, 128)):
+        for name, f in learners(cols, t):
+            x = leaf(normal(5, cols), t, layout)
+            found = calls(lambda: torch.autograd.grad(f(x), x))
+            of = f"lk_{of_loss[name].replace('forward_', '' if t == F16 else 'forward_')}_{NAMES[t]}"  # f16: see the README
+            right = [alike(tensors, c) for function, tensors, c in found if function == of and len(tensors) == 2]
+            verdict(f"{of}, {layout} x {cols}: vectors", bool(right) and all(right), str(found))
+            if layout == "packed":  # the same call with a gradient one element on would not be
+                moved = [{k: (a + b * (k != "logits" and k != "x"), s, b) for k, (a, s, b) in tensors.items()} for function, tensors, c in found if function == of]
+                verdict(f"{of}: what is not alike is seen", bool(moved) and not any(alike(m, cols) for m in moved))
+    of_large = {"rms": 2, "add": 2, "md": 2}
+    for name, large, f, shapes, types in large_calls():
+        for layout in ("packed", "gaps", "beside", "one more", "heads"):
+            leaves = [leaf(normal(*s), t, layout if len(s) > 1 else "packed" if layout == "packed" else "beside") for s, t in zip(shapes, types)]
+
+            def run():
+                outs = [o for o in tuple_of(f(*leaves)) if o.requires_grad]
+                if "8 bits" not in name:
+                    torch.autograd.grad(outs, leaves, [leaf(normal(*o.shape), o.dtype, layout if o.dim() else "packed", False) for o in outs],
+                                        allow_unused=True)
+            found = calls(run)
+            head = "linear" in name
+            on = on_16 if head or "md" in name or "8 bits" in name else alike  # as the headers of the ops say
+            seen = [(function, on(tensors, cols)) for function, tensors, cols in found]
+            enough = len(seen) >= (1 if head or "8 bits" in name else of_large[name[:name.index("_")]])
+            fast = large or layout == "packed" or (layout == "heads" and all(len(s) > 1 for s in shapes))
+            verdict(f"{name} {shapes[0]} {layout}: {'vectors' if fast else 'as they are'}",
+                    enough and all(ok for _, ok in seen) == fast, f"{seen} of {found}")
+
+
 # ---- What PyTorch users rely on ---------------------------------------------------------------------------------------------
 
 
@@ -2856,10 +3195,10 @@ def mistakes():
         verdict(f"afterwards: {name}", all(v.isfinite().all() for v in out_and_gradients(f, leaves)), "not finite")
 
 
-def in_a_child(name, file=__file__):
-    """Runs a group in a process of its own, so that a crash is a failed check and not the end."""
+def in_a_child(name, file=__file__, more=()):
+    """Runs a group in a process of its own, so that a crash is a failed check and not the end. more: of the environment."""
     command = [sys.executable, os.path.abspath(file), *([name] if file == __file__ else [])]
-    result = subprocess.run(command, env={**os.environ, "LK_TEST_CHILD": "1"}, stdout=subprocess.PIPE,
+    result = subprocess.run(command, env={**os.environ, **dict(more), "LK_TEST_CHILD": "1"}, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True, timeout=900)
     lines = result.stdout.rstrip().splitlines() or [""]
     counts = re.fullmatch(r"(\d+) passed, (\d+) failed", lines[-1])
@@ -3105,11 +3444,13 @@ GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "fp8": fp8, "cross_e
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
           "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
-          "md_lrpe_cosine": md_lrpe_cosine, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
+          "md_lrpe_cosine": md_lrpe_cosine, "layouts": layouts, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
           "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,
           "checkpoint": checkpoint, "threads": threads,
           "parallel": functools.partial(in_a_child, "parallel", HERE + "/test_parallel.py")}
+if "LK_TEST_SPY" in os.environ:
+    GROUPS["spied"] = spied
 if not CUDA:
     GROUPS["distributed"] = functools.partial(of_one_rank, distributed)
 if CUDA:

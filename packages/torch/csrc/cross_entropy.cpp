@@ -108,11 +108,17 @@ variable_list LossBackward::apply(variable_list &&upstream)
             continue;
         }
         if (!keep) gradients[i].reset_data(); // now .grad can take the memory as its own
-        const Tensor from = std::move(d[i]);
-        const bool alone = from.use_count() == 1 && from.storage().use_count() == 1;
-        d[i] = !keep && (overwrites || alone) ? from : make(from.sizes(), from);
+        const Tensor made = std::move(d[i]);
+        const bool alone = made.use_count() == 1 && made.storage().use_count() == 1;
+        const Rows rows(made, "the gradient"); // a hook of saved tensors may give it in any layout
+        const Tensor &from = rows.t;
+        // What lies between rows is scaled, too, and means nothing. In memory that others hold it might.
+        const bool inplace = !keep && (overwrites || alone || !from.is_same(made));
+        d[i] = inplace ? from : !from.numel() ? make(from.sizes(), from)
+                              : make_rows(from.sizes(), from, from.scalar_type(), rows.offset(), rows.distance());
+        const int64_t count = from.numel() ? (rows.rows - 1) * rows.distance() + rows.cols : 0;
         const Stream stream(from);
-        const lk_rescale_args a = {from.const_data_ptr(), d[i].mutable_data_ptr(), from.numel(), up.const_data_ptr<float>(),
+        const lk_rescale_args a = {from.const_data_ptr(), d[i].mutable_data_ptr(), count, up.const_data_ptr<float>(),
                                    expected.defined() ? expected.const_data_ptr<float>() : nullptr,
                                    told.defined() ? told.mutable_data_ptr<float>() : nullptr};
         LK_RUN(lk_rescale, from, &a, stream);
@@ -249,10 +255,9 @@ static int dlogits_type(at::ScalarType t)
 }
 
 // The loss; d becomes the gradients, for one upstream gradient, without one for 1.
-static Tensor forward_backward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
-                               const Maybe &upstream, const Tensor &d)
+static Tensor forward_backward(LossCall &c, const Tensor &logits, const Tensor &target, int64_t reduction, const Maybe &upstream,
+                               const Tensor &d)
 {
-    LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.dlogits = d.mutable_data_ptr();
     c.a.dlogits_dtype = dlogits_type(d.scalar_type());
@@ -268,8 +273,9 @@ static tuple<Tensor, Tensor> cross_entropy_forward_backward(const Tensor &logits
                                                             const Maybe &upstream,
                                                             std::optional<at::ScalarType> dlogits_dtype)
 {
-    const Tensor d = make(logits.sizes(), logits, dlogits_dtype.value_or(logits.scalar_type()));
-    return {forward_backward(logits, target, class_weight, LK_LOSS_OPTIONS, upstream, d), d};
+    LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
+    const Tensor d = make_gradient(c.logits, dlogits_dtype.value_or(logits.scalar_type()), &c.a.dlogits_stride);
+    return {forward_backward(c, logits, target, reduction, upstream, d), d};
 }
 
 // lse and entropy: those of cross_entropy_stats. entropy is read with dentropy alone.
@@ -282,7 +288,7 @@ static Tensor cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, cons
     // No gradient of the loss is 0, but lk's NULL is 1.
     const Tensor up = has(dloss) ? dloss->contiguous() : at::zeros({}, logits.options().dtype(at::kFloat));
     const Maybe dl = packed(dlse), de = packed(dentropy), l = packed(lse), h = packed(entropy);
-    Tensor d = make(logits.sizes(), logits);
+    Tensor d = make_gradient(c.logits, &c.a.dlogits_stride);
     set_state(c, saved, l);
     c.a.upstream = up.const_data_ptr<float>(), c.a.upstream_per_row = has(dloss) && !reduction;
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
@@ -373,7 +379,8 @@ Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &cl
             const Maybe upstream = maybe(expected.upstream);
             if (inplace) {
                 saved = logits.detach();
-                loss = forward_backward(logits, target, class_weight, LK_LOSS_OPTIONS, upstream, saved);
+                LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
+                loss = forward_backward(c, logits, target, reduction, upstream, saved);
                 torch::autograd::impl::bump_version(logits);
             } else {
                 std::tie(loss, saved) =

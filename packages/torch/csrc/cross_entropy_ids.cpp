@@ -77,7 +77,7 @@ static Tensor run_backward(IdsCall &c, const Maybe &dloss, const Maybe &dlogp, c
     lk_cross_entropy_args &a = c.a.common;
     const Tensor saved = aligned(state);
     const Maybe up = packed(dloss), dp = packed(dlogp), dt = packed(dtail), t = packed(tail); // lk's NULL upstream is 0 beside dp, dt
-    Tensor d = make(logits.sizes(), logits);
+    Tensor d = make_gradient(c.logits, &a.dlogits_stride);
     set_state(c, saved);
     if (has(up)) a.upstream = up->const_data_ptr<float>(), a.upstream_per_row = a.reduction == LK_REDUCTION_NONE;
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();

@@ -58,7 +58,7 @@ static Tensor kl_backward(const Tensor &dloss, const Tensor &x, const Tensor &te
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
     const Tensor up = dloss.contiguous();
-    Tensor dx = make(x.sizes(), x);
+    Tensor dx = make_gradient(call.x, &call.a.dlogits_stride);
     call.a.upstream = up.const_data_ptr<float>(), call.a.upstream_per_row = 1, call.a.dlogits = dx.mutable_data_ptr();
     if (call.a.rows) LK_RUN(lk_kl_backward, x, &call.a, stream);
     return dx;
@@ -95,7 +95,7 @@ static Tensor kl_parallel_backward(const Tensor &dloss, const Tensor &x, const T
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
     const Tensor up = dloss.contiguous(), saved = aligned(states);
-    Tensor dx = make(x.sizes(), x);
+    Tensor dx = make_gradient(call.x, &call.a.dlogits_stride);
     call.a.upstream = up.const_data_ptr<float>(), call.a.upstream_per_row = 1, call.a.dlogits = dx.mutable_data_ptr();
     const lk_kl_parallel_args a = call.split(shards, rank, saved);
     if (call.a.rows) LK_RUN(lk_kl_parallel_backward, x, &a, stream);

@@ -41,7 +41,7 @@ struct HeadCall {
     size_t budget, backward_least = 0;
     std::string group;
     HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), x)), rows(x, "input"), columns(weight, "linear_weight"), group(group)
+        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight, "linear_weight"), group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
@@ -74,7 +74,7 @@ struct HeadCall {
     {
         if (rows.t.scalar_type() != at::kBFloat16) return;
         for (Rows *r : {&rows, &columns})
-            if ((uintptr_t)r->data() % 16 || r->stride % 8) r->t = r->t.clone(at::MemoryFormat::Contiguous), r->stride = 0;
+            if ((uintptr_t)r->data() % 16 || r->stride % 8) r->pack();
         a.x = rows.data(), a.x_stride = rows.stride, a.weight = columns.data(), a.weight_stride = columns.stride;
     }
     void keep_lse(at::IntArrayRef tokens, const Tensor &x, Tensor *lse, Tensor *lse_low)

@@ -29,7 +29,7 @@ struct HeadIdsCall {
     size_t budget, backward_least = 0;
     std::string group;
     HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), x)), rows(x, "input"), columns(weight, "linear_weight"), group(group)
+        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight, "linear_weight"), group(group)
     {
         lk_linear_cross_entropy_args &c = a.common;
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),

@@ -27,7 +27,7 @@ struct Head {
     Tensor b;
     Head(const Tensor &input, const Tensor &x, const Tensor &weight, const Maybe &bias, const char *x_name,
          const char *weight_name, const char *bias_name)
-        : rows(x, x_name), columns(weight, weight_name)
+        : rows(head_rows(x, x_name)), columns(weight, weight_name)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: ", weight_name, " has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");

@@ -278,7 +278,58 @@ struct Rows {
         if (!fits) t = x.contiguous(), stride = 0;
     }
     const void *data() const { return t.const_data_ptr(); }
+    int64_t distance() const { return stride ? stride : cols; }
+    int64_t vec() const { return 16 / (int64_t)t.element_size(); } // elements of 16 bytes
+    // How far the first row, or each row after the one before it, is off where packed rows would have it, modulo 16 bytes, in
+    // elements. The first is read from the tensor and not from the address, as fake tensors have none: _fake.py says the same.
+    int64_t offset() const { return t.storage_offset() % vec(); }
+    int64_t pad() const { return (distance() - cols) % vec(); }
+    // Whether each row has the address of a packed one, modulo 16 bytes.
+    bool lies_as_packed() const { return (uintptr_t)data() % 16 == 0 && pad() == 0; }
+    // Whether each row lies on 16 bytes, which can be where one has whole vectors.
+    bool lies_on_16() const { return (uintptr_t)data() % 16 == 0 && distance() % vec() == 0; }
+    void pack() { t = t.clone(at::MemoryFormat::Contiguous), stride = 0; }
 };
+
+// Whether a tensor that a kernel would read element by element is large enough for a copy of it, which it reads by vectors. The
+// launch of a copy takes 2 us. On an H200 rms_norm and its gradients take 4.0 ms element by element and 0.22 ms by vectors, for
+// 8192 x 8192 in bf16, so 128 MiB: 128 KiB are 4 us, as much as a copy in forward and another one in backward.
+inline bool worth_a_copy(const Tensor &t) { return t.numel() * (int64_t)t.element_size() >= (int64_t)128 << 10; }
+
+// The rows of a head's input. Matmuls are fastest where they lie on 16 bytes. linear_weight is read as it is: a copy of it would
+// often take more memory than all else of a call.
+inline Rows head_rows(const Tensor &x, const char *name)
+{
+    Rows rows(x, name);
+    if (!rows.lies_on_16() && rows.cols % rows.vec() == 0 && worth_a_copy(rows.t)) rows.pack();
+    return rows;
+}
+
+// A tensor whose rows are `distance` elements apart, the first one `offset` elements behind a multiple of 16 bytes.
+inline Tensor make_rows(at::IntArrayRef sizes, const Tensor &like, at::ScalarType type, int64_t offset, int64_t distance)
+{
+    std::vector<int64_t> strides(sizes.size(), 1);
+    int64_t step = distance, end = sizes.back(); // end: of the last row
+    for (int64_t i = (int64_t)sizes.size() - 2; i >= 0; i--) strides[i] = step, end += (sizes[i] - 1) * step, step *= sizes[i];
+    Tensor made = make({offset + end}, like, type);
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    made.unsafeGetTensorImpl()->set_storage_offset(offset);
+    return made;
+}
+
+// The gradient of x, and the distance of its rows. Kernels write vectors of 16 bytes where each row has the address of x's row
+// modulo 16 bytes, in elements where the types differ; else element by element, and on an H200 a call takes 3 to 4 times as long.
+// So where packed rows would not have it, the rows are up to a vector apart. Short rows, which that would make longer by more
+// than an eighth, are packed all the same.
+inline Tensor make_gradient(const Rows &x, at::ScalarType type, int64_t *stride)
+{
+    const int64_t offset = x.offset(), pad = x.pad();
+    *stride = 0;
+    if (!x.t.numel() || (!offset && !pad) || 8 * pad > x.cols) return make(x.t.sizes(), x.t, type);
+    *stride = x.cols + pad;
+    return make_rows(x.t.sizes(), x.t, type, offset, *stride);
+}
+inline Tensor make_gradient(const Rows &x, int64_t *stride) { return make_gradient(x, x.t.scalar_type(), stride); }
 
 // A factor of each row's loss. r keeps the memory of a copy.
 template <class Args> void fill_row_weight(Args &a, const Tensor &x, const Maybe &row_weight, Tensor *r)

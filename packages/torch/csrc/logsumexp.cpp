@@ -10,18 +10,21 @@ namespace lk_torch {
 // x as [outer, cols, inner] with lk's strides; copied where it is no such thing.
 struct Box {
     Tensor x;
+    std::optional<Rows> rows; // of x, where dim is its last one
     lk_logsumexp_args a = {};
     Box(const Tensor &input, int64_t dim, double scale) : x(input)
     {
         TORCH_CHECK_VALUE((float)scale != 0, "lk: scale is 0; it must be another finite value");
         a.outer = a.cols = a.inner = 1, a.scale = (float)scale;
         for (int64_t i = 0; i < x.dim(); i++) (i < dim ? a.outer : i == dim ? a.cols : a.inner) *= x.size(i);
-        if (!x.is_contiguous()) {
-            bool fits = x.dim() <= 2 && a.inner == 1; // rows with a stride, the usual view
-            if (x.dim() == 2) fits = fits && dim == 1 && x.stride(0) >= a.cols && x.stride(0) > 0;
-            fits = fits && x.stride(-1) == 1;
-            if (fits) a.outer_stride = x.dim() == 2 ? x.stride(0) : 0;
-            if (!fits) x = x.contiguous();
+        if (x.dim() && dim == x.dim() - 1) {
+            rows.emplace(x, "input");
+            x = rows->t, a.outer_stride = rows->stride;
+        } else {
+            x = x.contiguous();
+            // Neighbouring rows are read as vectors where each of a.inner starts on 16 bytes.
+            const bool off = (uintptr_t)x.const_data_ptr() % 16 != 0 && a.inner * (int64_t)x.element_size() % 16 == 0;
+            if (off && worth_a_copy(x)) x = x.clone();
         }
         a.x = x.const_data_ptr();
     }
@@ -58,7 +61,7 @@ static Tensor logsumexp_backward(const Tensor &dout, const Tensor &x, const Tens
     Box box(x, dim, scale);
     lk_logsumexp_args &a = box.a;
     const Tensor up = dout.contiguous(), lse = out.contiguous(), low = state.contiguous();
-    Tensor dx = make(x.sizes(), x);
+    Tensor dx = box.rows ? make_gradient(*box.rows, &a.dx_outer_stride) : make(x.sizes(), x);
     if (!x.numel()) return dx;
     a.lse_low = (float *)low.const_data_ptr();
     a.lse = out.scalar_type() == at::kFloat ? (float *)lse.const_data_ptr() : a.lse_low + out.numel();

@@ -7,12 +7,17 @@ LK_DECLARE_ALL(MD_LRPE_COSINE)
 
 namespace lk_torch {
 
-// lk takes strides of batch, head and token, 0 means packed, and rows must not overlap. Any other tensor is copied.
+// lk takes strides of batch, head and token, 0 means packed, and rows must not overlap. Any other tensor is copied. So is a large
+// one with rows beside multiples of 16 bytes: for its sake lk would read and write all tensors element by element.
 static Tensor strided(const Tensor &x)
 {
     bool fits = x.stride(3) == 1 || x.size(3) == 1;
     for (int i = 0; i < 3 && fits; i++) fits = x.size(i) <= 1 || x.stride(i) >= x.size(3);
-    return fits ? x : x.contiguous();
+    if (!fits) return x.contiguous();
+    const int64_t vec = 16 / (int64_t)x.element_size();
+    bool wide = (uintptr_t)x.const_data_ptr() % 16 == 0;
+    for (int i = 0; i < 3 && wide; i++) wide = x.size(i) <= 1 || x.stride(i) % vec == 0;
+    return !wide && x.size(3) % vec == 0 && worth_a_copy(x) ? x.clone(at::MemoryFormat::Contiguous) : x;
 }
 static int64_t stride(const Tensor &x, int i) { return x.size(i) > 1 ? x.stride(i) : 0; }
 

@@ -8,6 +8,16 @@ LK_DECLARE_ALL(SRMS_NORM_FP8)
 
 namespace lk_torch {
 
+// The kernels read and write vectors of 16 bytes where the rows of all tensors have the same addresses modulo 16 bytes, and go
+// element by element where those of one do not. What a call makes is packed, so rows that do not lie as packed ones are copied.
+// whole: the kernel has vectors for rows of whole vectors alone.
+struct NormRows : Rows {
+    NormRows(const Tensor &x, const char *name, bool whole = false) : Rows(x, name)
+    {
+        if (!lies_as_packed() && !(whole && cols % vec()) && worth_a_copy(t)) pack();
+    }
+};
+
 // weight and bias: [cols], or [groups, cols] with a row for every groups-th row of x. Both have one type. w and b keep the
 // memory of copies.
 static void fill_affine(lk_srms_norm_args &a, const Tensor &x, const Maybe &weight, const Maybe &bias, int64_t cols, Tensor *w,
@@ -21,6 +31,9 @@ static void fill_affine(lk_srms_norm_args &a, const Tensor &x, const Maybe &weig
         a.groups = t->dim() == 2 ? t->size(0) : 1;
         a.weight_dtype = type_beside(*t, x.scalar_type(), name);
         *copy = t->contiguous();
+        // Vectors of it lie on 16 bytes where its rows do. It is read for each row of x.
+        const bool off = (uintptr_t)copy->const_data_ptr() % 16 != 0 && cols * (int64_t)copy->element_size() % 16 == 0;
+        if (off && worth_a_copy(x)) *copy = copy->clone();
     }
     if (has(weight)) a.weight = w->const_data_ptr();
     if (has(bias)) a.bias = b->const_data_ptr();
@@ -31,12 +44,13 @@ static void fill_affine(lk_srms_norm_args &a, const Tensor &x, const Maybe &weig
 }
 
 // The residual of x, and the sum, which becomes a new tensor. r keeps the memory of a copy.
-static void fill_residual(lk_srms_norm_args &a, const Tensor &x, const Maybe &residual, std::optional<Rows> *r, Tensor *sum)
+static void fill_residual(lk_srms_norm_args &a, const Tensor &x, const Maybe &residual, std::optional<NormRows> *r, Tensor *sum,
+                          bool whole = false)
 {
     if (!has(residual)) return;
     TORCH_CHECK_VALUE(residual->sizes() == x.sizes(), "lk: residual has shape ", residual->sizes(), " and input ", x.sizes());
     a.residual_dtype = type_beside(*residual, x.scalar_type(), "residual");
-    r->emplace(*residual, "residual");
+    r->emplace(*residual, "residual", whole);
     *sum = make(x.sizes(), *residual);
     a.residual = (*r)->data(), a.residual_stride = (*r)->stride, a.residual_out = sum->mutable_data_ptr();
 }
@@ -47,10 +61,10 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
 {
     check_input(x, "input");
     const Stream stream(x);
-    const Rows rows(x, "input");
+    const NormRows rows(x, "input");
     lk_srms_norm_args a = {};
     Tensor y = make(x.sizes(), x), sum, rstd, w, b;
-    std::optional<Rows> r;
+    std::optional<NormRows> r;
     fill_residual(a, x, residual, &r, &sum);
     fill_affine(a, x, weight, bias, rows.cols, &w, &b);
     if (keep) {
@@ -81,14 +95,14 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
 {
     check_input(x, "input");
     const Stream stream(x);
-    const Rows rows(x, "input");
+    const NormRows rows(x, "input", true);
     const bool tensor = scaling == LK_SRMS_NORM_FP8_TENSOR;
     const at::ScalarType type = e5m2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
     lk_srms_norm_fp8_args args = {};
     lk_srms_norm_args &a = args.common;
     Tensor q = make(x.sizes(), x, type), scales, amax, turned, turned_scales, sum, rstd, w, b;
-    std::optional<Rows> r;
-    fill_residual(a, x, residual, &r, &sum);
+    std::optional<NormRows> r;
+    fill_residual(a, x, residual, &r, &sum, true);
     fill_affine(a, x, weight, {}, rows.cols, &w, &b);
     if (keep) {
         rstd = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
@@ -132,11 +146,11 @@ static tuple<Tensor, Tensor, Tensor, Tensor> rms_norm_backward(const Tensor &dy,
                                                                bool want_dweight)
 {
     const Stream stream(s);
-    const Rows rows(s, "input"), up(dy, "the gradient");
+    const NormRows rows(s, "input"), up(dy, "the gradient");
     const at::ScalarType type = dy.scalar_type();
     lk_srms_norm_args a = {};
     Tensor dx, dresidual, dweight, dbias, w, b, r = rstd.contiguous();
-    std::optional<Rows> ds;
+    std::optional<NormRows> ds;
     if (is_sum) {
         a.residual_out = (void *)rows.data(), a.residual_out_stride = rows.stride;
         a.residual_dtype = type_beside(s, type, "residual");

@@ -7,6 +7,8 @@ import functools
 import math
 
 import torch
+from torch._prims_common import is_contiguous_or_false
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from . import _C
 
@@ -37,6 +39,36 @@ def fake(function):
         nothing = lambda t: first.new_empty(0, dtype=F32) if t is None else t
         return tuple(map(nothing, out)) if isinstance(out, tuple) else out
     torch.library.register_fake(f"{_C.NAMESPACE}::{op}", beside)
+
+
+def distance(x):
+    """From a row of x to the next, as struct Rows in csrc/lk_torch.h sees them; None: x is copied."""
+    cols, stride, packed = x.shape[-1], None, None  # packed: the stride that the next dimension must have
+    if is_contiguous_or_false(x):
+        return cols
+    if not (guard_or_false(x.stride(-1) == 1) or guard_or_false(cols == 1)):
+        return None
+    for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1])):
+        if guard_or_false(size == 1):
+            continue
+        if not (guard_or_false(step >= cols) and guard_or_false(step > 0) if packed is None else guard_or_false(step == packed)):
+            return None
+        stride, packed = step if packed is None else stride, step * size
+    return cols if stride is None else stride
+
+
+def gradient(x, dtype=None):
+    """As make_gradient in csrc/lk_torch.h lays it out. Residues of symbols stay symbols: no program is for one of them alone."""
+    apart, cols, vec = distance(x), x.shape[-1], 16 // x.element_size()
+    pad, offset = (0, 0) if apart is None else ((apart - cols) % vec, x.storage_offset() % vec)
+    packed = type(pad) is int and type(offset) is int and not pad and not offset
+    if packed or guard_or_false(x.numel() == 0) or guard_or_false(8 * pad > cols):
+        return x.new_empty(x.shape, dtype=dtype)
+    strides, step, end = [1], cols + pad, cols
+    for size in reversed(x.shape[:-1]):
+        strides.insert(0, step)
+        end, step = end + (size - 1) * step, step * size
+    return x.new_empty(offset + end, dtype=dtype).as_strided(x.shape, strides, offset)
 
 
 def rows(target):
@@ -92,7 +124,7 @@ def logsumexp_forward(x, dim, keepdim, scale, dtype, keep):
 
 @fake
 def logsumexp_backward(dout, x, out, state, dim, scale):
-    return x.new_empty(x.shape)
+    return gradient(x) if x.dim() and dim == x.dim() - 1 else x.new_empty(x.shape)
 
 
 @fake
@@ -102,7 +134,7 @@ def kl_forward(x, *options):
 
 @fake
 def kl_backward(dloss, x, *options):
-    return x.new_empty(x.shape)
+    return gradient(x)
 
 
 @fake
@@ -112,7 +144,7 @@ def kl_parallel_forward(x, *options):
 
 @fake
 def kl_parallel_backward(dloss, x, *options):
-    return x.new_empty(x.shape)
+    return gradient(x)
 
 
 @fake
@@ -153,12 +185,12 @@ def cross_entropy_stats_forward(logits, target, class_weight, reduction, *option
 
 @fake
 def cross_entropy_forward_backward(logits, target, class_weight, reduction, *options):
-    return loss(logits, target, reduction), logits.new_empty(logits.shape, dtype=options[-1] or logits.dtype)
+    return loss(logits, target, reduction), gradient(logits, options[-1])
 
 
 @fake
 def cross_entropy_backward(dloss, dlse, dentropy, logits, *rest):
-    return logits.new_empty(logits.shape)
+    return gradient(logits)
 
 
 def ids(x, target_ids, reduction, want_tail):
@@ -176,7 +208,7 @@ def cross_entropy_ids_forward(logits, target_ids, target_weight, tail_weight, re
 
 @fake
 def cross_entropy_ids_backward(dloss, dlogp, dtail, logits, *rest):
-    return logits.new_empty(logits.shape)
+    return gradient(logits)
 
 
 @fake
@@ -187,7 +219,7 @@ def cross_entropy_ids_parallel_forward(logits, target_ids, target_weight, tail_w
 
 @fake
 def cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, logits, *rest):
-    return logits.new_empty(logits.shape)
+    return gradient(logits)
 
 
 def head(x, weight, bias, want_dx, want_dweight, want_dbias):

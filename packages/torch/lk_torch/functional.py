@@ -475,6 +475,7 @@ def cross_entropy_with_grad(input, target, weight=None, ignore_index=-100, reduc
 
     dlogits, in input's shape, is the gradient of grad_scale * loss, with reduction="none" of their sum. grad_scale is a number or
     a tensor of one; None means 1. dlogits_dtype: input's type, float8_e5m2, or of float32 input also float16 or bfloat16.
+    Where input's rows do not lie as packed ones, modulo 16 bytes, neither do those of dlogits: it is no contiguous tensor then.
 
     float8_e5m2, for a matrix product of 8 bits: rounded to nearest even, at most 57344 in size; what is at most 2^-17 becomes 0.
     Let grad_scale put a power of two in, and take it out in the product: with grad_scale=2**15, times the number of targets for a
