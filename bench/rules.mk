@@ -66,6 +66,9 @@ leaderboard: | backend ## measure: modded-nanogpt's cross entropy beside lk's, o
 	$(call compare,leaderboard.py)
 norm-fp8-peers: | backend ## measure: norms in 8 bits of lk, PyTorch, flashinfer, vLLM and quack on a GPU (bench/fetch_peers)
 	$(call compare,norm_fp8_peers.py)
+# Without a GPU it tries itself on tiny CPU tensors, as compare-smoke does.
+hunt: | backend ## measure: draws shapes where lk_torch is slower than PyTorch, or than a neighbour; ARGS="--seconds S --seed N"
+	COMMIT=$(COMMIT) $(PYTHON) bench/hunt.py $(if $(filter cpu,$(BACKEND)),--device cpu --smoke) $(ARGS)
 compare-patch: | backend ## measure: steps of a Llama on a GPU: transformers' own, Liger's patch, lk_torch.patch
 	$(call compare,patch.py)
 compare-smoke: ## measure: tries all of these on tiny CPU tensors; needs lk_torch built with LK_BACKEND=cpu
@@ -75,6 +78,7 @@ compare-smoke: ## measure: tries all of these on tiny CPU tensors; needs lk_torc
 	$(PYTHON) bench/leaderboard.py --device cpu --smoke
 	$(PYTHON) bench/norm_fp8_peers.py --device cpu --smoke
 	$(PYTHON) bench/patch.py --device cpu --smoke
+	$(PYTHON) bench/hunt.py --device cpu --smoke
 
 # Pages and plots, from the CSV files. No GPU.
 reference_csv = $(or $(CSV),$(lastword $(sort $(wildcard $(results)/*-reference.csv))),$(results)/h200-reference.csv)
@@ -92,5 +96,5 @@ scaling-plots: ## measure: a plot of what bench-parallel measured on one GPU and
 ladder-plots: ## measure: a plot and examples/README.md's tables of what bench-ladder measured
 	$(PYTHON) bench/plot.py --ladder $(ladder_csv) examples/README.md
 .PHONY: bench-ladder bench-parallel bench-parallel-peers compare compare-calls frontier leaderboard norm-fp8-peers compare-patch
-.PHONY: compare-smoke
+.PHONY: compare-smoke hunt
 .PHONY: readme reference compare-plots scaling-plots ladder-plots

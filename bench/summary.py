@@ -7,8 +7,10 @@ README.md   table     an op a line: what it computes; time and share of the limi
             reference where lk stands beside xopes, where its ops come from
             frontier  the plot of linear_cross_entropy's time against its memory, where that was measured
             losses    in how many cases another library is faster
+            hunt      what `make hunt` found, a sentence a card; nothing before a card was measured
 PAGE.md     table     an op and direction a line, with the range of all cases compared
             losses    the cases in which another library is faster
+            hunt      a table a card, worst first
 
 The limit is the time of a kernel that only moves the same bytes; for linear_cross_entropy, of the matmuls alone. Ops that COMPARE
 does not have are those of an H100's CSV.
@@ -23,6 +25,7 @@ import sys
 import plot
 
 XOPES, XOPES_PAGE = "bench/results/*-reference.csv", "bench/results/reference.md"
+HUNTS = "bench/results/*-hunt.csv"
 H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
 # What an op computes, for someone who has not met it, and how README writes its sizes. An op that is not here: its header's sentence.
 OPS = {
@@ -178,10 +181,54 @@ def page_losses(rows, newer, path):
     yield f"[{stem}.md]({stem}.md) lists those cases, and the ops whose code has changed since."
 
 
+def hunts():
+    """(card, rows) of each card that `make hunt` measured."""
+    for path in sorted(map(str, pathlib.Path().glob(HUNTS)), reverse=True):
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        if rows:
+            yield card_of(rows[0]), rows
+
+
+QUESTIONS = {"torch": ("beside PyTorch", "1.05 times PyTorch's time"),
+             "neighbour": ("beside a shape a little larger", "1.15 times the time of a shape a little larger"),
+             "layout": ("beside packed rows without options", "1.15 times the time of packed rows without options")}
+
+
+def hunt_sentence(rows):
+    """How many cases of each question fall short."""
+    parts = []
+    for question, (_, limit) in QUESTIONS.items():
+        mine = [row for row in rows if row["question"] == question]
+        if mine:
+            short, cases = (sum(int(row[name]) for row in mine) for name in ("short", "cases"))
+            parts.append(f"{short} of {cases} calls take more than {limit}")
+    return "; ".join(parts)
+
+
+def readme_hunt():
+    for card, rows in hunts():
+        yield (f"At shapes, types, options and layouts that `make hunt` drew on an {card} ({rows[0]['commit']}), {hunt_sentence(rows)}. "
+               "[Which](bench/results/README.md#what-the-hunt-finds)")
+
+
+def page_hunt():
+    for card, rows in hunts():
+        yield (f"{card}, at {rows[0]['commit']}, seed {rows[0]['seed']}, {rows[0]['seconds']} s: {hunt_sentence(rows)}. Geometric means of each "
+               f"call ([CSV]({rows[0]['gpu']}-hunt.csv)):")
+        yield ""
+        yield "| | call | direction | cases | above 1.05 | above 1.15 | fall short | mean | worst | its limit | at |"
+        yield "|---|---|---|---|---|---|---|---|---|---|---|"
+        for row in rows:
+            yield "| " + " | ".join([QUESTIONS[row["question"]][0], *(row[name] for name in (
+                "call", "direction", "cases", "above_1.05", "above_1.15", "short", "mean", "worst", "worst_limit", "worst_case"))]) + " |"
+        yield ""
+
+
 def put(text, mark, lines):
     begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     head, rest = text.split(begin, 1)
-    return head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
+    return head + begin + "\n" + "".join(f"{line}\n" for line in lines) + end + rest.split(end, 1)[1]
 
 
 def main():
@@ -196,8 +243,9 @@ def main():
     beside = max(map(str, pathlib.Path().glob(XOPES)), default="")  # an H200's before an H100's
     for path, parts in ((readme, {"table": readme_table(measured, groups, card), "frontier": frontier(H100_COMPARE),
                                   "reference": plot.reference_line(beside, XOPES_PAGE),
-                                  "losses": readme_losses(groups, plot.commits_of(rows) != commit)}),
-                        (page, {"table": page_table(measured, older, groups, card), "losses": page_losses(rows, newer, compare)})):
+                                  "losses": readme_losses(groups, plot.commits_of(rows) != commit), "hunt": readme_hunt()}),
+                        (page, {"table": page_table(measured, older, groups, card), "losses": page_losses(rows, newer, compare),
+                                "hunt": page_hunt()})):
         text = pathlib.Path(path).read_text()
         for mark, lines in parts.items():
             text = put(text, mark, lines)
