@@ -87,13 +87,11 @@
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
  *            Their gradient is minus upstream, one number per row.
- * See also   Two headers have functions of their own for this struct, and macros that define them; the functions here refuse
- *            these fields with a sentence that names the right one:
- *            cross_entropy_parallel.cuh         `parallel`: columns that are split over ranks (a vocabulary-parallel head)
- *            cross_entropy_probabilities.cuh    target_prob: class probabilities instead of target
- *            Two more have a struct that begins with this one:
+ * See also   cross_entropy_probabilities.cuh    functions for this struct with target_prob, class probabilities instead of target;
+ *                                               the functions here refuse it with a sentence that names the right one
  *            cross_entropy_ids.cuh              several weighted ids per row instead of target, and the log-probability of each
- *            cross_entropy_ids_parallel.cuh     the same for columns that are split over ranks
+ *            cross_entropy_parallel.cuh         columns that are split over ranks (a vocabulary-parallel head)
+ *            cross_entropy_ids_parallel.cuh     ids and ranks
  * Repeatable The same bits every time on the same device: fixed order, no float atomics.
  * Source     Label smoothing: Szegedy et al., 2016, as PyTorch has it; z-loss: Chowdhery et al., "PaLM", 2022; softcap: Gemma
  *            2, 2024.

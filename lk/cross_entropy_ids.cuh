@@ -35,7 +35,7 @@
  *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and statistics. Columns that are
- *            split over ranks have functions of their own, in cross_entropy_ids_parallel.cuh.
+ *            split over ranks: cross_entropy_ids_parallel.cuh.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
  *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the
@@ -53,8 +53,8 @@
  *            divided by D, not times row_weight, and with it a NULL upstream is 0. So a KL of K ids and the rest is a KL:
  *            tail_weight is what the teacher's K probabilities lack to 1. Do not compute the tail from logp: 1 minus the sum of
  *            exp(logp) is off by some 2^-24, which is much where the sum is near 1. Neither `tail` nor its gradient is clamped.
- * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing, statistics
- *            or parallel.vocab_total is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes. The tensors of
+ * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
+ *            statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes. The tensors of
  *            this header come behind those of cross_entropy.cuh.
  * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.

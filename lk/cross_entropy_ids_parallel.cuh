@@ -17,39 +17,18 @@
  * Use        In one .cu file:                                       Anywhere, C included:
  *                #include "lk/cross_entropy_ids_parallel.cuh"           #include "lk/cross_entropy_ids_parallel.cuh"
  *                LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(bf16)             LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(bf16)
- *            The struct is lk_cross_entropy_ids_args; common.parallel says which columns are this call's. logits, dlogits and
- *            vocab are of these columns; target_ids has columns of the whole vocabulary. All ranks get the same ids, weights and
- *            options, and all get the same results, bit for bit.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
- *                lk_cross_entropy_ids_args args = {};
- *                args.common.logits = logits, args.common.rows = rows, args.common.vocab = vocab;    // of this rank
- *                args.common.parallel.vocab_start = first, args.common.parallel.vocab_total = all;
- *                args.common.parallel.rank = rank, args.common.parallel.ranks = ranks;
- *                args.common.parallel.all_gather = all_gather;
- *                args.target_ids = ids, args.target_weight = weights, args.ids_per_row = ids_per_row;
- *                args.common.loss = loss, args.logp = logp, args.common.dlogits = dlogits;
- *                size_t *bytes = &args.common.workspace_bytes;
- *                lk_status status = lk_cross_entropy_ids_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
- *                args.common.workspace = ...;           // that many bytes, aligned to 128; what is gathered lies there
- *                status = lk_cross_entropy_ids_parallel_forward_backward_bf16(&args, stream);
- *            Without it there are three calls. forward writes common.states alone, aligned to 16: 16 bytes per row, 32 with
- *            entropy or argmax; then for each row the logits of its ids, in T, and as many more as make that a multiple of 16
- *            bytes. The caller gathers those of all ranks, [ranks][those bytes]. finish computes the results from them. backward
- *            reads lse and others; lse_low if given; entropy with dentropy; tail with tail_weight or dtail; and valid_rows for a
- *            mean:
- *                args.common.parallel.all_gather = NULL, args.common.states = states;
- *                status = lk_cross_entropy_ids_parallel_forward_bf16(&args, stream);
- *                args.common.all_states = ...;          // gathered from the states of all ranks
- *                args.common.lse = lse, args.common.others = others;
- *                status = lk_cross_entropy_ids_parallel_finish_bf16(&args, stream);
- *                status = lk_cross_entropy_ids_parallel_backward_bf16(&args, stream);
- *            Each of them needs a workspace, and has a function that says how much. entropy, argmax and tail are set in forward
- *            too, though finish writes them: the first two decide how large states are, and without tail or tail_weight forward
- *            leaves out the tail. To call backward after a forward with all_gather, give forward `lse` and `others`.
- * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh and what these need.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_cross_entropy_ids_args, and
+ *            common.common has the rows: logits, dlogits and vocab are of this rank's columns; target_ids has columns of the whole
+ *            vocabulary. The workspace is that of common.common.
+ * States     16 bytes per row, 32 with entropy or argmax, aligned to 16; then for each row the logits of its ids, in T, and as many
+ *            more as make that a multiple of 16 bytes. The caller gathers [ranks][those bytes]. entropy and argmax are set in
+ *            forward too; without tail or tail_weight there, the states have no tail. backward reads others there, f32 [rows],
+ *            which finish leaves at the start; and lse, lse_low if given, entropy with dentropy, tail with tail_weight or dtail,
+ *            and valid_rows for a mean. Each call needs a workspace.
+ * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of cross_entropy_ids.cuh. Every rank counts all rows with a bad id; without all_gather, finish and backward
  *            count them, and forward does not.
- * Errors     As in cross_entropy_ids.cuh and cross_entropy_parallel.cuh. A wrong size in `parallel` comes before a NULL all_gather.
+ * Errors     Those of lk_ranks.cuh, then as in cross_entropy_ids.cuh.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
  * The rows' kernel is that of cross_entropy_parallel.cuh, in forward and in backward. Around it are kernels with a warp per row:
@@ -75,8 +54,8 @@
 typedef struct {
     lk_cross_entropy_ids_args common;
     lk_vocab_parallel parallel;
-    void *states;           /* as in lk_cross_entropy_parallel_args; see Use */
-    const void *all_states; /* and as there */
+    void *states;           /* see States. forward writes them; finish writes what backward reads, or NULL to skip */
+    const void *all_states; /* [ranks] of them: finish reads them */
 } lk_cross_entropy_ids_parallel_args;
 
 #define LK_CROSS_ENTROPY_IDS_PARALLEL_FUNCTIONS(X, T)                                                                          \

@@ -12,44 +12,22 @@
  * Use        In one .cu file:                                   Anywhere, C included:
  *                #include "lk/cross_entropy_parallel.cuh"           #include "lk/cross_entropy_parallel.cuh"
  *                LK_DEFINE_CROSS_ENTROPY_PARALLEL(bf16)             LK_DECLARE_CROSS_ENTROPY_PARALLEL(bf16)
- *            The struct is lk_cross_entropy_args; `parallel` says which columns are this call's. logits, dlogits and vocab are
- *            of these columns. target has columns of the whole vocabulary, class_weight has vocab_total elements on every rank.
- *            All ranks get the same results, bit for bit.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
- *                lk_cross_entropy_args args = {};
- *                args.logits = logits, args.target = target, args.rows = rows, args.vocab = vocab;    // of this rank
- *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
- *                args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
- *                args.loss = loss, args.dlogits = dlogits;
- *                size_t *bytes = &args.workspace_bytes;
- *                lk_status status = lk_cross_entropy_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
- *                args.workspace = ...;                  // that many bytes, aligned to 128; the states of all ranks lie there
- *                status = lk_cross_entropy_parallel_forward_backward_bf16(&args, stream);
- *            Without it there are three calls. forward writes `states` alone: 16 bytes per row, 32 with label_smoothing,
- *            entropy or argmax, aligned to 16; with statistics 40, aligned to 8. The caller gathers those of all ranks,
- *            [ranks][rows]. finish computes the results from them. backward reads lse and others; lse_low if given; entropy with
- *            dentropy; and the counts for a mean:
- *                args.parallel.all_gather = NULL, args.states = states, args.lse = lse;
- *                status = lk_cross_entropy_parallel_forward_bf16(&args, stream);
- *                args.all_states = ...;                 // gathered from the states of all ranks
- *                args.others = others;
- *                status = lk_cross_entropy_parallel_finish_bf16(&args, stream);
- *                status = lk_cross_entropy_parallel_backward_bf16(&args, stream);
- *            entropy, argmax and statistics are set in forward too, though finish writes them: they decide how large states
- *            are. Only finish needs a workspace then, for a reduced loss. To call backward after a forward with all_gather, give
- *            forward `lse` and `others`.
- * Needs      cross_entropy.cuh and what that needs.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_cross_entropy_args: logits,
+ *            dlogits and vocab are of this rank's columns; target has columns of the whole vocabulary, and class_weight has
+ *            vocab_total elements on every rank.
+ * States     16 bytes per row, 32 with label_smoothing, entropy or argmax, aligned to 16; with statistics 40, aligned to 8. These
+ *            options are set in forward too. backward reads others there, f32 [rows], which finish leaves at the start; and lse,
+ *            lse_low if given, entropy with dentropy, and the counts for a mean. Of the three calls only finish needs a workspace,
+ *            for a reduced loss, and backward, for class weights with label_smoothing.
+ * Needs      cross_entropy.cuh, lk_ranks.cuh and what these need.
  * Options    Those of cross_entropy.cuh, without target_prob. Every rank counts all bad targets; without all_gather, finish and
  *            backward count them, and forward does not.
- * Errors     As in cross_entropy.cuh, which lists those of `parallel` too. A call that fails returns its status on its own rank.
- *            That of all_gather is returned. lk waits for no rank. Compiled with -DLK_CHECK, a call with all_gather gathers the
- *            slices first, and fails where two overlap or columns are missing; not in a graph's capture, nor with states of 16
- *            bytes per row that are few.
+ * Errors     Those of lk_ranks.cuh, then as in cross_entropy.cuh.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
  * The kernels: lk_cross_entropy_gradient_kernel of cross_entropy.cuh computes the states, and later the gradients;
  * lk_cross_entropy_finish_kernel, here, merges the states, with one thread per row. Then come the sums over all rows, as on one
- * GPU. linear_cross_entropy calls finish and the checks of slices.
+ * GPU. Heads call finish.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -63,8 +41,7 @@
 typedef struct {
     lk_cross_entropy_args common;
     lk_vocab_parallel parallel;
-    void *states;           /* aligned to 16; see Use. forward writes those of this rank's columns. finish, and calls with
-                             * all_gather, write there what backward reads, or NULL to skip */
+    void *states;           /* see States. forward writes them; finish writes what backward reads, or NULL to skip */
     const void *all_states; /* [ranks][rows] of them: finish reads them */
 } lk_cross_entropy_parallel_args;
 

@@ -24,7 +24,7 @@
  *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss (in
  *            PyTorch the loss is NaN then); where u[j] is above 0 the loss is +inf. The gradient is finite in both.
  * Errors     As in cross_entropy.cuh, and LK_ERR_VALUE: target is given too, target_prob_dtype is neither T nor f32,
- *            dlogits_dtype is E5M2, or the columns are split over ranks. Rows of target_prob of any alignment; where a row does
+ *            or dlogits_dtype is E5M2. Rows of target_prob of any alignment; where a row does
  *            not have its logits' offset modulo 16 bytes (of another type: both at multiples of 16), it is read element by
  *            element.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.

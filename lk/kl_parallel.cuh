@@ -15,41 +15,14 @@
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/kl_parallel.cuh"             #include "lk/kl_parallel.cuh"
  *                LK_DEFINE_KL_PARALLEL(bf16)               LK_DECLARE_KL_PARALLEL(bf16)
- *            In the struct, `common` has kl.cuh's fields, and `parallel` says which columns are this call's: logits, teacher,
- *            dlogits and vocab are of these columns. All ranks get the same options and row_weight, and all get the same
- *            results, bit for bit.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective, or with two in
- *            JENSEN_SHANNON; all ranks make the call:
- *                lk_kl_parallel_args args = {};
- *                args.common.logits = logits, args.common.teacher = teacher;
- *                args.common.rows = rows, args.common.vocab = vocab;    // of this rank
- *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
- *                args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
- *                args.common.loss = loss, args.common.dlogits = dlogits;
- *                lk_status status = lk_kl_parallel_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
- *                args.workspace = ...;                  // that many bytes, aligned to 128; what is gathered lies there
- *                status = lk_kl_parallel_forward_backward_bf16(&args, stream);
- *            Without it there are three calls, and no workspace. forward writes `states` alone, 32 bytes per row, aligned to 16.
- *            The caller gathers those of all ranks, [ranks][rows]. finish computes the results from them, and writes to `states`
- *            what backward reads:
- *                args.parallel.all_gather = NULL, args.states = states;
- *                status = lk_kl_parallel_forward_bf16(&args, stream);
- *                args.all_states = ...;                 // gathered from the states of all ranks
- *                status = lk_kl_parallel_finish_bf16(&args, stream);
- *                status = lk_kl_parallel_backward_bf16(&args, stream);
- *            JENSEN_SHANNON has, after the gathering, lk_kl_parallel_between_bf16(&args, stream), which writes `states` again,
- *            and these are gathered in the same way before finish.
- *            entropy is set in forward and between too, though finish writes it: only then is it summed. To call backward after a
- *            forward with all_gather, give forward `states`.
- * Needs      kl.cuh and what that needs.
- * Options    Those of kl.cuh. A rank without columns (vocab 0) makes the calls too.
- * Errors     As in kl.cuh, with `parallel` first. Besides:
- *              LK_ERR_SHAPE  parallel.vocab_total is 0; vocab, or a number in `parallel`, is out of range
- *              LK_ERR_NULL   forward_backward without parallel.all_gather; states or all_states where the call needs it
- *              LK_ERR_VALUE  between with another divergence than JENSEN_SHANNON
- *            A call that fails returns its status on its own rank. That of all_gather is returned. lk waits for no rank. Compiled
- *            with -DLK_CHECK, a call with all_gather gathers the slices first, and fails where two overlap or columns are
- *            missing; not in a graph's capture.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has `between`, and two
+ *            collectives. `common` is lk_kl_args: logits, teacher, dlogits and vocab are of this rank's columns.
+ * States     32 bytes per row, aligned to 16. finish writes those of all columns there, which are all that backward reads.
+ *            entropy is set in forward and between too, though finish writes it: only then is it summed. Calls without all_gather
+ *            need no workspace.
+ * Needs      kl.cuh, lk_ranks.cuh and what these need.
+ * Options    Those of kl.cuh.
+ * Errors     Those of lk_ranks.cuh, with LK_ERR_VALUE for between with another divergence than JENSEN_SHANNON; then as in kl.cuh.
  * Exact      As kl.cuh. The log of a share is off by the relative error of the rank's sum, some 2^-22, however large the
  *            logits are.
  * Read on    lk/kl.md: how exact results are, and what is read and written.
@@ -69,9 +42,8 @@
 typedef struct {
     lk_kl_args common;
     lk_vocab_parallel parallel;
-    void *states;           /* 32 bytes per row, aligned to 16. forward and between write those of this rank's columns; finish, and
-                             * calls with all_gather, those of all columns, or NULL to skip; backward reads these */
-    const void *all_states; /* [ranks][rows] of them. between and finish read them */
+    void *states;           /* see States. forward and between write them; finish writes what backward reads, or NULL to skip */
+    const void *all_states; /* [ranks][rows] of them: between and finish read them */
 } lk_kl_parallel_args;
 
 #define LK_KL_PARALLEL_FUNCTIONS(X, T)                                                                                         \

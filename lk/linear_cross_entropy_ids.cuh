@@ -24,7 +24,7 @@
  *            again. ..._plan answers as in linear_cross_entropy.cuh.
  * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
- *            statistics. Columns that are split over ranks have functions of their own, in linear_cross_entropy_ids_parallel.cuh.
+ *            statistics. Columns that are split over ranks: linear_cross_entropy_ids_parallel.cuh.
  *            Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
  *            all logp, its tail and dx are NaN, and it adds nothing to dweight and dbias. Where it is masked, loss and dx are 0
  *            as there. The tail is that of cross_entropy_ids.cuh too; a call with a tail has path CHUNKS.
@@ -32,7 +32,7 @@
  *            or no more than vocab / 768: above that its dots of x and rows of weight cost more than it saves. Else 0 means
  *            CHUNKS: logits are stored for some tokens at a time, in f32, or with fast_logits in T.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
- *            batch_invariant, statistics or parallel.vocab_total is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the
+ *            batch_invariant or statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the
  *            other sizes. LK_ERR_PATH: path is PANELS, or FUSED with a tail. The tensors of this header come behind those of
  *            linear_cross_entropy.cuh.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.

@@ -9,49 +9,21 @@
  * Use        In one .cu file, linked with -lcublasLt:
  *                #include "lk/linear_cross_entropy_ids_parallel.cuh"
  *                LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16)
- *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16). The struct is
- *            lk_linear_cross_entropy_ids_args, and common.parallel says which columns are this call's. weight, bias, dweight, dbias
- *            and vocab are of these columns; target_ids has columns of the whole vocabulary. All ranks get the same x, ids, weights
- *            and options, and all get the same results, bit for bit.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
- *                lk_linear_cross_entropy_context context;
- *                lk_status status = lk_linear_cross_entropy_init(&context);
- *                lk_linear_cross_entropy_ids_args args = {};
- *                args.common.context = &context, args.common.x = x, args.common.weight = weight, args.common.loss = loss;
- *                args.common.dx = dx, args.common.dweight = dweight;
- *                args.common.tokens = tokens, args.common.hidden = hidden, args.common.vocab = vocab;    // of this rank
- *                args.common.parallel.vocab_start = first, args.common.parallel.vocab_total = all;
- *                args.common.parallel.rank = rank, args.common.parallel.ranks = ranks;
- *                args.common.parallel.all_gather = all_gather, args.common.parallel.reduce = reduce;
- *                args.target_ids = ids, args.target_weight = weights, args.ids_per_row = ids_per_row, args.logp = logp;
- *                size_t *const bytes = &args.common.workspace_bytes;
- *                status = lk_linear_cross_entropy_ids_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
- *                args.common.workspace = ...;
- *                status = lk_linear_cross_entropy_ids_parallel_forward_backward_bf16(&args, stream);
- *            Without it there are three calls. forward writes common.states alone, aligned to 16: 16 bytes per token, 32 with
- *            entropy or argmax; then for each token the logits of its ids, in f32, or with fast_logits in T, and as many more as
- *            make that a multiple of 16 bytes. The caller gathers those of all ranks, [ranks][those bytes]. finish computes the
- *            results from them. backward reads lse and others, with dentropy entropy, with tail_weight or dtail tail; it counts a
- *            mean's tokens by itself:
- *                args.common.parallel.all_gather = NULL, args.common.states = states;
- *                status = lk_linear_cross_entropy_ids_parallel_forward_bf16(&args, stream);
- *                args.common.all_states = ...;          // gathered from the states of all ranks
- *                args.common.lse = lse, args.common.others = others;
- *                status = lk_linear_cross_entropy_ids_parallel_finish_bf16(&args, stream);
- *                status = lk_linear_cross_entropy_ids_parallel_backward_bf16(&args, stream);
- *            Each of them needs a workspace, and has a function that says how much; all but finish have a ..._plan. entropy,
- *            argmax and tail are set in forward too, though finish writes them: the first two decide how large states are, and
- *            without tail or tail_weight forward leaves out the tail. To call backward after a forward with all_gather, give
- *            forward `lse` and `others`.
- *            dx and parallel.reduce are those of linear_cross_entropy.cuh, under Ranks: reduce is called once, with all tokens.
- *            Where it is NULL, the caller sums dx of all ranks. A rank without columns (vocab 0) adds 0 to it.
- * Needs      linear_cross_entropy_ids.cuh, cross_entropy_ids_parallel.cuh and what these need.
+ *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16).
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is
+ *            lk_linear_cross_entropy_ids_args, and common.common has the head: weight, bias, dweight, dbias and vocab are of this
+ *            rank's columns; target_ids has columns of the whole vocabulary. The workspace and the context are those of
+ *            common.common. All calls but finish have a ..._plan.
+ *            dx and parallel.reduce are those of linear_cross_entropy_parallel.cuh: reduce is called once, with all tokens. Where
+ *            it is NULL, the caller sums dx of all ranks. A rank without columns adds 0 to it.
+ * States     Those of cross_entropy_ids_parallel.cuh, of tokens; the logits are f32, or with fast_logits T. backward counts a mean's
+ *            tokens by itself.
+ * Needs      linear_cross_entropy_ids.cuh, linear_cross_entropy_parallel.cuh, cross_entropy_ids_parallel.cuh, lk_ranks.cuh and what
+ *            these need.
  * Options    Those of linear_cross_entropy_ids.cuh. path is CHUNKS or 0, which means CHUNKS. Every rank counts all tokens with a
  *            bad id; without all_gather, finish and backward count them, and forward does not.
  *            forward_backward keeps lse in two floats between its halves; backward without lse_low is less exact.
- * Errors     As in linear_cross_entropy_ids.cuh; those of finish as in cross_entropy_ids_parallel.cuh. Besides, LK_ERR_SHAPE:
- *            parallel.vocab_total is 0; LK_ERR_PATH: path is neither CHUNKS nor 0. A wrong size in `parallel` comes before a NULL
- *            all_gather.
+ * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy_ids.cuh. LK_ERR_PATH: path is neither CHUNKS nor 0.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
  * CHUNKS of linear_cross_entropy_ids.cuh with a rank's columns for all columns. For each slice of logits:
@@ -75,8 +47,8 @@
 typedef struct {
     lk_linear_cross_entropy_ids_args common;
     lk_vocab_parallel parallel;
-    void *states;           /* as in lk_cross_entropy_ids_parallel_args, of tokens */
-    const void *all_states; /* and as there */
+    void *states;           /* see States. forward writes them; finish writes what backward reads, or NULL to skip */
+    const void *all_states; /* [ranks] of them: finish reads them */
 } lk_linear_cross_entropy_ids_parallel_args;
 
 #define LK_LINEAR_CROSS_ENTROPY_IDS_PARALLEL_FUNCTIONS(X, T)                                                                   \

@@ -9,35 +9,14 @@
  *
  * Use        In one .cu file, linked with -lcublasLt:
  *                #include "lk/linear_cross_entropy_parallel.cuh"
- *                LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)              // for init and the rest of a program; not needed here
  *                LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
  *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16).
- *            In the struct, `common` has linear_cross_entropy.cuh's fields, and `parallel` says which columns are this rank's:
- *            weight, bias, dweight, dbias and vocab are of these columns; target and class_weight are of the whole vocabulary, and
- *            x, target and the results are the same on all ranks, bit for bit. An example with NCCL is in examples/parallel.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective; all ranks make the call:
- *                lk_linear_cross_entropy_parallel_args args = {};
- *                args.common.context = &context, args.common.x = x, args.common.weight = weight, args.common.target = target;
- *                args.common.tokens = tokens, args.common.hidden = hidden, args.common.vocab = vocab;    // of this rank
- *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
- *                args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
- *                args.common.loss = loss, args.common.dx = dx, args.common.dweight = dweight;
- *                size_t *bytes = &args.common.workspace_bytes;
- *                lk_status status = lk_linear_cross_entropy_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
- *                args.common.workspace = ...;
- *                status = lk_linear_cross_entropy_parallel_forward_backward_bf16(&args, stream);
- *            Without it there are three calls. forward writes `states` alone, whose size is that of cross_entropy_parallel.cuh. The
- *            caller gathers those of all ranks, [ranks][tokens]. finish computes the results from them, and writes to `states` what
- *            backward reads besides lse, lse_low and, with dentropy, entropy:
- *                args.parallel.all_gather = NULL, args.states = states, args.common.lse = lse;
- *                status = lk_linear_cross_entropy_parallel_forward_bf16(&args, stream);
- *                args.all_states = ...;                 // gathered from the states of all ranks
- *                status = lk_linear_cross_entropy_parallel_finish_bf16(&args, stream);
- *                status = lk_linear_cross_entropy_parallel_backward_bf16(&args, stream);
- *            entropy, argmax and statistics are set in forward too: they decide how large states are. To call backward after a
- *            forward with all_gather, give forward `lse` and `states`.
- *            ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan.
- * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh and what these need.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_linear_cross_entropy_args:
+ *            weight, bias, dweight, dbias and vocab are of this rank's columns; target and class_weight are of the whole vocabulary.
+ *            ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan. An example
+ *            with NCCL is in examples/parallel.
+ * States     Those of cross_entropy_parallel.cuh, of tokens.
+ * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh. Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is
  *            forward and backward in one workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without
  *            label_smoothing, entropy, argmax and dentropy), else 4.
@@ -46,11 +25,8 @@
  *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
  *            with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
  *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
- * Errors     Those of `parallel` come first, as in cross_entropy_parallel.cuh; then as in linear_cross_entropy.cuh. Besides:
- *              LK_ERR_NULL    states or all_states where the call needs it
- *              LK_ERR_PATH    path CHUNKS
- *              LK_ERR_CUBLAS  in a call with all_gather, no more than forward was launched
- *            A call that fails returns its status on its own rank. That of a callback is returned.
+ * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy.cuh. LK_ERR_PATH: path CHUNKS. LK_ERR_CUBLAS: a call with
+ *            all_gather has launched no more than forward.
  * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -65,8 +41,8 @@
 typedef struct {
     lk_linear_cross_entropy_args common;
     lk_vocab_parallel parallel;
-    void *states;           /* as in lk_cross_entropy_parallel_args, of tokens */
-    const void *all_states; /* and as there */
+    void *states;           /* see States. forward writes them; finish writes what backward reads, or NULL to skip */
+    const void *all_states; /* [ranks][tokens] of them: finish reads them */
 } lk_linear_cross_entropy_parallel_args;
 
 #define LK_LINEAR_CROSS_ENTROPY_PARALLEL_FUNCTIONS(X, T)                                                                       \

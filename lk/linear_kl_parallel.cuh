@@ -9,45 +9,18 @@
  * Use        In one .cu file, linked with -lcublasLt:            Anywhere, C included:
  *                #include "lk/linear_kl_parallel.cuh"                #include "lk/linear_kl_parallel.cuh"
  *                LK_DEFINE_LINEAR_KL_PARALLEL(bf16)                  LK_DECLARE_LINEAR_KL_PARALLEL(bf16)
- *            In the struct, `common` has linear_kl.cuh's fields, and `parallel` says which columns are this call's: both weights,
- *            both biases, dweight, dbias and vocab are of these columns. All ranks get the same x, teacher_x, row_weight, upstream
- *            and options, and all get the same results, bit for bit.
- *            With parallel.all_gather, forward and forward_backward are one call with one collective, or with two in
- *            JENSEN_SHANNON; all ranks make the call:
- *                lk_linear_kl_context context;
- *                lk_status status = lk_linear_kl_init(&context);
- *                lk_linear_kl_parallel_args args = {};
- *                args.common.context = &context, args.common.x = x, args.common.weight = weight;
- *                args.common.teacher_x = teacher_x, args.common.teacher_weight = teacher_weight;
- *                args.common.tokens = tokens, args.common.hidden = hidden, args.common.teacher_hidden = teacher_hidden;
- *                args.common.vocab = vocab;                              // of this rank
- *                args.parallel.vocab_start = first, args.parallel.vocab_total = all;
- *                args.parallel.rank = rank, args.parallel.ranks = ranks;
- *                args.parallel.all_gather = all_gather, args.parallel.reduce = reduce;
- *                args.common.loss = loss, args.common.dx = dx, args.common.dweight = dweight;
- *                size_t *const bytes = &args.common.workspace_bytes;
- *                status = lk_linear_kl_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
- *                args.common.workspace = ...;
- *                status = lk_linear_kl_parallel_forward_backward_bf16(&args, stream);
- *            Without it there are three calls. forward writes `states` alone, 32 bytes per token, aligned to 16. The caller gathers
- *            those of all ranks, [ranks][tokens]. finish computes the results from them, and writes to `states` what backward
- *            reads; it needs no workspace. backward computes the logits again:
- *                args.parallel.all_gather = NULL, args.states = states;
- *                status = lk_linear_kl_parallel_forward_bf16(&args, stream);
- *                args.all_states = ...;                                  // gathered from the states of all ranks
- *                status = lk_linear_kl_parallel_finish_bf16(&args, stream);
- *                status = lk_linear_kl_parallel_backward_bf16(&args, stream);
- *            JENSEN_SHANNON has `between`, and a second gathering, before finish, as in kl_parallel.cuh; that computes the logits
- *            too. entropy is set in forward and between, though finish writes it. To call backward after a forward with
- *            all_gather, give forward `states`.
- *            All but finish have a ..._plan, as in linear_kl.cuh. A plan follows from this rank's columns alone.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has `between`, and two
+ *            collectives. `common` is lk_linear_kl_args: both weights, both biases, dweight, dbias and vocab are of this rank's
+ *            columns. All calls but finish have a ..._plan, which follows from this rank's columns alone. between and backward
+ *            compute the logits again.
  *            parallel.reduce sums dx over the ranks. It is called once, when dx of all tokens is complete; what follows on the
- *            stream is the last chunk's dweight. Where it is NULL, the caller sums dx of all ranks. A rank without columns
- *            (vocab 0) adds 0 to it. reduce_sms is not used.
- * Needs      linear_kl.cuh, kl_parallel.cuh and what these need.
+ *            stream is the last chunk's dweight. Where it is NULL, the caller sums dx of all ranks. A rank without columns adds 0
+ *            to it. reduce_sms is not used.
+ * States     Those of kl_parallel.cuh, of tokens. finish needs no workspace.
+ * Needs      linear_kl.cuh, kl_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_kl.cuh. forward_backward reads the logits twice, in JENSEN_SHANNON three times, and computes them as
  *            often, unless the workspace holds those of all tokens: then it has 4 matmuls, else 6 or 8. plan.matmuls says how many.
- * Errors     As in linear_kl.cuh, with `parallel` first, and those that kl_parallel.cuh has besides.
+ * Errors     Those of lk_ranks.cuh and kl_parallel.cuh, then as in linear_kl.cuh.
  * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
@@ -66,8 +39,8 @@
 typedef struct {
     lk_linear_kl_args common;
     lk_vocab_parallel parallel;
-    void *states;           /* as in lk_kl_parallel_args, of tokens */
-    const void *all_states; /* and as there */
+    void *states;           /* see States. forward and between write them; finish writes what backward reads, or NULL to skip */
+    const void *all_states; /* [ranks][tokens] of them: between and finish read them */
 } lk_linear_kl_parallel_args;
 
 #define LK_LINEAR_KL_PARALLEL_FUNCTIONS(X, T)                                                                                  \

@@ -79,17 +79,17 @@ enum {
 };
 
 /* For a vocabulary that is split over ranks (GPUs, or processes): rank i has columns vocab_start to vocab_start + vocab - 1.
- * Zeroed: this call has all columns. The slices may be of any lengths, 0 too, but every column belongs to one rank. */
+ * The slices may be of any lengths, 0 too, but every column belongs to one rank. lk_ranks.cuh is the manual. */
 typedef struct {
     int64_t vocab_start, vocab_total; /* the first column of this rank; the columns of all ranks together, 1 to 2^30 */
     int rank, ranks;
     void *user; /* both functions get it */
-    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: the op's header says. */
+    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks. NULL: the caller gathers. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
     /* The ops with linear_ in their names: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that
      * computes dx is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */
     lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
-    int reduce_sms; /* linear_cross_entropy: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0: none;
+    int reduce_sms; /* linear_cross_entropy_parallel: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0: none;
                      * they may wait until the matmul ends */
 } lk_vocab_parallel;
 

@@ -1,16 +1,46 @@
 // SPDX-License-Identifier: MIT
-/* lk_ranks.cuh - columns that are split over ranks (GPUs, or processes): the checks of a rank's slice, where the states lie, and the
- * steps of a call. Plumbing of the headers <op>_parallel.cuh and of linear_cross_entropy; it knows no loss.
+/* lk_ranks.cuh - columns that are split over ranks (GPUs, or processes), as those of a vocabulary-parallel head are: each rank has
+ * some columns of every row, and gets the results of all columns, the same bits on every rank. This is the manual of all headers
+ * <op>_parallel.cuh; each of them says what is its own.
  *
- *   state      what a rank computes of a row from its own columns, before any other rank is heard
- *   FORWARD    computes the states of this rank's columns
- *   collective every rank gets the states of all ranks, in the order of ranks: parallel.all_gather, or the caller does it
- *   BETWEEN    where a loss needs the states of all columns before its sums: computes these into the states; then a second
- *              collective
- *   FINISH     merges the states of all ranks and computes the results, the same bits on every rank
- *   BACKWARD   computes the gradients of this rank's columns, from what finish wrote
+ * The struct lk_<op>_parallel_args has four members:
+ *   common      the struct of the op. Tensors with columns, and vocab, are of this rank's; everything else is the same on all ranks
+ *   parallel    lk_vocab_parallel of lk_base.cuh: which columns are this rank's, and the caller's collectives
+ *   states      what a rank computes of each row from its own columns, before any other rank is heard. In device memory
+ *   all_states  the states of all ranks, in their order
  *
- * With parallel.all_gather, forward is FORWARD to FINISH, and forward_backward all of them. Without it each step is a call.
+ * With parallel.all_gather, forward and forward_backward are one call; all ranks make it:
+ *     lk_<op>_parallel_args args = {};
+ *     args.common = ...;                                              // as of <op>.cuh
+ *     args.parallel.vocab_start = first, args.parallel.vocab_total = all;
+ *     args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
+ *     size_t *bytes = &args.common.workspace_bytes;                   // what is gathered lies in the workspace
+ *     lk_status status = lk_<op>_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
+ *     args.common.workspace = ...;
+ *     status = lk_<op>_parallel_forward_backward_bf16(&args, stream);
+ *
+ * Without it each step is a call, and the caller gathers `states` of all ranks into all_states:
+ *     args.parallel.all_gather = NULL, args.states = states;
+ *     status = lk_<op>_parallel_forward_bf16(&args, stream);          // FORWARD writes states, and nothing else
+ *     args.all_states = ...;                                          // gathered
+ *     status = lk_<op>_parallel_finish_bf16(&args, stream);           // FINISH merges them and writes the results
+ *     status = lk_<op>_parallel_backward_bf16(&args, stream);         // BACKWARD: gradients of this rank's columns
+ *   BETWEEN     of a loss whose terms need the sums of all columns, kl's JENSEN_SHANNON: a call after the gathering, which writes
+ *               states again; these are gathered in the same way before finish
+ * Outputs that decide how large a state is are set in forward too, though finish writes them; the header says which. Each call has
+ * a workspace function of its own. finish, and calls with all_gather, write to `states` what backward reads besides the outputs of
+ * forward, or NULL to skip it. So to call backward after a forward with all_gather, give forward `states` and lse.
+ *
+ * A rank may have no columns; it makes all calls. A call that fails returns its status on its own rank, and so does a callback's. lk
+ * waits for no rank. Errors, before all others but those of fields that a call does not have:
+ *   LK_ERR_SHAPE   parallel.vocab_total is 0; it, vocab, vocab_start, rank (below ranks), ranks (1 to 2^16) or reduce_sms is out of
+ *                  range
+ *   LK_ERR_NULL    forward_backward without all_gather; then, in the order of the op's own: states or all_states where the call
+ *                  needs it
+ * Compiled with -DLK_CHECK, a call with all_gather gathers the slices first, and fails where two overlap or columns are missing;
+ * not in a graph's capture, nor with states of 16 bytes per row that are few.
+ *
+ * What follows knows no loss: the checks of `parallel`, where states lie, and the steps of a call.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -90,20 +120,19 @@ LK_HOST void lk_ranks_check(lk_checks *checks, const lk_vocab_parallel &v, int64
         lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
 }
 
-/* The states of a call: `bytes` of a row, of which backward reads `kept`, in units of `unit` bytes. What the checks see of them;
- * then, where the call gathers, their place in the workspace. rows may be unchecked. */
+/* The states of a call: `bytes` of a row, in units of `unit` bytes; finish writes, and backward reads, `kept` of these. What the
+ * checks see of them; then, where the call gathers, their place in the workspace. rows may be unchecked. */
 LK_HOST void lk_ranks_place(const lk_vocab_parallel &v, lk_direction direction, int64_t rows, int64_t bytes, int64_t kept, int unit,
                             lk_arena *arena, void **states, const void **all_states, lk_tensor (*list)[2])
 {
-    const bool gathers = lk_ranks_gathers(v, direction), back = direction == LK_BACKWARD;
-    const bool reads = direction == LK_FINISH || direction == LK_BETWEEN;
-    const int unit_read = kept % unit ? 4 : unit;
-    const int use = back ? LK_REQUIRED : direction == LK_FINISH || gathers ? LK_OUT : LK_OUT | LK_REQUIRED;
-    const int64_t mine = lk_count(rows, bytes), all = lk_count(mine, v.ranks);
-    (*list)[0] = {"states", *states, back ? unit_read : unit, use, lk_count(rows, back ? kept / unit_read : bytes / unit)};
-    (*list)[1] = {"all_states", *all_states, unit, reads ? LK_REQUIRED : LK_UNUSED, lk_count(lk_count(rows, bytes / unit), v.ranks)};
+    const bool gathers = lk_ranks_gathers(v, direction), back = direction == LK_BACKWARD, finish = direction == LK_FINISH;
+    const bool part = back || finish;
+    const int of_part = kept % unit ? 4 : unit, use = back ? LK_REQUIRED : finish || gathers ? LK_OUT : LK_OUT | LK_REQUIRED;
+    const int64_t mine = lk_count(rows, bytes), all = lk_count(lk_count(rows, bytes / unit), v.ranks);
+    (*list)[0] = {"states", *states, part ? of_part : unit, use, lk_count(rows, part ? kept / of_part : bytes / unit)};
+    (*list)[1] = {"all_states", *all_states, unit, finish || direction == LK_BETWEEN ? LK_REQUIRED : LK_UNUSED, all};
     if (!gathers) return;
-    *all_states = lk_take_bytes(arena, rows, all);
+    *all_states = lk_take_bytes(arena, rows, lk_count(mine, v.ranks));
     if (!*states) *states = lk_take_bytes(arena, rows, mine);
 }
 

@@ -52,8 +52,10 @@ struct Field {
 template <class Args> struct Fields;
 #define FIELD(name) {#name, offsetof(Args, name), kind_of<decltype(Args::name)>()},
 #define COMMON(name) {#name, offsetof(Args, common.name), kind_of<decltype(decltype(Args::common)::name)>()},
-#define SLICE(MEMBER) MEMBER(parallel.vocab_total) MEMBER(parallel.ranks)
-#define RANKS(MEMBER) MEMBER(states) MEMBER(all_states) MEMBER(others) SLICE(MEMBER)
+#define WITHIN(name) {#name, offsetof(Args, common.common.name), kind_of<decltype(decltype(decltype(Args::common)::common)::name)>()},
+/* A rank's. others: what finish writes to `states`, and backward reads there. */
+#define RANKS \
+    FIELD(states) FIELD(all_states) {"others", offsetof(Args, states), POINTER}, FIELD(parallel.vocab_total) FIELD(parallel.ranks)
 #define ELEMENT(name, i) {#name #i, offsetof(Args, name) + i * sizeof(int64_t), INT64},
 #define ELEMENTS(name) \
     ELEMENT(name, 0) ELEMENT(name, 1) ELEMENT(name, 2) ELEMENT(name, 3) \
@@ -66,38 +68,49 @@ template <class Args> struct Fields;
 
 FIELDS(logsumexp, FIELD(x) FIELD(lse) FIELD(lse_low) FIELD(lse_rounded) FIELD(dlse) FIELD(dlse_rounded)
        FIELD(dx) FIELD(outer) FIELD(cols) FIELD(inner) FIELD(scale))
-FIELDS(cross_entropy, FIELD(logits) FIELD(target) FIELD(class_weight) FIELD(row_weight) FIELD(upstream) FIELD(dlse)
-       FIELD(dentropy) FIELD(denominator) FIELD(loss) FIELD(z_loss_out) FIELD(lse) FIELD(lse_low) FIELD(entropy)
-       FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dlogits) FIELD(workspace) FIELD(workspace_bytes) FIELD(rows)
-       FIELD(vocab) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss)
-       FIELD(use_ignore_index) FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_row) FIELD(target_dtype)
-       FIELD(dlogits_dtype) FIELD(statistics) RANKS(FIELD))
-FIELDS(cross_entropy_ids, COMMON(logits) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight) COMMON(upstream) COMMON(dlse)
-       FIELD(dlogp) FIELD(tail_weight) FIELD(dtail) FIELD(tail) COMMON(denominator) COMMON(loss) FIELD(logp) COMMON(lse)
-       COMMON(lse_low) COMMON(valid_rows) COMMON(dlogits) COMMON(workspace) COMMON(workspace_bytes) COMMON(rows) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)
-       COMMON(logit_scale) COMMON(softcap) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty)
-       COMMON(upstream_per_row) COMMON(target_dtype) RANKS(COMMON))
+#define ROWS(MEMBER) \
+    MEMBER(logits) MEMBER(target) MEMBER(class_weight) MEMBER(row_weight) MEMBER(upstream) MEMBER(dlse) MEMBER(dentropy) \
+    MEMBER(denominator) MEMBER(loss) MEMBER(z_loss_out) MEMBER(lse) MEMBER(lse_low) MEMBER(entropy) MEMBER(argmax) \
+    MEMBER(valid_rows) MEMBER(weight_sum) MEMBER(dlogits) MEMBER(workspace) MEMBER(workspace_bytes) MEMBER(rows) MEMBER(vocab) \
+    MEMBER(ignore_index) MEMBER(logit_scale) MEMBER(softcap) MEMBER(label_smoothing) MEMBER(z_loss) MEMBER(use_ignore_index) \
+    MEMBER(reduction) MEMBER(zero_when_empty) MEMBER(upstream_per_row) MEMBER(target_dtype) MEMBER(dlogits_dtype) \
+    MEMBER(statistics)
+FIELDS(cross_entropy, ROWS(FIELD))
+FIELDS(cross_entropy_parallel, ROWS(COMMON) RANKS)
+#define ROWS_IDS(OF_ROWS, MEMBER) \
+    OF_ROWS(logits) MEMBER(target_ids) MEMBER(target_weight) OF_ROWS(row_weight) OF_ROWS(upstream) OF_ROWS(dlse) MEMBER(dlogp) \
+    MEMBER(tail_weight) MEMBER(dtail) MEMBER(tail) OF_ROWS(denominator) OF_ROWS(loss) MEMBER(logp) OF_ROWS(lse) \
+    OF_ROWS(lse_low) OF_ROWS(valid_rows) OF_ROWS(dlogits) OF_ROWS(workspace) OF_ROWS(workspace_bytes) OF_ROWS(rows) \
+    OF_ROWS(vocab) MEMBER(ids_per_row) OF_ROWS(ignore_index) OF_ROWS(logit_scale) OF_ROWS(softcap) OF_ROWS(z_loss) \
+    OF_ROWS(use_ignore_index) OF_ROWS(reduction) OF_ROWS(zero_when_empty) OF_ROWS(upstream_per_row) OF_ROWS(target_dtype)
+FIELDS(cross_entropy_ids, ROWS_IDS(COMMON, FIELD))
+FIELDS(cross_entropy_ids_parallel, ROWS_IDS(WITHIN, COMMON) RANKS)
 #define KL(MEMBER) \
     MEMBER(logits) MEMBER(teacher) MEMBER(row_weight) MEMBER(upstream) MEMBER(loss) MEMBER(dlogits) MEMBER(rows) MEMBER(vocab) \
     MEMBER(logit_scale) MEMBER(teacher_scale) MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) \
     MEMBER(upstream_per_row)
 FIELDS(kl, KL(FIELD))
-FIELDS(kl_parallel, KL(COMMON) FIELD(states) FIELD(all_states) SLICE(FIELD))
-FIELDS(linear_cross_entropy, FIELD(x) FIELD(weight) FIELD(bias) FIELD(target) FIELD(class_weight) FIELD(row_weight)
-       FIELD(upstream) FIELD(dlse) FIELD(dentropy) FIELD(denominator) FIELD(loss) FIELD(z_loss_out) FIELD(lse) FIELD(lse_low)
-       FIELD(entropy) FIELD(argmax) FIELD(valid_rows) FIELD(weight_sum) FIELD(dx) FIELD(dweight) FIELD(dbias)
-       FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens) FIELD(hidden) FIELD(vocab) FIELD(ignore_index)
-       FIELD(max_counted) FIELD(logit_scale) FIELD(softcap) FIELD(label_smoothing) FIELD(z_loss) FIELD(use_ignore_index)
-       FIELD(reduction) FIELD(zero_when_empty) FIELD(upstream_per_token) FIELD(target_dtype) FIELD(bias_dtype)
-       FIELD(dweight_dtype) FIELD(dbias_dtype) FIELD(fast_logits) FIELD(tf32) FIELD(batch_invariant)
-       FIELD(statistics) RANKS(FIELD))
-FIELDS(linear_cross_entropy_ids, COMMON(x) COMMON(weight) COMMON(bias) FIELD(target_ids) FIELD(target_weight) COMMON(row_weight)
-       COMMON(upstream) COMMON(dlse) FIELD(dlogp) FIELD(tail_weight) FIELD(dtail) FIELD(tail) COMMON(denominator) COMMON(loss)
-       FIELD(logp) COMMON(lse) COMMON(lse_low) COMMON(valid_rows) COMMON(dx) COMMON(dweight) COMMON(dbias) COMMON(workspace)
-       COMMON(workspace_bytes) COMMON(tokens) COMMON(hidden) COMMON(vocab) FIELD(ids_per_row) COMMON(ignore_index)
-       COMMON(logit_scale) COMMON(softcap) COMMON(z_loss) COMMON(use_ignore_index) COMMON(reduction) COMMON(zero_when_empty)
-       COMMON(upstream_per_token) COMMON(target_dtype) COMMON(bias_dtype) COMMON(dweight_dtype) COMMON(dbias_dtype)
-       COMMON(fast_logits) COMMON(tf32) RANKS(COMMON))
+FIELDS(kl_parallel, KL(COMMON) RANKS)
+#define HEAD(MEMBER) \
+    MEMBER(x) MEMBER(weight) MEMBER(bias) MEMBER(target) MEMBER(class_weight) MEMBER(row_weight) MEMBER(upstream) MEMBER(dlse) \
+    MEMBER(dentropy) MEMBER(denominator) MEMBER(loss) MEMBER(z_loss_out) MEMBER(lse) MEMBER(lse_low) MEMBER(entropy) \
+    MEMBER(argmax) MEMBER(valid_rows) MEMBER(weight_sum) MEMBER(dx) MEMBER(dweight) MEMBER(dbias) MEMBER(workspace) \
+    MEMBER(workspace_bytes) MEMBER(tokens) MEMBER(hidden) MEMBER(vocab) MEMBER(ignore_index) MEMBER(max_counted) \
+    MEMBER(logit_scale) MEMBER(softcap) MEMBER(label_smoothing) MEMBER(z_loss) MEMBER(use_ignore_index) MEMBER(reduction) \
+    MEMBER(zero_when_empty) MEMBER(upstream_per_token) MEMBER(target_dtype) MEMBER(bias_dtype) MEMBER(dweight_dtype) \
+    MEMBER(dbias_dtype) MEMBER(fast_logits) MEMBER(tf32) MEMBER(batch_invariant) MEMBER(statistics)
+FIELDS(linear_cross_entropy, HEAD(FIELD))
+FIELDS(linear_cross_entropy_parallel, HEAD(COMMON) RANKS)
+#define HEAD_IDS(OF_HEAD, MEMBER) \
+    OF_HEAD(x) OF_HEAD(weight) OF_HEAD(bias) MEMBER(target_ids) MEMBER(target_weight) OF_HEAD(row_weight) OF_HEAD(upstream) \
+    OF_HEAD(dlse) MEMBER(dlogp) MEMBER(tail_weight) MEMBER(dtail) MEMBER(tail) OF_HEAD(denominator) OF_HEAD(loss) MEMBER(logp) \
+    OF_HEAD(lse) OF_HEAD(lse_low) OF_HEAD(valid_rows) OF_HEAD(dx) OF_HEAD(dweight) OF_HEAD(dbias) OF_HEAD(workspace) \
+    OF_HEAD(workspace_bytes) OF_HEAD(tokens) OF_HEAD(hidden) OF_HEAD(vocab) MEMBER(ids_per_row) OF_HEAD(ignore_index) \
+    OF_HEAD(logit_scale) OF_HEAD(softcap) OF_HEAD(z_loss) OF_HEAD(use_ignore_index) OF_HEAD(reduction) \
+    OF_HEAD(zero_when_empty) OF_HEAD(upstream_per_token) OF_HEAD(target_dtype) OF_HEAD(bias_dtype) OF_HEAD(dweight_dtype) \
+    OF_HEAD(dbias_dtype) OF_HEAD(fast_logits) OF_HEAD(tf32)
+FIELDS(linear_cross_entropy_ids, HEAD_IDS(COMMON, FIELD))
+FIELDS(linear_cross_entropy_ids_parallel, HEAD_IDS(WITHIN, COMMON) RANKS)
 #define HEADS(MEMBER) \
     MEMBER(x) MEMBER(weight) MEMBER(bias) MEMBER(teacher_x) MEMBER(teacher_weight) MEMBER(teacher_bias) MEMBER(row_weight) \
     MEMBER(upstream) MEMBER(loss) MEMBER(dx) MEMBER(dweight) MEMBER(dbias) MEMBER(workspace) MEMBER(workspace_bytes) \
@@ -105,7 +118,7 @@ FIELDS(linear_cross_entropy_ids, COMMON(x) COMMON(weight) COMMON(bias) FIELD(tar
     MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) MEMBER(upstream_per_token) MEMBER(dweight_dtype) \
     MEMBER(fast_logits) MEMBER(tf32)
 FIELDS(linear_kl, HEADS(FIELD))
-FIELDS(linear_kl_parallel, HEADS(COMMON) FIELD(states) FIELD(all_states) SLICE(FIELD))
+FIELDS(linear_kl_parallel, HEADS(COMMON) RANKS)
 FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
        FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(theta_heads) FIELD(theta_features)
        FIELD(prefix) FIELD(axes) ELEMENTS(shape) ELEMENTS(offset)
@@ -146,8 +159,13 @@ template <class Args, class V> static bool set(Args &args, string_view name, V v
 
 /* The struct that has an op's workspace and context. */
 template <class Args> static Args &common_of(Args &args) { return args; }
+static lk_cross_entropy_args &common_of(lk_cross_entropy_parallel_args &args) { return args.common; }
 static lk_cross_entropy_args &common_of(lk_cross_entropy_ids_args &args) { return args.common; }
+static lk_cross_entropy_args &common_of(lk_cross_entropy_ids_parallel_args &args) { return args.common.common; }
+static lk_kl_args &common_of(lk_kl_parallel_args &args) { return args.common; }
+static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_parallel_args &args) { return args.common; }
 static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_args &args) { return args.common; }
+static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_parallel_args &args) { return args.common.common; }
 static lk_linear_kl_args &common_of(lk_linear_kl_parallel_args &args) { return args.common; }
 static lk_srms_norm_args &common_of(lk_srms_norm_fp8_args &args) { return args.common; }
 
@@ -172,7 +190,9 @@ static Error unknown(string_view name) { return Error(ErrorCode::kInternal, "lk_
  * gone before them. The mutex is held while a call is launched, since one host thread at a time may use a context. */
 template <class Args> constexpr bool has_context = false;
 template <> constexpr bool has_context<lk_linear_cross_entropy_args> = true;
+template <> constexpr bool has_context<lk_linear_cross_entropy_parallel_args> = true;
 template <> constexpr bool has_context<lk_linear_cross_entropy_ids_args> = true;
+template <> constexpr bool has_context<lk_linear_cross_entropy_ids_parallel_args> = true;
 template <> constexpr bool has_context<lk_linear_kl_args> = true;
 template <> constexpr bool has_context<lk_linear_kl_parallel_args> = true;
 static lk_status init(lk_linear_cross_entropy_context *context) { return lk_linear_cross_entropy_init(context); }
@@ -337,66 +357,69 @@ struct Named {
     {                                                                                                                      \
         return bytes_of<lk_##op##_args, lk_##op##_##direction##_workspace_bytes_##T>(plan, tensors, count, names, values); \
     }
-#define FUNCTIONS(T)                                                                                                 \
-    LK_DECLARE_LOGSUMEXP(T)                                                                                          \
-    LK_DECLARE_CROSS_ENTROPY(T)                                                                                      \
-    LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)                                                                             \
-    LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                  \
-    LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                         \
-    LK_DECLARE_KL(T)                                                                                                 \
-    LK_DECLARE_KL_PARALLEL(T)                                                                                        \
-    LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                               \
-    LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                           \
-    LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                  \
-    LK_DECLARE_LINEAR_KL(T)                                                                                          \
-    LK_DECLARE_LINEAR_KL_PARALLEL(T)                                                                                 \
-    LK_DECLARE_MD_LRPE_COSINE(T)                                                                                     \
-    LK_DECLARE_SRMS_NORM(T)                                                                                          \
-    LK_DECLARE_SRMS_NORM_FP8(T)                                                                                      \
-    LK_DECLARE_SCALE(T)                                                                                              \
-    static const Named lk_jax_named_rescale_##T("rescale_" #T " ");                                                  \
-    XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_rescale_##T, handle_rescale<lk_rescale_##T>,                                \
-                                  BIND_RESCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(),  \
-                                  TRAITS);                                                                           \
-    FUNCTION(logsumexp, forward, T, nullptr)                                                                         \
-    FUNCTION(logsumexp, backward, T, nullptr)                                                                        \
-    FUNCTION(cross_entropy, forward, T, nullptr)                                                                     \
-    FUNCTION(cross_entropy, backward, T, nullptr)                                                                    \
-    FUNCTION(cross_entropy, forward_backward, T, nullptr)                                                            \
-    FUNCTION(cross_entropy, parallel_forward, T, nullptr)                                                            \
-    FUNCTION(cross_entropy, finish, T, nullptr)                                                                      \
-    FUNCTION(cross_entropy, parallel_backward, T, nullptr)                                                           \
-    FUNCTION(cross_entropy_ids, forward, T, nullptr)                                                                 \
-    FUNCTION(cross_entropy_ids, backward, T, nullptr)                                                                \
-    FUNCTION(cross_entropy_ids, parallel_forward, T, nullptr)                                                        \
-    FUNCTION(cross_entropy_ids, finish, T, nullptr)                                                                  \
-    FUNCTION(cross_entropy_ids, parallel_backward, T, nullptr)                                                       \
-    FUNCTION(kl, forward, T, nullptr)                                                                                \
-    FUNCTION(kl, backward, T, nullptr)                                                                               \
-    FUNCTION(kl_parallel, forward, T, nullptr)                                                                       \
-    FUNCTION(kl_parallel, between, T, nullptr)                                                                       \
-    FUNCTION(kl_parallel, finish, T, nullptr)                                                                        \
-    FUNCTION(kl_parallel, backward, T, nullptr)                                                                      \
-    FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                             \
-    FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                           \
-    FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)           \
-    FUNCTION(linear_cross_entropy, finish, T, nullptr)                                                               \
-    FUNCTION(linear_cross_entropy_ids, forward, T, lk_linear_cross_entropy_ids_forward_plan_##T)                     \
-    FUNCTION(linear_cross_entropy_ids, backward, T, lk_linear_cross_entropy_ids_backward_plan_##T)                   \
-    FUNCTION(linear_cross_entropy_ids, parallel_forward, T, lk_linear_cross_entropy_ids_parallel_forward_plan_##T)   \
-    FUNCTION(linear_cross_entropy_ids, finish, T, nullptr)                                                           \
-    FUNCTION(linear_cross_entropy_ids, parallel_backward, T, lk_linear_cross_entropy_ids_parallel_backward_plan_##T) \
-    FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                   \
-    FUNCTION(linear_kl, backward, T, lk_linear_kl_backward_plan_##T)                                                 \
-    FUNCTION(linear_kl, forward_backward, T, lk_linear_kl_forward_backward_plan_##T)                                 \
-    FUNCTION(linear_kl_parallel, forward, T, lk_linear_kl_parallel_forward_plan_##T)                                 \
-    FUNCTION(linear_kl_parallel, between, T, lk_linear_kl_parallel_between_plan_##T)                                 \
-    FUNCTION(linear_kl_parallel, finish, T, nullptr)                                                                 \
-    FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                               \
-    FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                    \
-    FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                   \
-    FUNCTION(srms_norm, forward, T, nullptr)                                                                         \
-    FUNCTION(srms_norm, backward, T, nullptr)                                                                        \
+#define FUNCTIONS(T)                                                                                                    \
+    LK_DECLARE_LOGSUMEXP(T)                                                                                             \
+    LK_DECLARE_CROSS_ENTROPY(T)                                                                                         \
+    LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)                                                                                \
+    LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                     \
+    LK_DECLARE_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                            \
+    LK_DECLARE_KL(T)                                                                                                    \
+    LK_DECLARE_KL_PARALLEL(T)                                                                                           \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY(T)                                                                                  \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(T)                                                                         \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS(T)                                                                              \
+    LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                     \
+    LK_DECLARE_LINEAR_KL(T)                                                                                             \
+    LK_DECLARE_LINEAR_KL_PARALLEL(T)                                                                                    \
+    LK_DECLARE_MD_LRPE_COSINE(T)                                                                                        \
+    LK_DECLARE_SRMS_NORM(T)                                                                                             \
+    LK_DECLARE_SRMS_NORM_FP8(T)                                                                                         \
+    LK_DECLARE_SCALE(T)                                                                                                 \
+    static const Named lk_jax_named_rescale_##T("rescale_" #T " ");                                                     \
+    XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_rescale_##T, handle_rescale<lk_rescale_##T>,                                   \
+                                  BIND_RESCALE.Arg<AnyBuffer>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>(),     \
+                                  TRAITS);                                                                              \
+    FUNCTION(logsumexp, forward, T, nullptr)                                                                            \
+    FUNCTION(logsumexp, backward, T, nullptr)                                                                           \
+    FUNCTION(cross_entropy, forward, T, nullptr)                                                                        \
+    FUNCTION(cross_entropy, backward, T, nullptr)                                                                       \
+    FUNCTION(cross_entropy, forward_backward, T, nullptr)                                                               \
+    FUNCTION(cross_entropy_parallel, forward, T, nullptr)                                                               \
+    FUNCTION(cross_entropy_parallel, finish, T, nullptr)                                                                \
+    FUNCTION(cross_entropy_parallel, backward, T, nullptr)                                                              \
+    FUNCTION(cross_entropy_ids, forward, T, nullptr)                                                                    \
+    FUNCTION(cross_entropy_ids, backward, T, nullptr)                                                                   \
+    FUNCTION(cross_entropy_ids_parallel, forward, T, nullptr)                                                           \
+    FUNCTION(cross_entropy_ids_parallel, finish, T, nullptr)                                                            \
+    FUNCTION(cross_entropy_ids_parallel, backward, T, nullptr)                                                          \
+    FUNCTION(kl, forward, T, nullptr)                                                                                   \
+    FUNCTION(kl, backward, T, nullptr)                                                                                  \
+    FUNCTION(kl_parallel, forward, T, nullptr)                                                                          \
+    FUNCTION(kl_parallel, between, T, nullptr)                                                                          \
+    FUNCTION(kl_parallel, finish, T, nullptr)                                                                           \
+    FUNCTION(kl_parallel, backward, T, nullptr)                                                                         \
+    FUNCTION(linear_cross_entropy, forward, T, lk_linear_cross_entropy_forward_plan_##T)                                \
+    FUNCTION(linear_cross_entropy, backward, T, lk_linear_cross_entropy_backward_plan_##T)                              \
+    FUNCTION(linear_cross_entropy, forward_backward, T, lk_linear_cross_entropy_forward_backward_plan_##T)              \
+    FUNCTION(linear_cross_entropy_parallel, forward, T, lk_linear_cross_entropy_parallel_forward_plan_##T)              \
+    FUNCTION(linear_cross_entropy_parallel, backward, T, lk_linear_cross_entropy_parallel_backward_plan_##T)            \
+    FUNCTION(linear_cross_entropy_parallel, finish, T, nullptr)                                                         \
+    FUNCTION(linear_cross_entropy_ids, forward, T, lk_linear_cross_entropy_ids_forward_plan_##T)                        \
+    FUNCTION(linear_cross_entropy_ids, backward, T, lk_linear_cross_entropy_ids_backward_plan_##T)                      \
+    FUNCTION(linear_cross_entropy_ids_parallel, forward, T, lk_linear_cross_entropy_ids_parallel_forward_plan_##T)      \
+    FUNCTION(linear_cross_entropy_ids_parallel, finish, T, nullptr)                                                     \
+    FUNCTION(linear_cross_entropy_ids_parallel, backward, T, lk_linear_cross_entropy_ids_parallel_backward_plan_##T)    \
+    FUNCTION(linear_kl, forward, T, lk_linear_kl_forward_plan_##T)                                                      \
+    FUNCTION(linear_kl, backward, T, lk_linear_kl_backward_plan_##T)                                                    \
+    FUNCTION(linear_kl, forward_backward, T, lk_linear_kl_forward_backward_plan_##T)                                    \
+    FUNCTION(linear_kl_parallel, forward, T, lk_linear_kl_parallel_forward_plan_##T)                                    \
+    FUNCTION(linear_kl_parallel, between, T, lk_linear_kl_parallel_between_plan_##T)                                    \
+    FUNCTION(linear_kl_parallel, finish, T, nullptr)                                                                    \
+    FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                                  \
+    FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                       \
+    FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                      \
+    FUNCTION(srms_norm, forward, T, nullptr)                                                                            \
+    FUNCTION(srms_norm, backward, T, nullptr)                                                                           \
     FUNCTION(srms_norm_fp8, forward, T, nullptr)
 
 FUNCTIONS(f32)

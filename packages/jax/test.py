@@ -1955,13 +1955,13 @@ def ranks_cross_entropy():
     calls = calls_in(split(lambda v: over(v, t), 1), x)
     check("a loss alone", calls == [
         ("cross_entropy_parallel_forward_f32", "logits target", "states"),
-        ("cross_entropy_finish_f32", "target all_states", "loss workspace")], calls)
+        ("cross_entropy_parallel_finish_f32", "target all_states", "loss workspace")], calls)
     P = jax.sharding.PartitionSpec
     both = split(lambda v: jax.value_and_grad(over)(v, t), 1, out=(P(), P(None, "vocab")))
     calls = calls_in(both, x)
     check("loss and gradient", calls == [
         ("cross_entropy_parallel_forward_f32", "logits target", "states"),
-        ("cross_entropy_finish_f32", "target all_states", "loss lse valid_rows lse_low others workspace"),
+        ("cross_entropy_parallel_finish_f32", "target all_states", "loss lse valid_rows lse_low others workspace"),
         ("cross_entropy_parallel_backward_f32", "logits target lse lse_low others valid_rows upstream", "dlogits")], calls)
     text = both.lower(x).compile().as_text()
     check("one collective", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 and "all-reduce" not in text, text)
@@ -2130,12 +2130,12 @@ def ranks_linear_ids():
         calls = calls_in(jax.grad(head, wanted), x, weights)
         check(f"head's ids, the gradient of {made}", calls == [
             ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states workspace"),
-            ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp lse_low others workspace"),
+            ("linear_cross_entropy_ids_parallel_finish_f32", "target_ids all_states", "loss lse logp lse_low others workspace"),
             (back, read, f"{made} workspace")], calls)
     calls = calls_in(jax.grad(split(lambda v, m: over(v, m, ids, tail=True).tail.sum(), P(), 0)), x, weights)
     check("head's ids, the gradient of tail", calls == [
         ("linear_cross_entropy_ids_parallel_forward_f32", "x weight target_ids", "states tail workspace"),
-        ("linear_cross_entropy_ids_finish_f32", "target_ids all_states", "loss lse logp tail lse_low others workspace"),
+        ("linear_cross_entropy_ids_parallel_finish_f32", "target_ids all_states", "loss lse logp tail lse_low others workspace"),
         (back, "x weight target_ids lse lse_low others tail dtail", "dx workspace")], calls)
     for checked in (True, False):
         text = jax.jit(jax.grad(split(lambda v, m: over(v, m, ids).loss, P(), 0, checked=checked))).lower(

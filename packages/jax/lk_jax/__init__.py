@@ -809,7 +809,7 @@ def _cross_entropy(options, in_place, aux, ranks):
         targets, class_weight, more = _of_rank(ranks, direction, options, vocab, targets, class_weight)
         fields = dict(options, rows=targets.size, vocab=vocab, target_dtype=int(targets.dtype == jnp.int32),
                       upstream_per_row=upstream_per_row, statistics=int(statistics and direction in ("forward", "finish")), **more)
-        found = call(f"cross_entropy_{'parallel_' if ranks and not finish else ''}{direction}_{TYPES[logits.dtype.name]}",
+        found = call(f"cross_entropy_{'parallel_' if ranks else ''}{direction}_{TYPES[logits.dtype.name]}",
                      {"logits": None if finish else logits, "target": targets, "class_weight": class_weight,
                       "denominator": denominator, "row_weight": row_weight, **inputs}, outputs, fields, "rows",
                      _shared(reduced, upstream_per_row),
@@ -1012,7 +1012,7 @@ def _cross_entropy_ids(options, aux, ranks):
         ids, _, more = _of_rank(ranks, direction, options, vocab, ids)
         fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=vocab, ids_per_row=ids.shape[-1],
                       target_dtype=int(ids.dtype == jnp.int32), upstream_per_row=upstream_per_row, **more)
-        return call(f"cross_entropy_ids_{'parallel_' if ranks and not finish else ''}{direction}_{TYPES[logits.dtype.name]}",
+        return call(f"cross_entropy_ids_{'parallel_' if ranks else ''}{direction}_{TYPES[logits.dtype.name]}",
                     {"logits": None if finish else logits, "target_ids": ids, "target_weight": target_weight,
                      "denominator": denominator, "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields,
                     "rows", ("states", "all_states", *_shared(reduced, upstream_per_row)))
@@ -1131,7 +1131,7 @@ def _linear_cross_entropy(options, aux, ranks):
         head, fields = _head(direction, x, weight, bias, outputs, dict(
             options, target_dtype=int(targets.dtype == jnp.int32), upstream_per_token=upstream_per_token,
             statistics=int(statistics and direction in ("forward", "finish")), **more))
-        found = call(f"linear_cross_entropy_{direction}_{TYPES[x.dtype.name]}",
+        found = call(f"linear_cross_entropy_{'parallel_' if ranks else ''}{direction}_{TYPES[x.dtype.name]}",
                      {**head, "target": targets, "class_weight": class_weight, "denominator": denominator,
                       "row_weight": row_weight, **inputs}, outputs, fields, "tokens", _shared(reduced, upstream_per_token),
                      behind=("all_states", "entropy")[:1 + fields["statistics"]])
@@ -1244,8 +1244,7 @@ def _linear_cross_entropy_ids(options, aux, ranks):
         head, fields = _head(direction, x, weight, bias, outputs, dict(
             options, ids_per_row=ids.shape[-1], target_dtype=int(ids.dtype == jnp.int32), upstream_per_token=upstream_per_token,
             **more))
-        split = "parallel_" if ranks and direction != "finish" else ""
-        return call(f"linear_cross_entropy_ids_{split}{direction}_{TYPES[x.dtype.name]}",
+        return call(f"linear_cross_entropy_ids_{'parallel_' if ranks else ''}{direction}_{TYPES[x.dtype.name]}",
                     {**head, "target_ids": ids, "target_weight": target_weight, "denominator": denominator,
                      "row_weight": row_weight, "tail_weight": tail_weight, **inputs}, outputs, fields, "tokens",
                     ("states", "all_states", *_shared(reduced, upstream_per_token)))

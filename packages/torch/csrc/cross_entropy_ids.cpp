@@ -11,7 +11,8 @@ namespace lk_torch {
 
 // The arguments that all calls have, and what keeps their memory. label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
 struct IdsCall {
-    lk_cross_entropy_ids_args a = {};
+    lk_cross_entropy_ids_parallel_args split = {}; // `parallel` where the classes are
+    lk_cross_entropy_ids_args &a = split.common;
     Stream stream;
     Rows logits;
     Tensor ids, weight, of_tail, unused, divisor, factors;
@@ -25,11 +26,11 @@ struct IdsCall {
         a.common.logits = logits.data(), a.common.logits_stride = logits.stride;
         a.common.rows = logits.rows, a.common.vocab = logits.cols;
     }
-    void split(at::IntArrayRef shards, int64_t rank)
+    void take_slice(at::IntArrayRef shards, int64_t rank)
     {
         TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == logits.cols, "lk: input has ", logits.cols,
                           " classes on rank ", rank, ", but shards is ", shards);
-        fill_slice(a.common, shards, rank);
+        fill_slice(split, shards, rank);
     }
 };
 
@@ -47,7 +48,7 @@ static void set_state(IdsCall &c, const Tensor &state)
     const int64_t head = state_head(a.reduction);
     if (head) a.valid_rows = (int64_t *)f;
     a.lse = f + head, a.lse_low = f + head + a.rows;
-    if (a.parallel.vocab_total) a.others = f + head + 2 * a.rows;
+    if (c.split.parallel.vocab_total) c.split.states = f + head + 2 * a.rows;
 }
 
 // loss, logp, tail, and what backward needs. want_tail: tail is not undefined.
@@ -84,12 +85,12 @@ static Tensor run_backward(IdsCall &c, const Maybe &dloss, const Maybe &dlogp, c
     if (has(dt)) c.a.dtail = dt->const_data_ptr<float>();
     if (has(t)) c.a.tail = (float *)t->const_data_ptr();
     a.dlogits = d.mutable_data_ptr();
-    const bool ranks = a.parallel.vocab_total;
-    if (ranks) LK_RUN(lk_cross_entropy_ids_parallel_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    const bool ranks = c.split.parallel.vocab_total;
+    if (ranks) LK_RUN(lk_cross_entropy_ids_parallel_backward_workspace_bytes, logits, &c.split, &a.workspace_bytes);
     else LK_RUN(lk_cross_entropy_ids_backward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
-    if (ranks) LK_RUN(lk_cross_entropy_ids_parallel_backward, logits, &c.a, c.stream);
+    if (ranks) LK_RUN(lk_cross_entropy_ids_parallel_backward, logits, &c.split, c.stream);
     else LK_RUN(lk_cross_entropy_ids_backward, logits, &c.a, c.stream);
     return d;
 }
@@ -110,30 +111,30 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(
 {
     IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
-    c.split(shards, rank);
+    c.take_slice(shards, rank);
     const Tensor tail = make_tail(logits, want_tail, &c.a.tail);
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
     Tensor state = make_state(logits, reduction, 3 * a.rows);
     const int64_t floats = 4 + (c.a.ids_per_row * (int64_t)logits.element_size() + 15) / 16 * 4;
     const Tensor states = make({a.rows, floats}, logits, at::kFloat);
-    a.states = states.mutable_data_ptr();
+    c.split.states = states.mutable_data_ptr();
     {
-        LK_RUN(lk_cross_entropy_ids_parallel_forward_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+        LK_RUN(lk_cross_entropy_ids_parallel_forward_workspace_bytes, logits, &c.split, &a.workspace_bytes);
         const Workspace workspace(a.workspace_bytes);
         a.workspace = workspace.start;
-        LK_RUN(lk_cross_entropy_ids_parallel_forward, logits, &c.a, c.stream);
+        LK_RUN(lk_cross_entropy_ids_parallel_forward, logits, &c.split, c.stream);
     }
     const Tensor all = a.rows ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
                               : states;
     wait(all);
     set_state(c, state);
-    a.all_states = all.const_data_ptr();
+    c.split.all_states = all.const_data_ptr();
     a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
-    LK_RUN(lk_cross_entropy_ids_parallel_finish_workspace_bytes, logits, &c.a, &a.workspace_bytes);
+    LK_RUN(lk_cross_entropy_ids_parallel_finish_workspace_bytes, logits, &c.split, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
-    LK_RUN(lk_cross_entropy_ids_parallel_finish, logits, &c.a, c.stream);
+    LK_RUN(lk_cross_entropy_ids_parallel_finish, logits, &c.split, c.stream);
     return {loss, logp, tail, state};
 }
 
@@ -143,7 +144,7 @@ static Tensor cross_entropy_ids_parallel_backward(const Maybe &dloss, const Mayb
                                                   at::IntArrayRef shards, int64_t rank)
 {
     IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
-    c.split(shards, rank);
+    c.take_slice(shards, rank);
     return run_backward(c, dloss, dlogp, dtail, tail, logits, state);
 }
 

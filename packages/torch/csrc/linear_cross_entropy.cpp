@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // linear_cross_entropy and linear_cross_entropy_stats, on one device or with the classes split over the ranks of a group:
-// lk/linear_cross_entropy.cuh.
+// lk/linear_cross_entropy.cuh and lk/linear_cross_entropy_parallel.cuh.
 #include "lk_torch.h"
 
 #include <algorithm>
@@ -8,8 +8,9 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_cross_entropy_parallel.cuh"
 LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY)
+LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_PARALLEL)
 
 namespace lk_torch {
 
@@ -34,7 +35,8 @@ struct Kept {
 
 // The arguments that all calls have, and what keeps their memory.
 struct HeadCall {
-    lk_linear_cross_entropy_args a = {};
+    lk_linear_cross_entropy_parallel_args split = {}; // `parallel` where the classes are
+    lk_linear_cross_entropy_args &a = split.common;
     Stream stream;
     Rows rows, columns;
     Tensor t, b, w, d, r, dx, dweight, dbias;
@@ -48,9 +50,9 @@ struct HeadCall {
         TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
-        if (!shards.empty()) split(shards, rank);
+        if (!shards.empty()) take_slice(shards, rank);
         fill_target(a, x, target, &t);
-        fill_loss(a, x, class_weight, shards.empty() ? columns.rows : a.parallel.vocab_total, &w, &d, &r, LK_LOSS_OPTIONS);
+        fill_loss(a, x, class_weight, shards.empty() ? columns.rows : split.parallel.vocab_total, &w, &d, &r, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");
@@ -63,11 +65,12 @@ struct HeadCall {
         budget = (size_t)workspace_mib << 20;
         a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
     }
-    void split(at::IntArrayRef shards, int64_t rank)
+    bool ranks() const { return split.parallel.vocab_total != 0; }
+    void take_slice(at::IntArrayRef shards, int64_t rank)
     {
         TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows, "lk: linear_weight has ",
                           columns.rows, " rows on rank ", rank, ", but shards is ", shards);
-        fill_slice(a, shards, rank);
+        fill_slice(split, shards, rank);
     }
     // Exponentials, which are kept in bf16 alone, are made of rows at multiples of 16 bytes. Others are copied.
     void align()
@@ -92,50 +95,54 @@ struct HeadCall {
     void expect_backward(const Tensor &x, bool want_dx, bool want_dweight, bool want_dbias, bool stats)
     {
         if (!budget || !(want_dx || want_dweight || want_dbias)) return;
-        lk_linear_cross_entropy_args back = a;
+        lk_linear_cross_entropy_parallel_args whole = split;
+        lk_linear_cross_entropy_args &back = whole.common;
         lk_linear_cross_entropy_plan plan = {};
         back.dx = want_dx ? &back : nullptr, back.dweight = want_dweight ? &back : nullptr;
         if (want_dbias) back.dbias = &back, back.dbias_dtype = back.bias_dtype;
         if (stats) back.dlse = back.dentropy = (const float *)&back;
-        LK_RUN(lk_linear_cross_entropy_backward_plan, x, &back, SIZE_MAX, &plan);
+        if (ranks()) LK_RUN(lk_linear_cross_entropy_parallel_backward_plan, x, &whole, SIZE_MAX, &plan);
+        else LK_RUN(lk_linear_cross_entropy_backward_plan, x, &back, SIZE_MAX, &plan);
         backward_least = plan.minimum_bytes;
     }
 };
 // A budget of 0 is lk's own. What is saved settles the path. So a budget below the smallest workspace, which is for logits, does
 // not rule the call out.
-#define RUN(direction, call, x)                                                                                                \
+#define RUN(function, args, call, x)                                                                                           \
     do {                                                                                                                       \
         lk_linear_cross_entropy_plan plan = {};                                                                                \
         size_t most = call.budget;                                                                                             \
         if (most) {                                                                                                            \
-            LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, SIZE_MAX, &plan);                                   \
+            LK_RUN(function##_plan, x, args, SIZE_MAX, &plan);                                                                 \
             if (call.a.saved) most = std::max(most, plan.minimum_bytes);                                                       \
             else check_budget(most, std::max(plan.minimum_bytes, call.backward_least));                                        \
         }                                                                                                                      \
-        if (most) LK_RUN(lk_linear_cross_entropy_##direction##_plan, x, &call.a, most, &plan);                                 \
-        else LK_RUN(lk_linear_cross_entropy_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);                 \
+        if (most) LK_RUN(function##_plan, x, args, most, &plan);                                                               \
+        else LK_RUN(function##_workspace_bytes, x, args, &plan.workspace_bytes);                                               \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
         const Locked<lk_linear_cross_entropy_context> locked(x, lk_linear_cross_entropy_init);                                 \
         call.a.context = locked.context;                                                                                       \
-        LK_RUN(lk_linear_cross_entropy_##direction, x, &call.a, call.stream);                                                  \
+        LK_RUN(function, x, args, call.stream);                                                                                \
     } while (0)
 
 // forward; returns what backward would compute again in so many bytes, if that is wanted.
 static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
 {
-    if (!saved_bytes) {
-        RUN(forward, c, x);
-        return Tensor();
-    }
+    const auto run = [&] {
+        if (c.ranks()) RUN(lk_linear_cross_entropy_parallel_forward, &c.split, c, x);
+        else RUN(lk_linear_cross_entropy_forward, &c.a, c, x);
+    };
+    if (!saved_bytes) return run(), Tensor();
     const Tensor saved = make({saved_bytes}, x, at::kByte);
     const Kept kept(saved);
     size_t needed = 0;
     c.align();
-    LK_RUN(lk_linear_cross_entropy_saved_bytes, x, &c.a, &needed);
+    if (c.ranks()) LK_RUN(lk_linear_cross_entropy_parallel_saved_bytes, x, &c.split, &needed);
+    else LK_RUN(lk_linear_cross_entropy_saved_bytes, x, &c.a, &needed);
     TORCH_CHECK_VALUE((size_t)saved_bytes >= needed, "lk: saved_bytes is ", saved_bytes, "; it must be at least ", needed);
     c.a.saved = kept.at.mutable_data_ptr();
-    RUN(forward, c, x);
+    run();
     if (!kept.at.is_same(saved)) saved.copy_(kept.at);
     return saved;
 }
@@ -164,7 +171,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entrop
     c.a.loss = loss.mutable_data_ptr<float>();
     c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
     c.a.statistics = statistics;
-    RUN(forward, c, x);
+    run();
     of_tokens.split();
     return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics, lse_low};
 }
@@ -180,7 +187,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
     c.a.loss = loss.mutable_data_ptr<float>();
     if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
-    RUN(forward_backward, c, x);
+    RUN(lk_linear_cross_entropy_forward_backward, &c.a, c, x);
     return {loss, c.dx, c.dweight, c.dbias};
 }
 
@@ -206,7 +213,8 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
         if (!kept->at.is_same(*saved)) kept->at.copy_(*saved);
         c.a.saved = kept->at.mutable_data_ptr();
     }
-    RUN(backward, c, x);
+    if (c.ranks()) RUN(lk_linear_cross_entropy_parallel_backward, &c.split, c, x);
+    else RUN(lk_linear_cross_entropy_backward, &c.a, c, x);
     return {c.dx, c.dweight, c.dbias};
 }
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
@@ -236,16 +244,16 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PAR
         c.a.statistics = statistics;
     }
     const Tensor states = make({c.a.tokens, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
-    c.a.states = states.mutable_data_ptr();
+    c.split.states = states.mutable_data_ptr();
     const Tensor saved = run_forward(c, x, saved_bytes);
     const Tensor all = c.a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
                                   : states;
     wait(all);
-    c.a.all_states = all.const_data_ptr(), c.a.others = others.mutable_data_ptr<float>();
-    LK_RUN(lk_linear_cross_entropy_finish_workspace_bytes, x, &c.a, &c.a.workspace_bytes);
+    c.split.all_states = all.const_data_ptr(), c.split.states = others.mutable_data_ptr();
+    LK_RUN(lk_linear_cross_entropy_parallel_finish_workspace_bytes, x, &c.split, &c.a.workspace_bytes);
     const Workspace workspace(c.a.workspace_bytes);
     c.a.workspace = workspace.start;
-    LK_RUN(lk_linear_cross_entropy_finish, x, &c.a, c.stream);
+    LK_RUN(lk_linear_cross_entropy_parallel_finish, x, &c.split, c.stream);
     of_tokens.split();
     return {loss, lse, lse_low, others, of_tokens.entropy, argmax, of_tokens.statistics, saved};
 }
@@ -257,7 +265,7 @@ linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, co
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
     const Tensor o = others.contiguous();
-    c.a.others = (float *)o.const_data_ptr(), c.a.parallel.user = &c, c.a.parallel.reduce = sum_dx<HeadCall>;
+    c.split.states = (void *)o.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadCall>;
     const auto gradients =
         run_backward(c, dloss, dlse, dentropy, lse, lse_low, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
@@ -322,15 +330,20 @@ static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight,
 {
     if (!keep || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
     const Stream on_device(x);
-    lk_linear_cross_entropy_args a = {};
+    lk_linear_cross_entropy_parallel_args split = {};
+    lk_linear_cross_entropy_args &a = split.common;
     size_t bytes = 0;
     a.tokens = 64, a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__), a.fast_logits = fast_logits;
     a.hidden = weight.sym_size(1).guard_int(__FILE__, __LINE__), a.label_smoothing = (float)label_smoothing;
-    a.parallel.vocab_total = classes, a.parallel.ranks = classes != 0;
-    const auto ask = x.scalar_type() == at::kBFloat16 ? lk_linear_cross_entropy_saved_bytes_bf16
-                     : x.scalar_type() == at::kHalf   ? lk_linear_cross_entropy_saved_bytes_f16
-                                                      : lk_linear_cross_entropy_saved_bytes_f32;
-    if (ask(&a, &bytes) != LK_OK) return 0;
+    split.parallel.vocab_total = classes, split.parallel.ranks = 1;
+#define SAVED_BYTES(T)                                                                                                         \
+    (classes ? lk_linear_cross_entropy_parallel_saved_bytes_##T(&split, &bytes)                                                \
+             : lk_linear_cross_entropy_saved_bytes_##T(&a, &bytes))
+    const lk_status status = x.scalar_type() == at::kBFloat16 ? SAVED_BYTES(bf16)
+                             : x.scalar_type() == at::kHalf   ? SAVED_BYTES(f16)
+                                                              : SAVED_BYTES(f32);
+#undef SAVED_BYTES
+    if (status != LK_OK) return 0;
     const c10::SymInt tokens = target.sym_numel(), rows = max_counted > 0 && tokens > max_counted ? max_counted : tokens;
     return (rows + 63) / 64 * (int64_t)bytes;
 }

@@ -22,7 +22,8 @@ namespace lk_torch {
 
 // The arguments that all calls have, and what keeps their memory.
 struct HeadIdsCall {
-    lk_linear_cross_entropy_ids_args a = {};
+    lk_linear_cross_entropy_ids_parallel_args split = {}; // `parallel` where the classes are
+    lk_linear_cross_entropy_ids_args &a = split.common;
     Stream stream;
     Rows rows, columns;
     Tensor ids, ids_weight, of_tail, b, unused, divisor, factors, dx, dweight, dbias;
@@ -39,7 +40,7 @@ struct HeadIdsCall {
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows),
                           "lk: linear_weight has ", columns.rows, " rows on rank ", rank, ", but shards is ", shards);
-        if (!shards.empty()) fill_slice(c, shards, rank);
+        if (!shards.empty()) fill_slice(split, shards, rank);
         a.ids_per_row = fill_ids(c, x, target_ids, target_weight, &ids, &ids_weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = ids_weight.defined() ? ids_weight.const_data_ptr<float>() : nullptr;
         a.tail_weight = fill_tail(x, tail_weight, &of_tail);
@@ -60,7 +61,8 @@ struct HeadIdsCall {
                          bool ranks)
     {
         if (!budget || !(want_dx || want_dweight || want_dbias)) return;
-        lk_linear_cross_entropy_ids_args back = a;
+        lk_linear_cross_entropy_ids_parallel_args whole = split;
+        lk_linear_cross_entropy_ids_args &back = whole.common;
         lk_linear_cross_entropy_args &c = back.common;
         lk_linear_cross_entropy_plan plan = {};
         const auto some = (const float *)&back;
@@ -69,26 +71,26 @@ struct HeadIdsCall {
         c.upstream = back.dlogp = some, c.upstream_per_token = !reduction;
         if (want_tail) back.dtail = some, back.tail = (float *)some;
         c.lse = (float *)some;
-        if (ranks) LK_RUN(lk_linear_cross_entropy_ids_parallel_backward_plan, x, &back, SIZE_MAX, &plan);
+        if (ranks) LK_RUN(lk_linear_cross_entropy_ids_parallel_backward_plan, x, &whole, SIZE_MAX, &plan);
         else LK_RUN(lk_linear_cross_entropy_ids_backward_plan, x, &back, SIZE_MAX, &plan);
         backward_least = plan.minimum_bytes;
     }
 };
 // A budget of 0 is lk's own.
-#define RUN(direction, call, x)                                                                                                \
+#define RUN(function, args, call, x)                                                                                           \
     do {                                                                                                                       \
         lk_linear_cross_entropy_plan plan = {};                                                                                \
         if (call.budget) {                                                                                                     \
-            LK_RUN(lk_linear_cross_entropy_ids_##direction##_plan, x, &call.a, SIZE_MAX, &plan);                               \
+            LK_RUN(function##_plan, x, args, SIZE_MAX, &plan);                                                                 \
             check_budget(call.budget, std::max(plan.minimum_bytes, call.backward_least));                                      \
         }                                                                                                                      \
-        if (call.budget) LK_RUN(lk_linear_cross_entropy_ids_##direction##_plan, x, &call.a, call.budget, &plan);               \
-        else LK_RUN(lk_linear_cross_entropy_ids_##direction##_workspace_bytes, x, &call.a, &plan.workspace_bytes);             \
+        if (call.budget) LK_RUN(function##_plan, x, args, call.budget, &plan);                                                 \
+        else LK_RUN(function##_workspace_bytes, x, args, &plan.workspace_bytes);                                               \
         const Workspace workspace(call.a.common.workspace_bytes = plan.workspace_bytes);                                       \
         call.a.common.workspace = workspace.start;                                                                             \
         const Locked<lk_linear_cross_entropy_context> locked(x, lk_linear_cross_entropy_init);                                 \
         call.a.common.context = locked.context;                                                                                \
-        LK_RUN(lk_linear_cross_entropy_ids_##direction, x, &call.a, call.stream);                                              \
+        LK_RUN(function, x, args, call.stream);                                                                                \
     } while (0)
 
 // loss, logp, tail, lse, lse_low. want_tail: tail is not undefined.
@@ -104,7 +106,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_ids_fo
     c.a.common.lse_low = lse_low.mutable_data_ptr<float>();
     c.a.logp = logp.mutable_data_ptr<float>();
     const Tensor tail = make_tail(x, want_tail, &c.a.tail);
-    RUN(forward, c, x);
+    RUN(lk_linear_cross_entropy_ids_forward, &c.a, c, x);
     return {loss, logp, tail, lse, lse_low};
 }
 
@@ -128,8 +130,8 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadIdsCall &c, const Maybe &d
     if (want_dbias) c.dbias = make({a.vocab}, c.b), a.dbias = c.dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     if (!want_dx && !want_dweight && !want_dbias) return {};
     if (!want_dx && !a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
-    if (ranks) RUN(parallel_backward, c, x);
-    else RUN(backward, c, x);
+    if (ranks) RUN(lk_linear_cross_entropy_ids_parallel_backward, &c.split, c, x);
+    else RUN(lk_linear_cross_entropy_ids_backward, &c.a, c, x);
     return {c.dx, c.dweight, c.dbias};
 }
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail,
@@ -154,18 +156,18 @@ linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool 
     const int64_t bytes = c.a.ids_per_row * (fast_logits ? (int64_t)x.element_size() : 4);
     const Tensor states = make({a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
     const Tensor tail = make_tail(x, want_tail, &c.a.tail);
-    a.states = states.mutable_data_ptr();
-    RUN(parallel_forward, c, x);
+    c.split.states = states.mutable_data_ptr();
+    RUN(lk_linear_cross_entropy_ids_parallel_forward, &c.split, c, x);
     const Tensor all = a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
                                 : states;
     wait(all);
-    a.all_states = all.const_data_ptr(), a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
-    a.lse = lse.mutable_data_ptr<float>(), a.others = others.mutable_data_ptr<float>();
+    c.split.all_states = all.const_data_ptr(), c.split.states = others.mutable_data_ptr(), a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
+    a.lse = lse.mutable_data_ptr<float>();
     a.lse_low = lse_low.mutable_data_ptr<float>();
-    LK_RUN(lk_linear_cross_entropy_ids_parallel_finish_workspace_bytes, x, &c.a, &a.workspace_bytes);
+    LK_RUN(lk_linear_cross_entropy_ids_parallel_finish_workspace_bytes, x, &c.split, &a.workspace_bytes);
     const Workspace workspace(a.workspace_bytes);
     a.workspace = workspace.start;
-    LK_RUN(lk_linear_cross_entropy_ids_parallel_finish, x, &c.a, c.stream);
+    LK_RUN(lk_linear_cross_entropy_ids_parallel_finish, x, &c.split, c.stream);
     return {loss, logp, tail, lse, lse_low, others};
 }
 static tuple<Tensor, Tensor, Tensor>
@@ -175,8 +177,7 @@ linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlog
 {
     HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
     const Tensor o = others.contiguous();
-    c.a.common.others = (float *)o.const_data_ptr();
-    c.a.common.parallel.user = &c, c.a.common.parallel.reduce = sum_dx<HeadIdsCall>;
+    c.split.states = (void *)o.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadIdsCall>;
     const auto gradients =
         run_backward(c, dloss, dlogp, dtail, lse, lse_low, tail, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
