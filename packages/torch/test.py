@@ -1888,6 +1888,26 @@ def md_lrpe_cosine():
     for shape, full in (((0,), (2, 2, 0, 8)), ((3,), (0, 2, 3, 8))):
         hold(f"empty {full}", lambda x, th: LF.md_lrpe_cosine(x, th, shape), lambda x, th: exact_lrpe(x, th, shape, 0, None),
              [leaf(torch.zeros(full)), leaf(normal(2, 8))], lambda d, o, u, g: ([0.0], [torch.zeros_like(t) for t in g]))
+    for t, (b, h, d, shape, prefix), dtype in itertools.product(TYPES, shapes, (torch.int32, torch.int64)):
+        offset = tuple(rng.randint(-9, 99) for _ in shape)
+        x, th = leaf(normal(b, h, prefix + math.prod(shape), d), t), leaf(normal(h, -(-d // len(shape))))
+        room = torch.tensor([v for n in offset for v in (n, 1000)], device=D).to(dtype)  # read as they lie: every second one
+        hold(f"{NAMES[t]} {shape} prefix {prefix}, offset {offset} in {dtype} on the device",
+             lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, "silu", room[::2]),
+             lambda x, th: exact_lrpe(x, th, shape, prefix, "silu", offset), [x, th],
+             lrpe_bounds(shape, prefix, "silu", (True, True), offset), dtypes=[t])
+        same = [out_and_gradients(lambda x, th: LF.md_lrpe_cosine(x, th, shape, prefix, None, by), [x, th]) for by in (offset, room[::2])]
+        verdict(f"{NAMES[t]} {shape}: an offset on the device has the bits of a number", all(map(torch.equal, *same)))
+    x, th = leaf(normal(1, 2, 3, 8)), leaf(normal(2, 8))
+    step = torch.compile(lambda x, th, at: LF.md_lrpe_cosine(x, th, (3,), offset=at), fullgraph=True, backend="aot_eager")
+    for n in (5, 9):
+        at = torch.tensor([n], device=D)
+        close(f"compiled, offset {n} on the device", out_and_gradients(lambda x, th: step(x, th, at), [x, th]),
+              out_and_gradients(lambda x, th: LF.md_lrpe_cosine(x, th, (3,), offset=(n,)), [x, th]))
+    module = lk_torch.MdLrpeCosine(2, 8, device=D)
+    verdict("the module's offset on the device", torch.equal(module(x, (3,), 0, torch.tensor([4], device=D)), module(x, (3,), 0, (4,))))
+    raises("offset of another length", lambda: LF.md_lrpe_cosine(x, th, (3,), offset=torch.tensor([1, 2], device=D)), "offset", kind=ValueError)
+    raises("offset of a type", lambda: LF.md_lrpe_cosine(x, th, (3,), offset=torch.tensor([1.0], device=D)), "offset", kind=TypeError)
     if CUDA:
         hold("bf16, a large grid", lambda x, th: LF.md_lrpe_cosine(x, th, (32, 32), 1, "silu"),
              lambda x, th: exact_lrpe(x, th, (32, 32), 1, "silu"), [leaf(normal(2, 8, 1025, 128), BF16), leaf(normal(8, 64))],

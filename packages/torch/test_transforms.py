@@ -108,6 +108,11 @@ def learned(out):
     return sum((t.float() * (i + 1)).sum() for i, t in enumerate(flat(out)) if t.requires_grad)
 
 
+def apart(t):
+    """The rows of t in a wider tensor, from its second column on."""
+    return torch.nn.functional.pad(t, (1, 0))[:, 1:]
+
+
 LOSS = dict(z_loss=(0.25, 0.5), temperature=(2.0, 3.0), ignore_index=(1, 2, 3), denominator=(2.0, 3.0))
 KL = dict(temperature=(2.0, 3.0), beta=(0.25, 0.75))
 NORM = dict(normalized_shape=[HIDDEN], eps=1e-5)
@@ -156,6 +161,22 @@ ROWS = {
                            dict(reduction="none", divergence="jensen_shannon"), HEAD),
     "md_lrpe_cosine": Row(LF.md_lrpe_cosine, lambda n, s, i: dict(x=n(1, 2, 5, 8), theta=n(2, 8)), dict(shape=(4,), prefix=1),
                           ("x", "theta"), dict(offset=((1,), (2,), (3,)))),
+    "md_lrpe_cosine, an offset on the device": Row(
+        LF.md_lrpe_cosine, lambda n, s, i: dict(x=n(1, 2, 5, 8), theta=n(2, 8), offset=i(1)), dict(shape=(4,), prefix=1), ("x", "theta")),
+    # Rows beside multiples of 16 bytes, and apart: so are the gradients.
+    "logsumexp, apart": Row(LF.logsumexp, lambda n, s, i: dict(input=apart(n(N, CLASSES))), dict(dim=-1), ("input",)),
+    "kl, apart": Row(LF.kl, lambda n, s, i: dict(input=apart(n(N, CLASSES)), teacher=apart(n(N, CLASSES))), {}, ("input",)),
+    "cross_entropy, apart": Row(LF.cross_entropy, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=i(N)), {}, ("input",),
+                                dict(z_loss=(0.25, 0.5))),
+    "cross_entropy, none, apart": Row(LF.cross_entropy, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=i(N)),
+                                      dict(reduction="none"), ("input",)),
+    "cross_entropy, probabilities, apart": Row(
+        LF.cross_entropy, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=apart(n(N, CLASSES).softmax(1))), {}, ("input",)),
+    "cross_entropy_with_grad, apart": Row(LF.cross_entropy_with_grad, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=i(N))),
+    "cross_entropy_stats, apart": Row(LF.cross_entropy_stats, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=i(N)), {}, ("input",)),
+    "cross_entropy_ids, apart": Row(LF.cross_entropy_ids, lambda n, s, i: dict(input=apart(n(N, CLASSES)), **of_ids(n, s, i)), {}, ("input",)),
+    "rms_norm, apart": Row(LF.rms_norm, lambda n, s, i: dict(input=apart(n(N, HIDDEN)), weight=apart(n(1, HIDDEN))[0]),
+                           dict(normalized_shape=[HIDDEN]), ("input", "weight")),
 }
 ELSEWHERE = {"shards_of"}  # a collective, in test_parallel.py
 

@@ -103,7 +103,7 @@ Tensor linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_in
                  double beta, double logit_scale, double teacher_scale, double softcap, double teacher_softcap,
                  int64_t workspace_mib, bool fast_logits, const Maybe &grad_scale);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
-                      c10::SymIntArrayRef offset, int64_t activation);
+                      c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation);
 
 // CUDA's last error, which a positive status leaves set, would be raised again by the next op of PyTorch's.
 inline void clear_cuda_error(lk_status status)
@@ -153,6 +153,7 @@ inline std::string public_name(const std::string &op, const std::string &name)
     const bool head = op.rfind("linear_", 0) == 0;
     if (name == "x" || name == "logits") return "input";
     if (name == "class_weight") return "weight";
+    if (name == "offset_device") return "offset";
     return head && (name == "weight" || name == "bias") ? "linear_" + name : name;
 }
 // All tensors among an op's arguments are on the first one's device, empty ones too. Returns the first one.

@@ -21,8 +21,9 @@ static Tensor strided(const Tensor &x)
 }
 static int64_t stride(const Tensor &x, int i) { return x.size(i) > 1 ? x.stride(i) : 0; }
 
-static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
-                 at::IntArrayRef offset, int64_t activation)
+// moved: an offset on the device, int32, which is added to the other. Returns what keeps its memory.
+static Maybe fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
+                  at::IntArrayRef offset, const Maybe &moved, int64_t activation)
 {
     TORCH_CHECK_VALUE(shape.size() >= 1 && shape.size() <= 8, "lk: shape has ", shape.size(), " axes; it must have 1 to 8");
     int64_t grid = 1;
@@ -39,10 +40,18 @@ static void fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &theta
     a.theta_dtype = type_beside(theta, x.scalar_type(), "theta"), a.activation = (int)activation;
     a.x_batch_stride = stride(x, 0), a.x_head_stride = stride(x, 1), a.x_token_stride = stride(x, 2);
     a.x = x.const_data_ptr();
+    if (!has(moved)) return {};
+    TORCH_CHECK_VALUE(moved->dim() == 1 && moved->size(0) == (int64_t)shape.size(), "lk: offset has shape ", moved->sizes(),
+                      ", but shape has ", shape.size());
+    TORCH_CHECK_TYPE(moved->scalar_type() == at::kInt, "lk: offset must be int32 or int64, not ",
+                     c10::toString(moved->scalar_type()));
+    const Maybe kept = packed(moved);
+    a.offset_device = kept->const_data_ptr<int32_t>();
+    return kept;
 }
 
 static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::IntArrayRef shape, int64_t prefix,
-                                     at::IntArrayRef offset, int64_t activation)
+                                     at::IntArrayRef offset, const Maybe &offset_device, int64_t activation)
 {
     check_input(x, "x");
     TORCH_CHECK_VALUE(x.dim() == 4, "lk: x must be [batch, heads, tokens, dim]; it has shape ", x.sizes());
@@ -51,7 +60,7 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
     const Stream stream(x);
     const Tensor in = strided(x), th = theta.contiguous();
     lk_md_lrpe_cosine_args a = {};
-    fill(a, in, th, shape, prefix, offset, activation);
+    const Maybe kept = fill(a, in, th, shape, prefix, offset, offset_device, activation);
     Tensor y = make({x.size(0), x.size(1), x.size(2), 2 * x.size(3)}, x);
     a.theta = th.const_data_ptr(), a.y = y.mutable_data_ptr();
     if (!y.numel()) return y;
@@ -64,12 +73,13 @@ static Tensor md_lrpe_cosine_forward(const Tensor &x, const Tensor &theta, at::I
 
 static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Tensor &x, const Tensor &theta,
                                                      at::IntArrayRef shape, int64_t prefix, at::IntArrayRef offset,
-                                                     int64_t activation, bool want_dx, bool want_dtheta)
+                                                     const Maybe &offset_device, int64_t activation, bool want_dx,
+                                                     bool want_dtheta)
 {
     const Stream stream(x);
     const Tensor in = strided(x), up = strided(dy), th = theta.contiguous();
     lk_md_lrpe_cosine_args a = {};
-    fill(a, in, th, shape, prefix, offset, activation);
+    const Maybe kept = fill(a, in, th, shape, prefix, offset, offset_device, activation);
     Tensor dx, dtheta;
     if (want_dx) dx = make(x.sizes(), x);
     if (want_dtheta) dtheta = x.numel() ? make(theta.sizes(), x, at::kFloat) : at::zeros_like(theta, at::kFloat);
@@ -88,7 +98,7 @@ static tuple<Tensor, Tensor> md_lrpe_cosine_backward(const Tensor &dy, const Ten
 }
 
 struct MdLrpeCosineBackward : Node {
-    SavedVariable x, theta;
+    SavedVariable x, theta, moved;
     std::vector<c10::SymInt> shape, offset;
     c10::SymInt prefix;
     int64_t activation;
@@ -96,40 +106,40 @@ struct MdLrpeCosineBackward : Node {
     {
         LK_OP_AS(md_lrpe_cosine_backward, tuple<Tensor, Tensor>(const Tensor &, const Tensor &, const Tensor &,
                                                                 c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef,
-                                                                int64_t, bool, bool));
+                                                                const Maybe &, int64_t, bool, bool));
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!up[0].defined()) return variable_list(2);
-        const Tensor input = x.unpack(), th = theta.unpack();
+        const Tensor input = x.unpack(), th = theta.unpack(), by = moved.unpack();
         const Below below;
-        auto [dx, dtheta] = md_lrpe_cosine_backward_op.call(up[0], input, th, shape, prefix, offset, activation,
+        auto [dx, dtheta] = md_lrpe_cosine_backward_op.call(up[0], input, th, shape, prefix, offset, maybe(by), activation,
                                                             task_should_compute_output(0), task_should_compute_output(1));
         return once(*this, up, {dx, dtheta}, "md_lrpe_cosine");
     }
-    void release_variables() override { x.reset_data(), theta.reset_data(); }
+    void release_variables() override { x.reset_data(), theta.reset_data(), moved.reset_data(); }
 };
 
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
-                      c10::SymIntArrayRef offset, int64_t activation)
+                      c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation)
 {
-    LK_OP_AS(md_lrpe_cosine_forward,
-             Tensor(const Tensor &, const Tensor &, c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef, int64_t));
+    LK_OP_AS(md_lrpe_cosine_forward, Tensor(const Tensor &, const Tensor &, c10::SymIntArrayRef, c10::SymInt, c10::SymIntArrayRef,
+                                            const Maybe &, int64_t));
     check_input(x, "x");
     const bool wanted = wants_gradient(x, theta);
     const auto node = wanted ? make_node<MdLrpeCosineBackward>(x, theta) : nullptr;
     Tensor y;
     {
         const Below below;
-        y = md_lrpe_cosine_forward_op.call(x, theta, shape, prefix, offset, activation);
+        y = md_lrpe_cosine_forward_op.call(x, theta, shape, prefix, offset, offset_device, activation);
     }
     if (!wanted) return y;
     torch::autograd::set_history(y, node);
-    node->x = save(x), node->theta = save(theta);
+    node->x = save(x), node->theta = save(theta), node->moved = save(offset_device);
     node->shape = shape.vec(), node->prefix = std::move(prefix), node->offset = offset.vec(), node->activation = activation;
     node_is_made(node);
     return y;
 }
 
-#define OPTIONS "SymInt[] shape, SymInt prefix, SymInt[] offset, int activation"
+#define OPTIONS "SymInt[] shape, SymInt prefix, SymInt[] offset, Tensor? offset_device, int activation"
 LK_OPS(m)
 {
     user_op(m, "md_lrpe_cosine", "(Tensor x, Tensor theta, " OPTIONS ") -> Tensor", &md_lrpe_cosine);

@@ -19,7 +19,7 @@ def public_name(op, name):
     """The name that functional.py has for an argument, as in csrc/lk_torch.h."""
     if name in ("weight", "bias") and op.startswith("linear_"):
         return f"linear_{name}"
-    return {"x": "input", "logits": "input", "class_weight": "weight"}.get(name, name)
+    return {"x": "input", "logits": "input", "class_weight": "weight", "offset_device": "offset"}.get(name, name)
 
 
 def fake(function):
@@ -148,12 +148,12 @@ def kl_parallel_backward(dloss, x, *options):
 
 
 @fake
-def md_lrpe_cosine_forward(x, theta, shape, prefix, offset, activation):
+def md_lrpe_cosine_forward(x, theta, shape, prefix, offset, offset_device, activation):
     return x.new_empty([*x.shape[:3], 2 * x.shape[3]])
 
 
 @fake
-def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, offset, activation, want_dx, want_dtheta):
+def md_lrpe_cosine_backward(dy, x, theta, shape, prefix, offset, offset_device, activation, want_dx, want_dtheta):
     return x.new_empty(x.shape) if want_dx else None, theta.new_empty(theta.shape) if want_dtheta else None
 
 

@@ -799,11 +799,16 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
 
     theta may have one row for all heads, [1, e], one angle for all features of a head, [h, 1], or both; its gradient likewise.
     activation: None, "relu", "sigmoid", "silu", "softmax" over d or "softmax_tokens" over n. offset, a number per axis of shape,
-    is added to positions: the next token after n others has shape (1,), offset (n,)."""
+    is added to positions: the next token after n others has shape (1,), offset (n,). It may be a tensor of int32 or int64 on
+    the device of x, which is read there: one CUDA graph or compiled program then decodes every token. Nothing checks its numbers;
+    all positions must be in (-2^31, 2^31)."""
     _tensors(x=x, theta=theta)
+    moved = None
+    if isinstance(offset, Tensor):
+        moved, offset = offset.to(torch.int32) if offset.dtype == torch.int64 else offset, ()
     shape, offset = [_integer("shape", n) for n in shape], [_integer("offset", n) for n in offset]
     prefix, activation = _integer("prefix", prefix), _value(_ACTIVATIONS, "activation", activation)
-    return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, activation)
+    return _ops.md_lrpe_cosine.default(x, theta, shape, prefix, offset, moved, activation)
 
 
 # torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
