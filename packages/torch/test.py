@@ -12,11 +12,9 @@ of the magnitudes of the terms. A printed share is the largest error over its bo
 import collections
 import copy
 import functools
-import glob
 import inspect
 import io
 import itertools
-import logging
 import math
 import os
 import pickle
@@ -28,12 +26,8 @@ import threading
 import time
 import traceback
 import types
-import warnings
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
-    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+from testing import CUDA, D, HERE, VERBOSE, quiet, totals, verdict
 
 import numpy
 import torch
@@ -44,9 +38,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lk_torch
 from lk_torch import functional as LF
 
-CUDA = lk_torch.BACKEND == "cuda"
-D = "cuda" if CUDA else "cpu"
-VERBOSE = os.environ.get("V") == "1"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TYPES = (F32, F16, BF16)
 U = 2.0**-24
@@ -57,16 +48,9 @@ NAMES = {F32: "f32", F16: "f16", BF16: "bf16", torch.float64: "f64"}
 
 # ---- Verdicts ---------------------------------------------------------------------------------------------------------------
 
-totals = [0, 0]  # passed, failed
 worst = 0.0  # of the group at hand
 rng = random.Random()
 generator = torch.Generator()
-
-
-def verdict(name, right, why=""):
-    totals[not right] += 1
-    if not right or VERBOSE:
-        print(f"  {'ok  ' if right else 'FAIL'}  {name}{'' if right else ': ' + why}", flush=True)
 
 
 def share(value, expected, bound):
@@ -3516,6 +3500,5 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU; the first line does
+    quiet()
     main()

@@ -5,21 +5,16 @@ of one rank.
     python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
 
 test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each also makes the call of all classes."""
-import glob
 import itertools
-import logging
 import os
 import random
 import socket
 import subprocess
 import sys
 import time
-import warnings
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
-    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+from testing import CUDA, VERBOSE, quiet, totals
+
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink's multicast needs more rights than a container may have
 
 import torch
@@ -28,15 +23,13 @@ import torch.distributed as dist
 import lk_torch
 from lk_torch import functional as LF
 
-CUDA = lk_torch.BACKEND == "cuda"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 HALF = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}  # half a unit of the type, relative
-totals = [0, 0]  # passed, failed
 
 
 def verdict(name, right, why=""):
     totals[not right] += 1
-    if not right or os.environ.get("V") == "1":
+    if not right or VERBOSE:
         print(f"  {'ok  ' if right else 'FAIL'}  rank {dist.get_rank()} of {dist.get_world_size()}: {name}  {why}", flush=True)
 
 
@@ -698,6 +691,5 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
+    quiet()
     worker(*map(int, sys.argv[1:])) if sys.argv[1:] else main()

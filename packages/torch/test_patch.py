@@ -8,11 +8,9 @@ model may be off by twice what the unpatched one is, and by some units of the ty
 import contextlib
 import copy
 import functools
-import glob
 import importlib.util
 import inspect
 import io
-import logging
 import os
 import pickle
 import socket
@@ -23,10 +21,8 @@ import time
 import traceback
 import warnings
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
-    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+from testing import D, quiet, totals, verdict
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"], os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "error", "1"
 
@@ -38,18 +34,10 @@ from torch.utils._pytree import tree_flatten
 import lk_torch
 
 AT_IMPORT = "transformers" in sys.modules
-D = "cuda" if lk_torch.BACKEND == "cuda" else "cpu"
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 # Transformers' norms compute in float32, in a model of float64 too. In bfloat16 each result is rounded to 2^-8.
 FLOOR = {F32: 2.0**-19, BF16: 2.0**-8}
 VOCAB = 131
-totals = [0, 0]
-
-
-def verdict(name, right, why=""):
-    totals[not right] += 1
-    if not right or os.environ.get("V") == "1":
-        print(f"  {'ok  ' if right else 'FAIL'}  {name}  {why}", flush=True)
 
 
 def attempt(name, f, *args):
@@ -546,7 +534,6 @@ def main():
 
 if __name__ == "__main__":
     import torch._dynamo.testing
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
+    quiet()
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     sharded(*map(int, sys.argv[2:])) if sys.argv[1:2] == ["--rank"] else main()

@@ -8,22 +8,16 @@ inference mode. Each gives the values of the plain call, or raises one sentence 
 
 ROWS and MODULES are the table: a public function or module that has no row fails. What a group does is in test_parallel.py."""
 import copy
-import glob
 import inspect
 import io
-import logging
 import os
 import pickle
 import sys
 import tempfile
 import time
 import traceback
-import warnings
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the installed package
-    sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
+from testing import CUDA, D, VERBOSE, quiet, totals, verdict
 
 import torch
 import torch._dynamo
@@ -32,17 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lk_torch
 from lk_torch import functional as LF
 
-CUDA = lk_torch.BACKEND == "cuda"
-D = "cuda" if CUDA else "cpu"
-VERBOSE = os.environ.get("V") == "1"
 OTHERS = ("meta", "cpu") if CUDA else ("meta",)  # devices of a tensor that does not lie beside the others
-totals = [0, 0]  # passed, failed
-
-
-def verdict(name, right, why=""):
-    totals[not right] += 1
-    if not right or VERBOSE:
-        print(f"  {'ok  ' if right else 'FAIL'}  {name}  {why}", flush=True)
 
 
 def attempt(name, f):
@@ -544,6 +528,5 @@ def main():
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it says that there is no GPU
+    quiet()
     main()
