@@ -127,9 +127,9 @@ typedef struct {
     float divergence, entropy, of_student, unused; /* of_student: of KL(p || m) */
 } lk_kl_row;
 
-/* What a row's probabilities follow from. Plain: log2 p + low = rate x - at, one multiply-add, and all columns have the same low,
- * below 2^-14. Otherwise log2 p = rate (x - at) - low, where low is small too unless logits are huge. x: a logit, or z under
- * a softcap. */
+/* What a row's probabilities follow from. x: a logit, or z under a softcap.
+ *   plain       log2 p = rate x - at - low      one multiply-add; all columns have the same low, below 2^-14
+ *   otherwise   log2 p = rate (x - at) - low    low is small too, unless logits are huge */
 typedef struct {
     float rate, at, low;
 } lk_kl_softmax;
