@@ -33,6 +33,7 @@ typedef struct {
 /* "forward then backward" is what forward_backward replaces: lk's two launches, with the same inputs and outputs. "ranks=1":
  * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
  * "ids=64": so many weighted ids per row instead of a target. "tail=1": and one more bin, all other columns, of weight 0.5.
+ * "upstream=rows": an upstream gradient for each row; with lse_low that is what the bindings' backward calls, as is mean in f16.
  * "softcap=30": under that softcap. "statistics=1": entropy and the three statistics too. "dlogits=e5m2": gradients in 8 bits, of
  * an upstream that puts them into the type's range. */
 static const shape shapes[] = {
@@ -51,7 +52,9 @@ static const shape shapes[] = {
     {"rows=4096 vocab=50264 reduction=none", "forward", "bf16", 4096, 50264, 0, 0, 0, 0},
     {"rows=4093 vocab=32003 reduction=none", "forward", "bf16", 4093, 32003, 0, 0, 0, 0},
     {"rows=4096 vocab=151936 reduction=none", "forward", "bf16", 4096, 151936, 0, 0, 0, 0},
+    {"rows=1 vocab=151936 reduction=none", "forward", "bf16", 1, 151936, 0, 0, 0, 0},
     {"rows=64 vocab=128256 reduction=none", "forward", "bf16", 64, 128256, 0, 0, 0, 0},
+    {"rows=1000 vocab=32003 reduction=none", "forward", "bf16", 1000, 32003, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none", "forward", "f16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none", "forward", "f32", 4096, 65536, 0, 0, 0, 0},
     {"rows=4096 vocab=1024 reduction=none", "backward", "bf16", 4096, 1024, 0, 0, 0, 0},
@@ -72,6 +75,11 @@ static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none lse_low=1", "backward", "bf16", 4096, 1024, 0, 0, 1, 0},
     {"rows=4096 vocab=8192 reduction=none lse_low=1", "backward", "bf16", 4096, 8192, 0, 0, 1, 0},
     {"rows=4096 vocab=65536 reduction=none lse_low=1", "backward", "f32", 4096, 65536, 0, 0, 1, 0},
+    {"rows=4096 vocab=32768 reduction=mean lse_low=1", "backward", "f16", 4096, 32768, 1, 0, 1, 0},
+    {"rows=8 vocab=151935 reduction=none lse_low=1 upstream=rows", "backward", "bf16", 8, 151935, 0, 0, 1, 0},
+    {"rows=4096 vocab=4096 reduction=none lse_low=1 upstream=rows", "backward", "bf16", 4096, 4096, 0, 0, 1, 0},
+    {"rows=4096 vocab=65536 reduction=none lse_low=1 upstream=rows", "backward", "bf16", 4096, 65536, 0, 0, 1, 0},
+    {"rows=4090 vocab=32003 reduction=none lse_low=1 upstream=rows", "backward", "bf16", 4090, 32003, 0, 0, 1, 0},
     {"rows=4096 vocab=1024 reduction=none", "forward_backward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward_backward", "bf16", 4096, 2048, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 0},
@@ -86,6 +94,10 @@ static const shape shapes[] = {
     {"rows=4096 vocab=50257 reduction=none", "forward_backward", "bf16", 4096, 50257, 0, 0, 0, 0},
     {"rows=4096 vocab=50264 reduction=none", "forward_backward", "bf16", 4096, 50264, 0, 0, 0, 0},
     {"rows=4093 vocab=32003 reduction=none", "forward_backward", "bf16", 4093, 32003, 0, 0, 0, 0},
+    {"rows=8 vocab=151935 reduction=mean", "forward_backward", "bf16", 8, 151935, 1, 0, 0, 0},
+    {"rows=100 vocab=32003 reduction=mean", "forward_backward", "bf16", 100, 32003, 1, 0, 0, 0},
+    {"rows=1000 vocab=151935 reduction=mean", "forward_backward", "bf16", 1000, 151935, 1, 0, 0, 0},
+    {"rows=8188 vocab=32003 reduction=mean", "forward_backward", "bf16", 8188, 32003, 1, 0, 0, 0},
     {"rows=4096 vocab=151936 reduction=none", "forward_backward", "bf16", 4096, 151936, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none", "forward_backward", "f16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=65536 reduction=none", "forward_backward", "f32", 4096, 65536, 0, 0, 0, 0},
@@ -146,6 +158,7 @@ static const shape shapes[] = {
     {"rows=4096 vocab=131072 reduction=none ids=1", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none ids=8", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none ids=64", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=100 vocab=32003 reduction=none ids=8", "forward_backward", "bf16", 100, 32003, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none ids=64 tail=1", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none ids=8 tail=1", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=8192 vocab=16384 reduction=none ids=8 tail=1 ranks=1", "forward then backward", "bf16", 8192, 16384, 0, 0, 0, 0},
@@ -209,6 +222,10 @@ static bool has_statistics(const shape *s)
 {
     return strstr(s->name, " statistics=") != NULL;
 }
+static bool has_upstreams(const shape *s) /* one for each row */
+{
+    return strstr(s->name, " upstream=rows") != NULL;
+}
 static bool is_e5m2(const shape *s) /* dlogits */
 {
     return strstr(s->name, " dlogits=e5m2") != NULL;
@@ -235,10 +252,10 @@ static size_t element_bytes(const shape *s)
     return strcmp(s->dtype, "f32") == 0 ? sizeof(lk_f32) : sizeof(lk_bf16);
 }
 
-/* The small tensors. `in` holds the targets, for a gradient one value, upstream, and for backward alone valid_rows, lse and,
- * where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the losses or their
- * mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their weights in `in`, with
- * a tail its weights in `in` and itself in `out`, with statistics entropy in `out`. */
+/* The small tensors. `in` holds the targets, for a gradient one value, or one for each row, upstream, and for backward alone
+ * valid_rows, lse and, where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the
+ * losses or their mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their
+ * weights in `in`, with a tail its weights in `in` and itself in `out`, with statistics entropy in `out`. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
@@ -261,7 +278,7 @@ static smalls smalls_of(const shape *s, const bench_buffers *set)
     if (s->low) t.lse_low = (float *)(set->in + low);
     t.loss = (float *)(set->out + counts) + rows;
     t.upstream = (float *)(set->in + upstream);
-    t.in_bytes = gives_gradient(s) ? upstream + sizeof(float) : lse;
+    t.in_bytes = gives_gradient(s) ? upstream + (has_upstreams(s) ? rows : 1) * sizeof(float) : lse;
     t.out_bytes = gives_loss(s) ? counts + (rows + (s->mean ? 1 : rows)) * sizeof(float) : 0;
     if (ids_of(s)) t.weight = (float *)(set->in + t.in_bytes), t.in_bytes += targets_of(s) * sizeof(float);
     if (tail_weight_of(s) > 0) {
@@ -385,7 +402,7 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     lk_cross_entropy_args args = {};
     args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse;
     if (!is_fused(s)) args.lse_low = t.lse_low;
-    args.upstream = t.upstream, args.dlogits = set->write;
+    args.upstream = t.upstream, args.upstream_per_row = has_upstreams(s), args.dlogits = set->write;
     args.rows = s->rows, args.vocab = s->vocab, args.softcap = softcap_of(s);
     args.use_ignore_index = 1, args.ignore_index = -100;
     args.entropy = t.entropy, args.statistics = t.entropy != NULL;
@@ -456,7 +473,8 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     for (int64_t row = 0; t.tail_weight && row < s->rows; row++) weight[row] = tail_weight_of(s);
     if (t.tail_weight) BENCH_CUDA(cudaMemcpy(t.tail_weight, weight, (size_t)s->rows * sizeof *weight, cudaMemcpyHostToDevice));
     free(target), free(weight);
-    if (gives_gradient(s)) bench_fill("f32", t.upstream, 1, is_e5m2(s) ? 4096.0f : 1.0f, 2 * (uint64_t)number + 1, stream);
+    const int64_t upstreams = has_upstreams(s) ? s->rows : 1;
+    if (gives_gradient(s)) bench_fill("f32", t.upstream, upstreams, is_e5m2(s) ? 4096.0f : 1.0f, 2 * (uint64_t)number + 1, stream);
     const prob_fill_args prob = {set->read + LOGITS_BYTES(s), s->rows * s->vocab, 2.0f / (float)s->vocab, (uint64_t)number};
     void (*const fill_prob)(prob_fill_args) = s->prob == 2 ? prob_fill_kernel<lk_bf16> : prob_fill_kernel<lk_f32>;
     if (s->prob) BENCH_CUDA(lk_launch(fill_prob, 8192, 256, 0, stream, prob));
@@ -529,13 +547,13 @@ template <class T> static T *fetch_row(const shape *s, const char *tensor, int64
     return host;
 }
 
-/* What the host has of the small tensors; upstream over valid_rows for mean. */
+/* What the host has of the small tensors; upstream is over valid_rows for mean. */
 typedef struct {
     int64_t *target;
     float *lse, *loss, *lse_low; /* lse_low: NULL unless it is given */
     float *entropy;              /* NULL without statistics */
     float *tail;                 /* NULL without a tail */
-    double upstream;
+    double upstream; /* of the row that is looked at */
 } fetched;
 
 /* Row `row` of the class probabilities, likewise; ids are probabilities of a few classes. */
@@ -669,18 +687,19 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
     }
     BENCH_CUDA(cudaMemcpy(f.target, t.target, targets, cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMemcpy(f.lse, t.lse, floats, cudaMemcpyDeviceToHost));
-    if (gives_gradient(s)) {
-        float upstream;
-        BENCH_CUDA(cudaMemcpy(&upstream, t.upstream, sizeof upstream, cudaMemcpyDeviceToHost));
-        f.upstream = (double)upstream / (s->mean ? (double)s->rows : 1.0);
-    }
     if (gives_loss(s)) BENCH_CUDA(cudaMemcpy(f.loss, t.loss, losses, cudaMemcpyDeviceToHost));
     if (t.entropy) f.entropy = (float *)malloc(4 * floats);
     if (t.entropy) BENCH_CUDA(cudaMemcpy(f.entropy, t.entropy, 4 * floats, cudaMemcpyDeviceToHost));
     if (t.tail) f.tail = (float *)malloc(floats);
     if (t.tail) BENCH_CUDA(cudaMemcpy(f.tail, t.tail, floats, cudaMemcpyDeviceToHost));
     bool right = true;
-    for (int k = 0; right && k < 4; k++) right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
+    for (int k = 0; right && k < 4; k++) {
+        float upstream = 0.0f;
+        const float *const from = t.upstream + (has_upstreams(s) ? rows[k] : 0);
+        if (gives_gradient(s)) BENCH_CUDA(cudaMemcpy(&upstream, from, sizeof upstream, cudaMemcpyDeviceToHost));
+        f.upstream = (double)upstream / (s->mean ? (double)s->rows : 1.0);
+        right = check_row<T>(s, set, &f, rows[k], why, why_bytes);
+    }
     if (right && s->mean && gives_loss(s)) right = check_mean<T>(s, set, &f, why, why_bytes);
     free(f.target), free(f.lse), free(f.loss), free(f.lse_low), free(f.entropy), free(f.tail);
     return right;

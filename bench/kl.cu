@@ -13,13 +13,18 @@ typedef struct {
     int divergence;
 } shape;
 
-/* "ranks=1": the kernels for columns that are split over ranks, by the only rank; a copy takes the collective's place. */
+/* "ranks=1": the kernels for columns that are split over ranks, by the only rank; a copy takes the collective's place.
+ * "upstream=rows": an upstream gradient for each row, which lk_torch's backward always has. */
 static const shape shapes[] = {
     {"rows=4096 vocab=4096", "forward", "bf16", 4096, 4096, LK_KL_FORWARD},
     {"rows=4096 vocab=32768", "forward", "bf16", 4096, 32768, LK_KL_FORWARD},
     {"rows=4096 vocab=131072", "forward", "bf16", 4096, 131072, LK_KL_FORWARD},
     {"rows=4096 vocab=32768", "backward", "bf16", 4096, 32768, LK_KL_FORWARD},
     {"rows=4096 vocab=131072", "backward", "bf16", 4096, 131072, LK_KL_FORWARD},
+    {"rows=4096 vocab=32768 upstream=rows", "backward", "bf16", 4096, 32768, LK_KL_FORWARD},
+    {"rows=1000 vocab=32003 upstream=rows", "backward", "bf16", 1000, 32003, LK_KL_FORWARD},
+    {"rows=8 vocab=151935", "forward_backward", "bf16", 8, 151935, LK_KL_FORWARD},
+    {"rows=4090 vocab=32003", "forward_backward", "bf16", 4090, 32003, LK_KL_FORWARD},
     {"rows=4096 vocab=1024", "forward_backward", "bf16", 4096, 1024, LK_KL_FORWARD},
     {"rows=4096 vocab=4096", "forward_backward", "bf16", 4096, 4096, LK_KL_FORWARD},
     {"rows=4096 vocab=8192", "forward_backward", "bf16", 4096, 8192, LK_KL_FORWARD},
@@ -50,6 +55,7 @@ static const shape host_shapes[] = {{"rows=16 vocab=1024", "forward_backward", "
 static bool gives_loss(const shape *s) { return strcmp(s->direction, "backward") != 0; }
 static bool gives_gradient(const shape *s) { return strcmp(s->direction, "forward") != 0; }
 static bool is_split(const shape *s) { return strstr(s->name, " ranks=") != NULL; }
+static bool has_upstreams(const shape *s) { return strstr(s->name, " upstream=rows") != NULL; }
 static bool is_f32(const shape *s) { return strcmp(s->dtype, "f32") == 0; }
 
 /* ---- The baseline: the formula of FORWARD, untuned ------------------------------------------------------------------------ */
@@ -100,6 +106,7 @@ static lk_kl_args args_of(const shape *s, const bench_buffers *set, int path)
     lk_kl_args args = {};
     args.logits = set->read, args.teacher = (const char *)set->read + LOGITS_BYTES(s, is_f32(s) ? 4 : 2);
     args.loss = gives_loss(s) ? (float *)set->out : NULL, args.dlogits = gives_gradient(s) ? set->write : NULL;
+    if (has_upstreams(s)) args.upstream = (const float *)set->in, args.upstream_per_row = 1;
     args.rows = s->rows, args.vocab = s->vocab, args.divergence = s->divergence, args.path = path;
     return args;
 }
@@ -131,7 +138,8 @@ static size_t workspace(const bench_case *c, int path)
 static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
-    bench_fill(s->dtype, set->read, 2 * s->rows * s->vocab, 1.5f, (uint64_t)number, stream);
+    bench_fill(s->dtype, set->read, 2 * s->rows * s->vocab, 1.5f, 2 * (uint64_t)number, stream);
+    if (has_upstreams(s)) bench_fill("f32", set->in, s->rows, 1.0f, 2 * (uint64_t)number + 1, stream);
 }
 
 static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int, cudaStream_t stream)
@@ -157,7 +165,8 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
 
 /* Holds a row against double. The values are below 6, so a log-probability is within 2^-18. */
 template <class T>
-static bool check_row(const shape *s, const T *x, const T *y, const T *dx, const float *loss, int64_t row, char *why, size_t why_bytes)
+static bool check_row(const shape *s, const T *x, const T *y, const T *dx, const float *loss, double upstream, int64_t row,
+                      char *why, size_t why_bytes)
 {
     double lse[2] = {0, 0}, sum[2] = {0, 0};
     const T *const of[2] = {x, y};
@@ -177,11 +186,12 @@ static bool check_row(const shape *s, const T *x, const T *y, const T *dx, const
     }
     for (int64_t c = 0; dx && c < s->vocab; c++) {
         const double lp = (double)(float)x[c] - lse[0], lq = (double)(float)y[c] - lse[1], p = exp(lp), q = exp(lq), m = (p + q) / 2;
-        const double right = s->divergence == LK_KL_FORWARD ? p - q
-                             : s->divergence == LK_KL_REVERSE ? p * (lp - lq - sum[0])
-                                                              : p * (lp - log(m) - sum[1]) / 2;
+        const double of_one = s->divergence == LK_KL_FORWARD   ? p - q
+                              : s->divergence == LK_KL_REVERSE ? p * (lp - lq - sum[0])
+                                                               : p * (lp - log(m) - sum[1]) / 2;
+        const double right = upstream * of_one;
         const double value = (double)(float)dx[c], rounding = sizeof(T) == 4 ? 0x1p-24 : 0x1p-8;
-        if (!(fabs(value - right) <= rounding * fabs(right) + 1e-5 * (p + q))) {
+        if (!(fabs(value - right) <= rounding * fabs(right) + fabs(upstream) * 1e-5 * (p + q))) {
             snprintf(why, why_bytes, "dlogits[%lld,%lld] is %.9g, not %.9g", (long long)row, (long long)c, value, right);
             return false;
         }
@@ -205,7 +215,11 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
         BENCH_CUDA(cudaMemcpy(y, from + s->rows * s->vocab, row_bytes, cudaMemcpyDeviceToHost));
         if (gives_gradient(s))
             BENCH_CUDA(cudaMemcpy(dx, (const T *)set->write + rows[k] * s->vocab, row_bytes, cudaMemcpyDeviceToHost));
-        right = check_row(s, x, y, gives_gradient(s) ? dx : NULL, gives_loss(s) ? loss : NULL, rows[k], why, why_bytes);
+        float upstream = 1.0f;
+        const float *const ups = (const float *)set->in;
+        if (has_upstreams(s)) BENCH_CUDA(cudaMemcpy(&upstream, ups + rows[k], sizeof upstream, cudaMemcpyDeviceToHost));
+        right = check_row(s, x, y, gives_gradient(s) ? dx : NULL, gives_loss(s) ? loss : NULL, (double)upstream, rows[k], why,
+                          why_bytes);
     }
     free(x), free(loss);
     return right;
@@ -216,10 +230,11 @@ static void describe(bench_case *c, const shape *s)
     const size_t element = is_f32(s) ? sizeof(lk_f32) : sizeof(lk_bf16);
     c->name = s->name, c->direction = s->direction, c->dtype = s->dtype;
     c->read_bytes = TRAFFIC_READ(s, element), c->write_bytes = TRAFFIC_WRITE(s, element);
+    c->in_bytes = has_upstreams(s) ? (size_t)s->rows * sizeof(float) : 0;
     c->out_bytes = gives_loss(s) ? (size_t)s->rows * sizeof(float) : 0;
     c->mix = gives_gradient(s) ? bench_streams<2, 1>() : bench_streams<1, 0>();
     c->context = s;
-    c->fill = fill, c->launch = launch_lk, c->naive = s->divergence == LK_KL_FORWARD && !is_split(s) ? launch_naive : NULL;
+    c->fill = fill, c->launch = launch_lk, c->naive = s->divergence == LK_KL_FORWARD && !is_split(s) && !has_upstreams(s) ? launch_naive : NULL;
     if (is_split(s)) c->workspace = workspace;
     c->check = is_f32(s) ? check_rows<lk_f32> : check_rows<lk_bf16>;
 }

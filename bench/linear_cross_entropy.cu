@@ -28,7 +28,11 @@ LK_DEFINE_CROSS_ENTROPY(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(bf16)
 
-typedef struct {
+#ifndef TOKENS
+#define TOKENS 12288 /* of most cases; -DTOKENS=8192 measures another number of them */
+#endif
+
+typedef struct shape {
     const char *name, *direction;
     int64_t vocab;
     int wide;             /* dweight is f32, else bf16 */
@@ -38,17 +42,16 @@ typedef struct {
     int naive;
     int path; /* LK_LINEAR_CROSS_ENTROPY_* */
     int ids;  /* per token; 0: a target */
+    int64_t tokens = TOKENS;
 } shape;
 
-#ifndef TOKENS
-#define TOKENS 12288 /* -DTOKENS=8192 measures another number of them */
-#endif
 #define HIDDEN 4096
 #define TEXT(x) #x
 #define TEXT_OF(macro) TEXT(macro)
 
 #define CHUNKS LK_LINEAR_CROSS_ENTROPY_CHUNKS
 #define FUSED LK_LINEAR_CROSS_ENTROPY_FUSED
+#define FEW(tokens, vocab) "tokens=" #tokens " hidden=4096 vocab=" #vocab
 #define CASE(vocab, dweight) "tokens=" TEXT_OF(TOKENS) " hidden=4096 vocab=" #vocab " dweight=" #dweight
 
 static const shape shapes[] = {
@@ -86,6 +89,16 @@ static const shape shapes[] = {
     {CASE(65536, bf16 weights=1), "forward_backward", 65536, 0, 1.0f, 1667, 0, 1, 0, 0},
     {CASE(131072, bf16 weights=1), "forward_backward", 131072, 0, 1.0f, 3178, 0, 1, 0, 0},
     {"tokens=" TEXT_OF(TOKENS) " hidden=4096 vocab=131072", "forward", 131072, 0, 0.02f, 64, 18.74, 1, 0, 0},
+    {FEW(1, 151935), "forward", 151935, 0, 0.02f, 0, 0, 0, 0, 0, 1},
+    {FEW(8, 151936), "forward", 151936, 0, 0.02f, 0, 0, 0, 0, 0, 8},
+    {FEW(100, 32003), "forward", 32003, 0, 0.02f, 0, 0, 0, 0, 0, 100},
+    {FEW(1000, 151936), "forward", 151936, 0, 0.02f, 0, 0, 0, 0, 0, 1000},
+    {FEW(4090, 131072), "forward", 131072, 0, 0.02f, 0, 0, 0, 0, 0, 4090},
+    {FEW(8188, 131072), "forward", 131072, 0, 0.02f, 0, 0, 0, 0, 0, 8188},
+    {FEW(8, 151936) " dweight=bf16", "forward_backward", 151936, 0, 0.02f, 0, 0, 0, 0, 0, 8},
+    {FEW(100, 32003) " dweight=bf16", "forward_backward", 32003, 0, 0.02f, 0, 0, 0, 0, 0, 100},
+    {FEW(1000, 151935) " dweight=bf16", "forward_backward", 151935, 0, 0.02f, 0, 0, 0, 0, 0, 1000},
+    {FEW(4090, 32768) " dweight=bf16", "forward_backward", 32768, 0, 0.02f, 0, 0, 0, 0, 0, 4090},
     {"tokens=" TEXT_OF(TOKENS) " hidden=4096 vocab=131072 statistics=1", "forward", 131072, 0, 0.02f, 64, 18.74, 0, 0, 0},
     {CASE(50257, f32 path=chunks), "forward_backward", 50257, 1, 0.02f, 529, 21.27, 0, CHUNKS, 0},
     {CASE(8192, f32 path=fused), "forward_backward", 8192, 1, 0.02f, 216, 3.46, 0, FUSED, 0},
@@ -115,10 +128,10 @@ static const shape host_shapes[] = {
 #define HOSTS ((int)(sizeof host_shapes / sizeof host_shapes[0]))
 
 /* What a call reads and writes, small tensors aside; its matmuls, of 2 tokens hidden vocab operations each. */
-#define X_BYTES ((size_t)TOKENS * HIDDEN * sizeof(lk_bf16))
+#define X_BYTES(s) ((size_t)(s)->tokens * HIDDEN * sizeof(lk_bf16))
 #define WEIGHT_BYTES(s) ((size_t)(s)->vocab * HIDDEN * sizeof(lk_bf16))
 #define DWEIGHT_BYTES(s) ((size_t)(s)->vocab * HIDDEN * ((s)->wide ? sizeof(float) : sizeof(lk_bf16)))
-#define FLOPS(s) ((gives_gradient(s) ? 3.0 : 1.0) * 2.0 * TOKENS * HIDDEN * (double)(s)->vocab)
+#define FLOPS(s) ((gives_gradient(s) ? 3.0 : 1.0) * 2.0 * (double)(s)->tokens * HIDDEN * (double)(s)->vocab)
 
 static bool gives_gradient(const shape *s)
 {
@@ -130,8 +143,8 @@ static bool has_statistics(const shape *s)
     return strstr(s->name, " statistics=") != NULL;
 }
 
-/* read: x, weight. write: dx, dweight. in: target; ids and their weights, [TOKENS, K]. out: lse, the mean loss; logp, likewise, or
- * entropy and statistics, [4, TOKENS]. */
+/* read: x, weight. write: dx, dweight. in: target; ids and their weights, [tokens, K]. out: lse, the mean loss; logp, likewise, or
+ * entropy and statistics, [4, tokens]. */
 typedef struct {
     lk_bf16 *x, *weight, *dx;
     void *dweight;
@@ -139,13 +152,13 @@ typedef struct {
     float *lse, *loss, *logp, *entropy;
 } tensors;
 
-static tensors tensors_of(const bench_buffers *set)
+static tensors tensors_of(const shape *s, const bench_buffers *set)
 {
     tensors t = {};
-    t.x = (lk_bf16 *)set->read, t.weight = (lk_bf16 *)(set->read + X_BYTES);
-    t.dx = (lk_bf16 *)set->write, t.dweight = set->write + X_BYTES;
-    t.target = (int64_t *)set->in, t.lse = (float *)set->out, t.loss = t.lse + TOKENS;
-    t.ids = t.target + TOKENS, t.logp = t.entropy = t.loss + 1;
+    t.x = (lk_bf16 *)set->read, t.weight = (lk_bf16 *)(set->read + X_BYTES(s));
+    t.dx = (lk_bf16 *)set->write, t.dweight = set->write + X_BYTES(s);
+    t.target = (int64_t *)set->in, t.lse = (float *)set->out, t.loss = t.lse + s->tokens;
+    t.ids = t.target + s->tokens, t.logp = t.entropy = t.loss + 1;
     return t;
 }
 
@@ -164,8 +177,8 @@ static void cublas(cublasStatus_t status, const char *call, int line)
 
 /* One allocation for all cases, as large as the largest so far. */
 typedef struct {
-    float *logits; /* [TOKENS, stride]; of bare bf16 */
-    lk_bf16 *dz;   /* [TOKENS, stride] */
+    float *logits; /* [tokens, stride]; of bare bf16 */
+    lk_bf16 *dz;   /* [tokens, stride] */
     char *losses;  /* the workspace of cross_entropy's mean */
     int64_t *valid_rows;
     void *cublas;
@@ -180,7 +193,7 @@ static scratch scratch_of(const shape *s)
     const size_t losses = (size_t)1 << 20;
     scratch t = {};
     t.stride = lk_ceil_div(s->vocab, 64) * 64;
-    const size_t elements = (size_t)TOKENS * (size_t)t.stride, logits = bench_round_up(elements * sizeof(float));
+    const size_t elements = (size_t)s->tokens * (size_t)t.stride, logits = bench_round_up(elements * sizeof(float));
     const size_t dz = gives_gradient(s) ? bench_round_up(elements * sizeof(lk_bf16)) : 0;
     t.bytes = logits + dz + losses + 256 + CUBLAS_BYTES;
     if (t.bytes > held) {
@@ -271,16 +284,16 @@ static void multiply(const product *p, void *workspace, cudaStream_t stream)
 }
 
 /* With the first `vocab` columns. */
-static void multiply_logits(const tensors *t, const scratch *h, int64_t vocab, int wide, cudaStream_t stream)
+static void multiply_logits(const shape *s, const tensors *t, const scratch *h, int64_t vocab, int wide, cudaStream_t stream)
 {
-    const product p = {t->weight, t->x, h->logits, vocab, TOKENS, HIDDEN, HIDDEN, HIDDEN, h->stride, 1, 0, wide};
+    const product p = {t->weight, t->x, h->logits, vocab, s->tokens, HIDDEN, HIDDEN, HIDDEN, h->stride, 1, 0, wide};
     multiply(&p, h->cublas, stream);
 }
 
-static void multiply_gradients(const tensors *t, const scratch *h, int64_t vocab, int wide, cudaStream_t stream)
+static void multiply_gradients(const shape *s, const tensors *t, const scratch *h, int64_t vocab, cudaStream_t stream)
 {
-    const product dx = {t->weight, h->dz, t->dx, HIDDEN, TOKENS, vocab, HIDDEN, h->stride, HIDDEN, 0, 0, 0};
-    const product dweight = {t->x, h->dz, t->dweight, HIDDEN, vocab, TOKENS, HIDDEN, h->stride, HIDDEN, 0, 1, wide};
+    const product dx = {t->weight, h->dz, t->dx, HIDDEN, s->tokens, vocab, HIDDEN, h->stride, HIDDEN, 0, 0, 0};
+    const product dweight = {t->x, h->dz, t->dweight, HIDDEN, vocab, s->tokens, HIDDEN, h->stride, HIDDEN, 0, 1, s->wide};
     multiply(&dx, h->cublas, stream);
     multiply(&dweight, h->cublas, stream);
 }
@@ -292,7 +305,7 @@ static lk_status launch_losses(const shape *s, const tensors *t, const scratch *
     args.logits = h->logits, args.target = t->target, args.loss = t->loss, args.lse = t->lse;
     args.valid_rows = h->valid_rows, args.reduction = LK_REDUCTION_MEAN;
     args.dlogits = h->dz, args.dlogits_dtype = LK_DTYPE_BF16;
-    args.rows = TOKENS, args.vocab = s->vocab, args.logits_stride = args.dlogits_stride = h->stride;
+    args.rows = s->tokens, args.vocab = s->vocab, args.logits_stride = args.dlogits_stride = h->stride;
     lk_status status = lk_cross_entropy_forward_workspace_bytes_f32(&args, &args.workspace_bytes);
     args.workspace = args.workspace_bytes ? h->losses : NULL;
     if (!status) status = lk_cross_entropy_forward_f32(&args, stream);
@@ -303,11 +316,11 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
 {
     (void)path;
     const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
+    const tensors t = tensors_of(s, set);
     const scratch h = scratch_of(s);
-    multiply_logits(&t, &h, s->vocab, 1, stream);
+    multiply_logits(s, &t, &h, s->vocab, 1, stream);
     const lk_status status = launch_losses(s, &t, &h, stream);
-    if (!status && gives_gradient(s)) multiply_gradients(&t, &h, s->vocab, s->wide, stream);
+    if (!status && gives_gradient(s)) multiply_gradients(s, &t, &h, s->vocab, stream);
     return status;
 }
 
@@ -315,11 +328,11 @@ static lk_status launch_bare(const bench_case *c, const bench_buffers *set, int 
 {
     (void)path;
     const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
+    const tensors t = tensors_of(s, set);
     const scratch h = scratch_of(s);
     const int64_t vocab = s->vocab / 8 * 8;
-    multiply_logits(&t, &h, vocab, 0, stream);
-    if (gives_gradient(s)) multiply_gradients(&t, &h, vocab, s->wide, stream);
+    multiply_logits(s, &t, &h, vocab, 0, stream);
+    if (gives_gradient(s)) multiply_gradients(s, &t, &h, vocab, stream);
     return LK_OK;
 }
 
@@ -329,17 +342,18 @@ static lk_status launch_bare(const bench_case *c, const bench_buffers *set, int 
 static void fill(const bench_case *c, const bench_buffers *set, int number, cudaStream_t stream)
 {
     const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
-    bench_fill("bf16", t.x, (int64_t)TOKENS * HIDDEN, 1.0f, 1, stream);
+    const tensors t = tensors_of(s, set);
+    bench_fill("bf16", t.x, s->tokens * HIDDEN, 1.0f, 1, stream);
     bench_fill("bf16", t.weight, s->vocab * HIDDEN, s->sigma, 2, stream);
-    static int64_t target[TOKENS];
+    int64_t *const target = (int64_t *)malloc((size_t)s->tokens * sizeof *target);
     uint64_t state = 1;
-    for (int64_t token = 0; token < TOKENS; token++) {
+    for (int64_t token = 0; token < s->tokens; token++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        target[token] = token == 0 ? 0 : token == TOKENS - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
+        target[token] = token == 0 ? 0 : token == s->tokens - 1 ? s->vocab - 1 : (int64_t)((state >> 32) % (uint64_t)s->vocab);
     }
-    BENCH_CUDA(cudaMemcpyAsync(t.target, target, sizeof target, cudaMemcpyHostToDevice, stream));
-    const size_t ids = (size_t)TOKENS * (size_t)s->ids;
+    const size_t target_bytes = (size_t)s->tokens * sizeof *target;
+    BENCH_CUDA(cudaMemcpyAsync(t.target, target, target_bytes, cudaMemcpyHostToDevice, stream));
+    const size_t ids = (size_t)(s->tokens * s->ids);
     int64_t *const id = (int64_t *)malloc(ids * (sizeof(int64_t) + sizeof(float)) + 1);
     float *const id_weight = (float *)(id + ids);
     for (size_t i = 0; i < ids; i++) {
@@ -348,10 +362,10 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     }
     BENCH_CUDA(cudaMemcpyAsync(t.ids, id, ids * (sizeof(int64_t) + sizeof(float)), cudaMemcpyHostToDevice, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
-    free(id);
+    free(id), free(target);
     if (number > 0 || !gives_gradient(s)) return;
     const scratch h = scratch_of(s);
-    multiply_logits(&t, &h, s->vocab, 1, stream);
+    multiply_logits(s, &t, &h, s->vocab, 1, stream);
     BENCH_CUDA((cudaError_t)launch_losses(s, &t, &h, stream));
 }
 
@@ -360,13 +374,13 @@ static lk_linear_cross_entropy_context context;
 static lk_linear_cross_entropy_args args_of(const bench_case *c, const bench_buffers *set, int path)
 {
     const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
+    const tensors t = tensors_of(s, set);
     lk_linear_cross_entropy_args args = {};
     args.context = &context, args.x = t.x, args.weight = t.weight, args.target = t.target;
     args.loss = t.loss, args.lse = t.lse, args.reduction = LK_REDUCTION_MEAN;
     if (has_statistics(s)) args.entropy = t.entropy, args.statistics = 1;
     args.dx = t.dx, args.dweight = t.dweight, args.dweight_dtype = s->wide ? LK_DTYPE_F32 : LK_DTYPE_BF16;
-    args.tokens = TOKENS, args.hidden = HIDDEN, args.vocab = s->vocab;
+    args.tokens = s->tokens, args.hidden = HIDDEN, args.vocab = s->vocab;
     args.workspace = set->workspace, args.workspace_bytes = c->workspace_bytes, args.path = path ? path : s->path;
     return args;
 }
@@ -374,10 +388,10 @@ static lk_linear_cross_entropy_args args_of(const bench_case *c, const bench_buf
 static lk_linear_cross_entropy_ids_args ids_args_of(const bench_case *c, const bench_buffers *set)
 {
     const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
+    const tensors t = tensors_of(s, set);
     lk_linear_cross_entropy_ids_args args = {};
     args.common = args_of(c, set, 0), args.common.target = NULL;
-    args.target_ids = t.ids, args.target_weight = (const float *)(t.ids + (int64_t)TOKENS * s->ids), args.logp = t.logp;
+    args.target_ids = t.ids, args.target_weight = (const float *)(t.ids + s->tokens * s->ids), args.logp = t.logp;
     args.ids_per_row = s->ids;
     return args;
 }
@@ -480,7 +494,7 @@ static void *fetch(const void *device, size_t bytes)
 
 /* Device memory of a check. */
 typedef struct {
-    double *dots, *sums; /* [SAMPLE, vocab] or [COLUMNS, TOKENS], or [TOKENS]; [SAMPLE, HIDDEN] */
+    double *dots, *sums; /* [SAMPLE, vocab] or [COLUMNS, tokens], or [tokens]; [SAMPLE, HIDDEN] */
     int64_t *rows;       /* [SAMPLE] */
 } check_memory;
 
@@ -553,7 +567,7 @@ static bool tokens_right(const shape *s, const tensors *t, const check_memory *m
                          double *most, char *why, size_t why_bytes)
 {
     int64_t tokens[SAMPLE];
-    for (int i = 0; i < SAMPLE; i++) tokens[i] = (int64_t)i * (TOKENS - 1) / (SAMPLE - 1);
+    for (int i = 0; i < SAMPLE; i++) tokens[i] = (int64_t)i * (s->tokens - 1) / (SAMPLE - 1);
     double *z = dots_of(m, t->x, tokens, SAMPLE, t->weight, s->vocab);
     bool right = true;
     for (int i = 0; right && i < SAMPLE; i++) {
@@ -569,12 +583,12 @@ static bool tokens_right(const shape *s, const tensors *t, const check_memory *m
         static const char *const names[] = {"entropy", "log_sum_sq_probs", "mean_logits", "top_logprob"};
         const double want[] = {exact - first / sum, log(squares) - 2 * log(sum), all / (double)s->vocab, max - exact};
         for (int k = 0; right && has_statistics(s) && k < 4; k++) {
-            float *const got = (float *)fetch(t->entropy + k * TOKENS + tokens[i], sizeof(float));
+            float *const got = (float *)fetch(t->entropy + k * s->tokens + tokens[i], sizeof(float));
             right = within(names[k], tokens[i], *got, want[k], 4 * limit, why, why_bytes);
             free(got);
         }
         for (int64_t j = 0; j < s->vocab; j++) {
-            row[j] = exp(row[j] - exact) / TOKENS;
+            row[j] = exp(row[j] - exact) / (double)s->tokens;
             if (j != y) others += row[j];
         }
         row[y] = -others, *most = fmax(*most, magnitude);
@@ -592,26 +606,27 @@ static bool tokens_right(const shape *s, const tensors *t, const check_memory *m
 static bool columns_right(const shape *s, const tensors *t, const check_memory *m, const int64_t *target, const float *lse,
                           char *why, size_t why_bytes)
 {
-    const int64_t columns[COLUMNS] = {0, target[TOKENS / 3], target[TOKENS / 2], s->vocab - 1};
-    double *z = dots_of(m, t->weight, columns, COLUMNS, t->x, TOKENS);
+    const int64_t columns[COLUMNS] = {0, target[s->tokens / 3], target[s->tokens / 2], s->vocab - 1};
+    double *z = dots_of(m, t->weight, columns, COLUMNS, t->x, s->tokens);
     for (int i = 0; i < COLUMNS; i++)
-        for (int64_t token = 0; token < TOKENS; token++) {
-            double *const at = z + i * TOKENS + token;
-            *at = (exp(*at - lse[token]) - (target[token] == columns[i] ? 1 : 0)) / TOKENS;
+        for (int64_t token = 0; token < s->tokens; token++) {
+            double *const at = z + i * s->tokens + token;
+            *at = (exp(*at - lse[token]) - (target[token] == columns[i] ? 1 : 0)) / (double)s->tokens;
         }
-    double *dweight = sums_of(m, z, COLUMNS, t->x, TOKENS);
+    double *dweight = sums_of(m, z, COLUMNS, t->x, s->tokens);
     const bool right = rows_right("dweight", t->dweight, s->wide, columns, COLUMNS, dweight, why, why_bytes);
     free(dweight), free(z);
     return right;
 }
 
 /* The mean of all losses, from the operation's lse and the targets' logits in double. */
-static bool mean_right(const tensors *t, const check_memory *m, const float *lse, double most, char *why, size_t why_bytes)
+static bool mean_right(const shape *s, const tensors *t, const check_memory *m, const float *lse, double most, char *why,
+                       size_t why_bytes)
 {
-    const dots_args args = {t->x, t->weight, NULL, t->target, m->dots, 1, TOKENS};
+    const dots_args args = {t->x, t->weight, NULL, t->target, m->dots, 1, s->tokens};
     BENCH_CUDA(lk_launch(dots_kernel, lk_ceil_div(args.count, 8), 256, 0, NULL, args));
-    double *z = (double *)fetch(m->dots, TOKENS * sizeof(double)), mean = 0;
-    for (int64_t token = 0; token < TOKENS; token++) mean += (lse[token] - z[token]) / TOKENS;
+    double *z = (double *)fetch(m->dots, (size_t)s->tokens * sizeof(double)), mean = 0;
+    for (int64_t token = 0; token < s->tokens; token++) mean += (lse[token] - z[token]) / (double)s->tokens;
     float loss;
     BENCH_CUDA(cudaMemcpy(&loss, t->loss, sizeof loss, cudaMemcpyDeviceToHost));
     free(z);
@@ -621,17 +636,17 @@ static bool mean_right(const tensors *t, const check_memory *m, const float *lse
 static bool check(const bench_case *c, const bench_buffers *set, char *why, size_t why_bytes)
 {
     const shape *s = (const shape *)c->context;
-    const tensors t = tensors_of(set);
-    const size_t dots = (size_t)(SAMPLE * s->vocab > COLUMNS * TOKENS ? SAMPLE * s->vocab : COLUMNS * TOKENS);
+    const tensors t = tensors_of(s, set);
+    const size_t dots = (size_t)(SAMPLE * s->vocab > COLUMNS * s->tokens ? SAMPLE * s->vocab : COLUMNS * s->tokens);
     check_memory m;
     BENCH_CUDA(cudaMalloc((void **)&m.dots, dots * sizeof(double)));
     BENCH_CUDA(cudaMalloc((void **)&m.sums, SAMPLE * HIDDEN * sizeof(double)));
     BENCH_CUDA(cudaMalloc((void **)&m.rows, SAMPLE * sizeof(int64_t)));
-    int64_t *target = (int64_t *)fetch(t.target, TOKENS * sizeof *target);
-    float *lse = (float *)fetch(t.lse, TOKENS * sizeof *lse);
+    int64_t *target = (int64_t *)fetch(t.target, (size_t)s->tokens * sizeof *target);
+    float *lse = (float *)fetch(t.lse, (size_t)s->tokens * sizeof *lse);
     double most = 0;
     const bool right = tokens_right(s, &t, &m, target, lse, &most, why, why_bytes) &&
-                       mean_right(&t, &m, lse, most, why, why_bytes) &&
+                       mean_right(s, &t, &m, lse, most, why, why_bytes) &&
                        (!gives_gradient(s) || columns_right(s, &t, &m, target, lse, why, why_bytes));
     free(target), free(lse);
     BENCH_CUDA(cudaFree(m.dots)), BENCH_CUDA(cudaFree(m.sums)), BENCH_CUDA(cudaFree(m.rows));
@@ -662,12 +677,12 @@ static void describe(bench_case *c, const shape *s)
 {
     const bool gradient = gives_gradient(s);
     c->name = s->name, c->direction = s->direction, c->dtype = "bf16", c->context = s;
-    c->read_bytes = X_BYTES + WEIGHT_BYTES(s), c->write_bytes = gradient ? X_BYTES + DWEIGHT_BYTES(s) : 0;
-    const size_t ids = (size_t)TOKENS * (size_t)s->ids;
-    c->in_bytes = TOKENS * sizeof(int64_t) + ids * (sizeof(int64_t) + sizeof(float));
-    c->out_bytes = (TOKENS + 1 + ids + (has_statistics(s) ? 4 * TOKENS : 0)) * sizeof(float);
-    c->flops = FLOPS(s), c->known_ms = s->bare_ms * TOKENS / 12288;
-    c->naive_bytes = (size_t)TOKENS * (size_t)s->vocab * (gradient ? 6 : 4) + CUBLAS_BYTES;
+    c->read_bytes = X_BYTES(s) + WEIGHT_BYTES(s), c->write_bytes = gradient ? X_BYTES(s) + DWEIGHT_BYTES(s) : 0;
+    const size_t ids = (size_t)s->tokens * (size_t)s->ids;
+    c->in_bytes = (size_t)s->tokens * sizeof(int64_t) + ids * (sizeof(int64_t) + sizeof(float));
+    c->out_bytes = ((size_t)s->tokens * (has_statistics(s) ? 5 : 1) + 1 + ids) * sizeof(float);
+    c->flops = FLOPS(s), c->known_ms = s->bare_ms * (double)s->tokens / 12288;
+    c->naive_bytes = (size_t)s->tokens * (size_t)s->vocab * (gradient ? 6 : 4) + CUBLAS_BYTES;
     c->fill = fill, c->launch = launch_lk, c->bare = launch_bare, c->check = check, c->workspace = workspace;
     if (s->naive) c->naive = launch_naive;
 }

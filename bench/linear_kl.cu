@@ -41,6 +41,10 @@ static const shape shapes[] = {
     {PART " divergence=jensen_shannon", BOTH, 8192, 4096, 4096, 32768, 0, LK_KL_JENSEN_SHANNON, 0, 0},
     {"tokens=8192 hidden=2048 teacher=4096 vocab=32768 dweight=bf16", BOTH, 8192, 2048, 4096, 32768, 0, LK_KL_FORWARD, 0, 0},
     {"tokens=8192 hidden=1024 teacher=8192 vocab=151936 dweight=bf16", BOTH, 8192, 1024, 8192, 151936, 0, LK_KL_FORWARD, 0, 0},
+    {"tokens=8 hidden=4096 teacher=4096 vocab=151935 dweight=bf16", BOTH, 8, 4096, 4096, 151935, 0, LK_KL_FORWARD, 0, 0},
+    {"tokens=100 hidden=4096 teacher=4096 vocab=32003 dweight=bf16", BOTH, 100, 4096, 4096, 32003, 0, LK_KL_FORWARD, 0, 0},
+    {"tokens=1000 hidden=4096 teacher=4096 vocab=151936 dweight=bf16", BOTH, 1000, 4096, 4096, 151936, 0, LK_KL_FORWARD, 0, 0},
+    {"tokens=4090 hidden=4096 teacher=4096 vocab=32003", "forward", 4090, 4096, 4096, 32003, 0, LK_KL_FORWARD, 0, 0},
 };
 #define CASES ((int)(sizeof shapes / sizeof shapes[0]))
 

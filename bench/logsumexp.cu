@@ -18,6 +18,7 @@ typedef struct {
     int low; /* backward is given lse_low too */
 } shape;
 
+/* "upstream=T": the upstream gradient is of x's type, as autograd gives it for a result of that type. */
 static const shape shapes[] = {
     {"rows=4096 cols=1024", "forward", "bf16", 4096, 1024, 1, 0},
     {"rows=4096 cols=2048", "forward", "bf16", 4096, 2048, 1, 0},
@@ -27,7 +28,9 @@ static const shape shapes[] = {
     {"rows=4096 cols=32768", "forward", "bf16", 4096, 32768, 1, 0},
     {"rows=4096 cols=65536", "forward", "bf16", 4096, 65536, 1, 0},
     {"rows=4096 cols=131072", "forward", "bf16", 4096, 131072, 1, 0},
+    {"rows=8 cols=151935", "forward", "bf16", 8, 151935, 1, 0},
     {"rows=64 cols=128256", "forward", "bf16", 64, 128256, 1, 0},
+    {"rows=1000 cols=32003", "forward", "bf16", 1000, 32003, 1, 0},
     {"outer=64 cols=4096 inner=1024", "forward", "bf16", 64, 4096, 1024, 0},
     {"rows=4096 cols=65536", "forward", "f32", 4096, 65536, 1, 0},
     {"rows=4096 cols=1024", "backward", "bf16", 4096, 1024, 1, 0},
@@ -43,6 +46,9 @@ static const shape shapes[] = {
     {"rows=4096 cols=1024 lse_low=1", "backward", "bf16", 4096, 1024, 1, 1},
     {"rows=4096 cols=8192 lse_low=1", "backward", "bf16", 4096, 8192, 1, 1},
     {"rows=4096 cols=8192 lse_low=1", "backward", "f32", 4096, 8192, 1, 1},
+    {"rows=4096 cols=4096 lse_low=1 upstream=T", "backward", "bf16", 4096, 4096, 1, 1},
+    {"rows=4096 cols=65536 lse_low=1 upstream=T", "backward", "bf16", 4096, 65536, 1, 1},
+    {"rows=4090 cols=32003 lse_low=1 upstream=T", "backward", "bf16", 4090, 32003, 1, 1},
     {"rows=4096 cols=1024", "forward then backward", "bf16", 4096, 1024, 1, 0},
     {"rows=4096 cols=8192", "forward then backward", "bf16", 4096, 8192, 1, 0},
     {"rows=4096 cols=131072", "forward then backward", "bf16", 4096, 131072, 1, 0},
@@ -74,6 +80,11 @@ static bool gives_gradient(const shape *s)
 static bool is_f32(const shape *s)
 {
     return strcmp(s->dtype, "f32") == 0;
+}
+
+static bool is_rounded(const shape *s) /* the upstream gradient */
+{
+    return strstr(s->name, " upstream=T") != NULL;
 }
 
 static size_t row_bytes(const shape *s)
@@ -169,7 +180,7 @@ template <class T> static cudaError_t launch_cub_t(const shape *s, const void *x
 /* ---- The four functions of a case --------------------------------------------------------------------------------------- */
 
 /* `in` holds dlse for a gradient, before it lse for backward alone, and behind it lse_low where that is given; `out` holds lse
- * where forward writes it. */
+ * where forward writes it. A dlse of T has the place of one of floats. */
 static float *lse_of(const shape *s, const bench_buffers *set)
 {
     return (float *)(gives_lse(s) ? set->out : set->in);
@@ -216,7 +227,9 @@ static lk_logsumexp_args args_of(const shape *s, const bench_buffers *set, int p
 {
     lk_logsumexp_args args = {};
     args.x = set->read, args.lse = lse_of(s, set), args.lse_low = lse_low_of(s, set);
-    args.dlse = dlse_of(s, set), args.dx = set->write;
+    if (is_rounded(s)) args.dlse_rounded = dlse_of(s, set);
+    else args.dlse = dlse_of(s, set);
+    args.dx = set->write;
     args.outer = s->outer, args.cols = s->cols, args.inner = s->inner;
     args.path = path;
     return args;
@@ -233,7 +246,7 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     const shape *s = (const shape *)c->context;
     bench_fill(s->dtype, set->read, s->outer * s->cols * s->inner, 1.5f, 2 * (uint64_t)number, stream);
     if (!gives_gradient(s)) return;
-    bench_fill("f32", dlse_of(s, set), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
+    bench_fill(is_rounded(s) ? s->dtype : "f32", dlse_of(s, set), s->outer * s->inner, 1.0f, 2 * (uint64_t)number + 1, stream);
     if (s->low) BENCH_CUDA((cudaError_t)launch_forward(s, set, 0, stream));
     else if (!gives_lse(s)) BENCH_CUDA((cudaError_t)launch_naive_forward(s, set->read, lse_of(s, set), stream));
 }
@@ -294,6 +307,7 @@ template <class T> static bool check_rows(const bench_case *c, const bench_buffe
     BENCH_CUDA(cudaMemcpy(lse, lse_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
     if (gradient) BENCH_CUDA(cudaMemcpy(dlse, dlse_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
     if (s->low) BENCH_CUDA(cudaMemcpy(low, lse_low_of(s, set), row_bytes(s), cudaMemcpyDeviceToHost));
+    for (int64_t row = rows; is_rounded(s) && row-- > 0;) dlse[row] = (float)((const T *)dlse)[row]; /* from behind, in place */
     bool right = true;
     for (int k = 0; right && k < 4; k++) {
         const int64_t o = slabs[k];

@@ -3,8 +3,8 @@
  * bench.h.
  *
  * The shapes are those of the reference's 1-d, 2-d and 3-d tables, batch 12, 12 heads of 128, with 0 and 10 tokens before the
- * grid; then a batch of 1, [batch, tokens, heads, dim] in memory, a dim that is no power of two, and decoding (one token of
- * each of 256 sequences). The last ones, for which there are no goals, have an activation, dtheta or f32.
+ * grid; then a batch of 1, [batch, tokens, heads, dim] in memory, a dim that is no power of two, decoding (one token of each of
+ * 256 sequences), and lengths of no round number. The last ones, for which there are no goals, have an activation, dtheta or f32.
  */
 #include "bench/bench.h"
 #include "lk/md_lrpe_cosine.cuh"
@@ -41,6 +41,9 @@ static const shape shapes[] = {
     {12, 12, 128, 0, 1, {8192}, " layout=bnhd", 0, true, false, false},
     {12, 12, 96, 0, 1, {8192}, "", 0, false, false, false},
     {256, 12, 128, 0, 1, {1}, "", 0, false, false, false},
+    {8, 32, 128, 0, 1, {100}, "", 0, false, false, false},
+    {1, 32, 128, 0, 1, {1000}, "", 0, false, false, false},
+    {2, 32, 128, 0, 1, {4090}, "", 0, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=silu", LK_MD_LRPE_COSINE_SILU, false, false, false},
     {12, 12, 128, 0, 1, {8192}, " activation=softmax", LK_MD_LRPE_COSINE_SOFTMAX, false, false, false},
     TOKENS(12, 1, 8192, 1), TOKENS(12, 2, 2, 4096), TOKENS(24, 1, 4096, 1), TOKENS(6, 1, 16384, 1), TOKENS(3, 1, 32768, 1),
