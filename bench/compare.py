@@ -24,7 +24,8 @@ Upstream   Random normal numbers for rows, norms and encodings. A mean loss has 
            scale, 1 / the steps of gradient accumulation or the weight of a loss is. Some libraries ask whether it is 1 and
            leave out a pass where it is. lk_torch expects what came twice in a row, so its warm-up meets a wrong guess and its
            timed calls do not; with another number in each call lk's cross_entropy would take a pass more, as long as itself. A forward does not see its upstream, so that case has no forward of its own.
-           lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16.
+           lk's logsumexp is asked for float32, which is what fla returns; PyTorch's is bf16. With upstream=T in the name lk's is of
+           bf16 too, and so is its upstream. cross_entropy with reduction=none has an upstream for each row.
 Inputs     The same tensors for everyone, several sets of them, more than four times the L2 together; they are filled again
            before each provider, since some overwrite them. Before each call of a provider that does so, too, outside its time;
            its graph has one call a set, and the inputs are filled before each replay; the profiler sees one call a set too.
@@ -210,6 +211,15 @@ def of_mean(dz, upstream):
     return dz if upstream[0] is None else dz.mul_(upstream[0].double())
 
 
+def cross_entropy_rows_formula(z, i, s, upstream):
+    """The loss of each row."""
+    target = i["target"][s, None]
+    logp = torch.log_softmax(z, 1)
+    loss = -logp.gather(1, target)[:, 0]
+    dz = logp.exp_()
+    return [loss], dz.scatter_add_(1, target, dz.new_full(target.shape, -1.0)).mul_(upstream[0][s, None].double())
+
+
 def cross_entropy_formula(z, i, s, upstream):
     n, target = len(i["target"]), i["target"][s, None]
     logp = torch.log_softmax(z, 1)
@@ -282,30 +292,40 @@ def md_lrpe_cosine_reference(positions, prefix):
 
 
 def logsumexp_cases(env):
-    shapes = [(4096, 1 << k) for k in range(10, 18)] + [(8192, vocab) for vocab in REALISTIC]
-    for rows, cols in [(5, 300)] if env.smoke else shapes:
+    shapes = [(4096, 1 << k) for k in range(10, 18)] + [(8192, vocab) for vocab in REALISTIC] + [(8, 151935), (1000, 32003)]
+    shapes = [(*shape, "") for shape in shapes] + [(4096, 65536, " upstream=T")]
+    for rows, cols, suffix in [(5, 300, ""), (5, 300, " upstream=T")] if env.smoke else shapes:
         n = 2 * rows * cols
-        yield Case("logsumexp", f"rows={rows} cols={cols}", {"x": normal(rows, cols, sigma=1.5)}, ("x",), ("lse",),
-                   (normal(rows),), logsumexp_reference, {"forward": (n, 0), "backward": (n, n)}, logsumexp_providers(env),
-                   (rows, cols) in ((4096, 1024), (4096, 131072), (8192, 128256)), page=rows == 4096)
+        yield Case("logsumexp", f"rows={rows} cols={cols}{suffix}", {"x": normal(rows, cols, sigma=1.5)}, ("x",), ("lse",),
+                   (normal(rows),), logsumexp_reference, {"forward": (n, 0), "backward": (n, n)},
+                   logsumexp_rounded_providers(env) if suffix else logsumexp_providers(env),
+                   (rows, cols) in ((4096, 1024), (4096, 131072), (8192, 128256)), page=rows == 4096 and not suffix)
 
 
 def cross_entropy_cases(env):
     shapes = [(4096, 1 << k) for k in range(10, 18)] + [(8192, vocab) for vocab in REALISTIC]
-    for rows, vocab in [(5, 300)] if env.smoke else shapes:
+    few = [(100, 32003), (4090, 151935)]
+    for rows, vocab in [(5, 300)] if env.smoke else shapes + few:
         n = 2 * rows * vocab
-        for suffix, upstream in UPSTREAMS:
+        for suffix, upstream in UPSTREAMS[:1] if (rows, vocab) in few else UPSTREAMS:
             yield Case("cross_entropy", f"rows={rows} vocab={vocab} reduction=mean{suffix}",
                        {"logits": normal(rows, vocab, sigma=1.5), "target": targets(rows, vocab)}, ("logits",), ("loss",),
                        (upstream,), of_logits(cross_entropy_formula),
                        {"forward": (n, 0), "backward": (n, n), "forward_backward": (n, n)}, cross_entropy_providers(env),
                        (rows, vocab) in ((4096, 1024), (4096, 131072), (8192, 128256)), page=rows == 4096)
+    for rows, vocab in [(5, 300)] if env.smoke else [(4096, 32768)]:
+        n = 2 * rows * vocab
+        yield Case("cross_entropy", f"rows={rows} vocab={vocab} reduction=none",
+                   {"logits": normal(rows, vocab, sigma=1.5), "target": targets(rows, vocab)}, ("logits",), ("loss",),
+                   (normal(rows, dtype=F32),), of_logits(cross_entropy_rows_formula), {"forward": (n, 0), "backward": (n, n)},
+                   cross_entropy_rows_providers(env))
 
 
 def srms_norm_cases(env):
     reference = [(4096 << k, 2048, residual, 0) for residual in (0, 1) for k in range(6)]
     weighted = [(rows, 2048, residual, 1) for residual in (0, 1) for rows in (4096, 131072)]
     realistic = [(8192, hidden, residual, 1) for residual in (0, 1) for hidden in (4096, 8192)]
+    realistic += [(100, 5120, 1, 1), (1000, 4096, 1, 1)]
     smoke = [(7, 128, residual, weight) for residual in (0, 1) for weight in (0, 1)]
     for rows, cols, residual, weight in smoke if env.smoke else reference + weighted + realistic:
         inputs = {"x": normal(rows, cols, sigma=1.5)}
@@ -345,8 +365,9 @@ def md_lrpe_cosine_cases(env):
 def linear_cross_entropy_cases(env):
     shapes = [(12288, 4096, 1 << k) for k in range(10, 18)]
     shapes += [(8192, hidden, vocab) for hidden in (4096, 8192) for vocab in REALISTIC]
-    for tokens, hidden, vocab in [(6, 64, 300)] if env.smoke else shapes:
-        for suffix, upstream in UPSTREAMS:
+    few = [(8, 4096, 151936), (100, 4096, 32003), (1000, 4096, 151935), (4090, 4096, 131072)]
+    for tokens, hidden, vocab in [(6, 64, 300)] if env.smoke else shapes + few:
+        for suffix, upstream in UPSTREAMS[:1] if (tokens, hidden, vocab) in few else UPSTREAMS:
             yield Case("linear_cross_entropy", f"tokens={tokens} hidden={hidden} vocab={vocab} reduction=mean{suffix}",
                        {"x": normal(tokens, hidden), "weight": normal(vocab, hidden, sigma=0.02),
                         "target": targets(tokens, vocab)},
@@ -374,7 +395,7 @@ def linear_cross_entropy_stats_cases(env):
 
 
 def kl_cases(env):
-    for rows, vocab in [(5, 300)] if env.smoke else [(4096, 32768), (4096, 131072), (4096, 151936)]:
+    for rows, vocab in [(5, 300)] if env.smoke else [(4096, 32768), (4096, 131072), (4096, 151936), (1000, 32003)]:
         n = 2 * rows * vocab
         yield Case("kl", f"rows={rows} vocab={vocab}",
                    {"logits": normal(rows, vocab, sigma=1.5), "teacher": normal(rows, vocab, sigma=1.5)}, ("logits",), ("loss",),
@@ -383,7 +404,7 @@ def kl_cases(env):
 
 
 def linear_kl_cases(env):
-    for tokens, hidden, vocab in [(6, 64, 300)] if env.smoke else [(8192, 4096, 131072)]:
+    for tokens, hidden, vocab in [(6, 64, 300)] if env.smoke else [(8192, 4096, 131072), (100, 4096, 32003)]:
         heads = {name: spec for prefix in ("", "teacher_") for name, spec in (
             (f"{prefix}x", normal(tokens, hidden)), (f"{prefix}weight", normal(vocab, hidden, sigma=0.02)))}
         yield Case("linear_kl", f"tokens={tokens} hidden={hidden} teacher={hidden} vocab={vocab} dweight=bf16", heads,
@@ -490,6 +511,15 @@ def logsumexp_providers(env):
                  label="xopes Recurrence Triton"),
             peer("xopes", "xopes.ops.logsumexp", lambda m: lambda x: m.lse_parallel_triton(x, -1),
                  label="xopes Parallel Triton")]
+
+
+def logsumexp_rounded_providers(env):
+    return [lk_provider(env, lambda x: env.lk.logsumexp(x, -1)), *torch_pair(lambda x: torch.logsumexp(x, -1))]
+
+
+def cross_entropy_rows_providers(env):
+    return [lk_provider(env, lambda logits, target: env.lk.cross_entropy(logits, target, reduction="none")),
+            *torch_pair(lambda logits, target: F.cross_entropy(logits, target, reduction="none"))]
 
 
 def cross_entropy_providers(env):
@@ -988,7 +1018,7 @@ class Ceilings:
             pass
 
     def bench(self, case, direction, size):
-        plain = case.name.removesuffix(UPSTREAMS[1][0])
+        plain = re.sub(r" upstream=\w+$", "", case.name)
         for name in (plain, plain.replace("reduction=mean", "reduction=none")):
             if (case.op, direction, name) in self.exact:
                 return self.exact[case.op, direction, name], "bench"

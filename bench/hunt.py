@@ -87,6 +87,7 @@ class Case:
     option: str = "plain"
 
     def text(self):
+        """Rows x columns, of heads rows x hidden x columns, and what is not plain."""
         sizes = f"{self.rows} x " + (f"{self.hidden} x " if self.hidden else "") + str(self.cols)
         more = [name for name, plain in ((self.layout, "packed"), (self.option, "plain")) if name != plain]
         more += [f"upstream {self.upstream}"] if self.upstream != "one" and self.direction == BOTH else []
@@ -557,7 +558,7 @@ CALLS = {
 class Allowed:
     """Of the question's cases for which where(case, smaller) holds, smaller being what a neighbour lacks. `most`: how much slower, or
     what is timed to know it: "again": the products that lk makes again, beside PyTorch's call; "torch": the same pair by PyTorch;
-    "copy": a copy of the rows as packed ones, beside the call on packed rows."""
+    "copy": a copy of the tensor as packed rows, beside the call on packed rows."""
     question: str
     where: object
     most: object
@@ -573,8 +574,8 @@ ALLOWED = (
             "rows of a hidden size that is no multiple of 8 do not start on 16 bytes: at most what PyTorch's own matmuls lose"),
     Allowed("layout", lambda case, smaller: CALLS[case.call].head and case.layout.endswith(("pad1", "offset")), "torch",
             "a factor of a matmul whose rows do not start on 16 bytes: at most what PyTorch's own matmuls lose"),
-    Allowed("layout", lambda case, smaller: case.layout == "transposed", "copy",
-            "rows whose elements are not adjacent are copied: at most that copy"),
+    Allowed("layout", lambda case, smaller: case.layout.endswith("transposed"), "copy",
+            "rows whose elements are not adjacent are copied: at most one such copy"),
     Allowed("layout", lambda case, smaller: case.option == "softcap", 2.5,
             "a tanh for each logit, in forward and again in backward: 2.2 to 2.4 in the rows softcap=30 of results/h200.csv"),
 )
@@ -756,7 +757,7 @@ def judge(env, question, subject, beside, smaller=""):
             theirs = clock.turns([subject.same().run, beside.same().run], guess)(TURNS)
             most = theirs[0] / theirs[1]
         elif entry.most in ("again", "copy"):
-            more, = clock.turns([products_of(subject) if entry.most == "again" else subject.inputs["x"].contiguous], guess)(TURNS)
+            more, = clock.turns([products_of(subject) if entry.most == "again" else copy_of(subject)], guess)(TURNS)
         else:
             most = entry.most
     if first > limit_of(question, second, most, more) * second and not env.smoke:
@@ -764,6 +765,10 @@ def judge(env, question, subject, beside, smaller=""):
     limit = math.inf if env.smoke else limit_of(question, second, most, more)
     row.update(ratio=first / second, limit=limit, ms=first, beside_ms=second)
     return row
+
+
+def copy_of(subject):
+    return subject.inputs["weight" if subject.case.layout.startswith("weight ") else "x"].contiguous
 
 
 def products_of(subject):

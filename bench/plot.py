@@ -107,12 +107,13 @@ def tokens_of(case):
     return product
 
 
+PLOTTED = ("4096", "8192")  # rows
 # Name, op, which cases are meant at all, which of them form the line, the size, its name, what the hollow marks are.
 FIGURES = (
-    ("logsumexp", "logsumexp", lambda c: True, lambda c: c["rows"] == "4096", lambda c: int(c["cols"]), "columns",
-     "4096 rows; hollow: 8192 rows"),
-    ("cross_entropy", "cross_entropy", lambda c: "upstream" not in c, lambda c: c["rows"] == "4096", lambda c: int(c["vocab"]),
-     "vocabulary", "mean, 4096 rows; hollow: 8192 rows"),
+    ("logsumexp", "logsumexp", lambda c: c["rows"] in PLOTTED and "upstream" not in c, lambda c: c["rows"] == "4096",
+     lambda c: int(c["cols"]), "columns", "4096 rows; hollow: 8192 rows"),
+    ("cross_entropy", "cross_entropy", lambda c: c["rows"] in PLOTTED and "upstream" not in c and c["reduction"] == "mean",
+     lambda c: c["rows"] == "4096", lambda c: int(c["vocab"]), "vocabulary", "mean, 4096 rows; hollow: 8192 rows"),
     ("srms_norm", "srms_norm", lambda c: c["residual"] == "0" and c["cols"] == "2048", lambda c: "weight" not in c,
      lambda c: int(c["rows"]), "rows", "2048 columns; hollow: with weight"),
     ("srms_norm-residual", "srms_norm", lambda c: c["residual"] == "1" and c["cols"] == "2048", lambda c: "weight" not in c,
