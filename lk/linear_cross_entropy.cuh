@@ -902,8 +902,8 @@ LK_HOST lk_status lk_lce_no_columns(const lk_lce_job *job, lk_direction directio
 /* The table. Logit: the type of stored logits. */
 template <class T, class Logit> LK_HOST lk_lce_rows lk_lce_labels_as(void)
 {
-    return {lk_lce_prepare, lk_lce_slice<Logit>, lk_lce_panel<Logit>, lk_lce_write_rest, lk_lce_no_columns,
-            lk_head_run_fused<T, lk_lce_call>, lk_lce_fused_rows, lk_lce_fused_backward, NULL, NULL, NULL};
+    return {lk_lce_prepare, NULL, lk_lce_slice<Logit>, lk_head_dbias<T, lk_lce_call>, lk_lce_panel<Logit>, lk_lce_write_rest,
+            lk_lce_no_columns, lk_head_run_fused<T, lk_lce_call>, lk_lce_fused_rows, lk_lce_fused_backward, NULL, NULL, NULL};
 }
 template <class T> LK_HOST lk_lce_rows lk_lce_labels(const lk_lce_args *args)
 {
@@ -1203,6 +1203,7 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direct
     const lk_lce_args &a = call.a;
     job.op = op, job.stream = stream, job.shape = planner.shape, job.rows = &rows;
     if (rank) job.parallel = &rank->parallel;
+    job.has_logits = call.stores && !call.gives_loss;
     if (a.vocab == 0) return lk_head_no_columns<T>(&job, direction);
     lk_head_choose(&planner, a.workspace_bytes, &job.plan);
     if (job.plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */

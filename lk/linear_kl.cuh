@@ -35,7 +35,8 @@
  *                lk_linear_kl_plan plan;
  *                status = lk_linear_kl_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- * Needs      kl.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ * Needs      kl.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_head.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh,
+ *            lk_ptx.cuh; cuBLASLt.
  * Options    A struct with context, x, weight, teacher_x, teacher_weight, the sizes and one output computes LK_KL_FORWARD of each
  *            token. Divergences, scales, softcaps and beta are kl.cuh's. teacher_hidden 0 means hidden.
  *            row_weight is a factor of each token's loss and gradient. A mean over the tokens that count is row_weight = 1 over
@@ -54,7 +55,8 @@
  * Source     Hinton et al., 2015, and Agarwal et al., 2023, as in kl.cuh; chunks of tokens: Liger-Kernel, 2024.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
- * What runs. Tokens come in chunks, the logits of a chunk in slices:
+ * What runs. Tokens come in chunks, the logits of a chunk in slices. The matmuls and their order are lk_head.cuh's, as CHUNKS; what
+ * happens to rows is a table of functions that the head calls, lk_linear_kl_table. The plan is of this file.
  *   every call, first     lk_linear_kl_prepare_kernel: the factor of each row's gradient
  *   each slice            logits of student and teacher by cuBLASLt; kl.cuh's kernel computes losses and dZ from them
  *   each chunk            lk_linear_kl_bias_kernel sums dbias; dweight and dx by cuBLASLt
@@ -161,75 +163,71 @@ typedef struct {
 
 #if LK_CUDA
 
-#include "lk_cublas.cuh"
-#include "lk_move.cuh"
+#include "lk_head.cuh"
 
 /* ---- A call, and its plan ------------------------------------------------------------------------------------------------ */
 
+/* Arrays of the workspace besides lk_head_workspace's. NULL: not there. */
 typedef struct {
+    float *upstream;     /* [tokens], over alpha */
+    void *teacher_bias;  /* [vocab], in the logits' type and on 16 bytes, as cuBLASLt wants it */
+    void *teacher;       /* its logits, of a slice */
+} lk_linear_kl_arrays;
+
+struct lk_linear_kl_call {
+    typedef lk_linear_kl_args args;
     lk_linear_kl_args a; /* with every default filled in; without the outputs of other calls */
+    lk_linear_kl_arrays ws; /* once they are laid out */
     bool gradient;       /* dx, dweight or dbias is wanted */
     bool separate;       /* dZ has memory of its own, since the student's logits have another type */
     int type, logits_type;
-} lk_linear_kl_call;
+};
 
-/* The arrays of the workspace. NULL: not there. */
-typedef struct {
-    float *scalars;      /* lk_cublas_product's: alpha, 0, 1; 16-bit dZ is stored over alpha */
-    float *upstream;     /* [tokens], over alpha */
-    void *bias, *teacher_bias; /* [vocab], in the logits' type and on 16 bytes, as cuBLASLt wants it */
-    void *student, *teacher;   /* logits of a slice, `stride` from row to row */
-    void *dz;            /* T [chunk, stride]; in place of student where the types are one */
-    float *dx;           /* [chunk, hidden], where dx is a sum of two matmuls */
-    float *dweight;      /* [vocab, hidden], sums over chunks */
-    float *dbias;        /* [vocab], sums over chunks */
-    void *cublas;
-    int64_t stride;      /* a multiple of 64 elements */
-    size_t bytes;
-} lk_linear_kl_space;
+/* lk_head.cuh's, for these calls. */
+typedef lk_head_work<lk_linear_kl_call> lk_linear_kl_work;
+typedef lk_head_job<lk_linear_kl_call> lk_linear_kl_job;
+typedef lk_head_rows<lk_linear_kl_call> lk_linear_kl_table;
 
-#define LK_LINEAR_KL_CUBLAS ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
 #define LK_LINEAR_KL_SLICE 512 /* tokens that a slice has if there is room: its matmuls read both weights */
 #define LK_LINEAR_KL_LEAST 64  /* tokens of a chunk in the smallest workspace */
-
-LK_HOST int64_t lk_linear_kl_up(int64_t n, int64_t to)
-{
-    return lk_ceil_div(n, to) * to;
-}
-LK_HOST int64_t lk_linear_kl_min(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* An array of rows, which may be more than there can be. */
 LK_HOST void *lk_linear_kl_take(lk_arena *arena, bool wanted, int64_t rows, int64_t row_bytes)
 {
-    return lk_take_bytes(arena, wanted, lk_linear_kl_min(lk_count(rows, row_bytes), (int64_t)1 << 61));
+    return lk_take_bytes(arena, wanted, lk_head_min(lk_count(rows, row_bytes), (int64_t)1 << 61));
 }
 
-/* The number of tail columns, which have matmuls of their own: lk_cublas_multiply_columns. */
-LK_HOST int64_t lk_linear_kl_tail(const lk_linear_kl_call *call)
-{
-    return call->a.vocab > 8 && (call->type != LK_DTYPE_F32 || call->a.tf32) ? call->a.vocab % 8 : 0;
-}
-
-LK_HOST lk_linear_kl_space lk_linear_kl_lay_out(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, void *workspace)
+/* What the head's steps follow from. Its planner is not asked. */
+LK_HOST lk_head_shape lk_linear_kl_shape(const lk_linear_kl_call *call)
 {
     const lk_linear_kl_args &a = call->a;
-    const int64_t stride = lk_linear_kl_up(a.vocab, 64), bytes = lk_dtype_bytes<float>(call->type);
-    const int64_t logits_bytes = stride * lk_dtype_bytes<float>(call->logits_type), f32 = sizeof(float);
+    lk_head_shape s = {};
+    s.rows = a.tokens, s.hidden = a.hidden, s.vocab = s.classes = a.vocab;
+    s.type = call->type, s.logits_type = call->logits_type, s.gradient = call->gradient, s.tf32 = a.tf32;
+    return s;
+}
+
+/* Puts the arrays of a plan into a workspace, or counts their bytes. */
+LK_HOST lk_head_workspace lk_linear_kl_lay_out(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, void *workspace,
+                                               lk_linear_kl_arrays *own)
+{
+    const lk_linear_kl_args &a = call->a;
+    const lk_head_shape s = lk_linear_kl_shape(call);
+    const int64_t stride = lk_head_round_up(a.vocab, 64), bytes = lk_head_bytes_of(call->type), f32 = sizeof(float);
+    const int64_t logits_bytes = stride * lk_head_bytes_of(call->logits_type);
     lk_arena arena = {((uintptr_t)workspace + 255) / 256 * 256, 0, 256};
-    lk_linear_kl_space ws = {};
-    ws.stride = stride;
-    lk_take(&ws.scalars, &arena, call->gradient, 3);
-    lk_take(&ws.upstream, &arena, call->gradient, a.tokens);
+    lk_head_workspace ws = {};
+    ws.logits_stride = stride;
+    lk_take(&ws.counts, &arena, call->gradient, 1);
+    lk_take(&own->upstream, &arena, call->gradient, a.tokens);
     ws.bias = lk_take_bytes(&arena, a.bias != NULL, a.vocab * f32);
-    ws.teacher_bias = lk_take_bytes(&arena, a.teacher_bias != NULL, a.vocab * f32);
-    ws.student = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
-    ws.teacher = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
-    ws.dz = lk_linear_kl_take(&arena, call->separate, plan->chunk_tokens, stride * bytes);
-    if (call->gradient && !call->separate) ws.dz = ws.student;
-    const bool two_matmuls = a.dx && call->type != LK_DTYPE_F32 && lk_linear_kl_tail(call);
+    own->teacher_bias = lk_take_bytes(&arena, a.teacher_bias != NULL, a.vocab * f32);
+    void *const student = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
+    own->teacher = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
+    ws.logits = lk_linear_kl_take(&arena, call->separate, plan->chunk_tokens, stride * bytes);
+    if (call->separate) ws.slice = (float *)student;
+    else ws.logits = student; /* and dZ overwrites them */
+    const bool two_matmuls = a.dx && call->type != LK_DTYPE_F32 && lk_head_tail_cols(&s, a.vocab);
     ws.dx = (float *)lk_linear_kl_take(&arena, two_matmuls, plan->chunk_tokens, a.hidden * f32);
     ws.dweight = (float *)lk_linear_kl_take(&arena, plan->dweight_sums, a.vocab, a.hidden * f32);
     lk_take(&ws.dbias, &arena, a.dbias != NULL, a.vocab);
@@ -237,11 +235,16 @@ LK_HOST lk_linear_kl_space lk_linear_kl_lay_out(const lk_linear_kl_call *call, c
     ws.bytes = arena.used + 256 - LK_WORKSPACE_ALIGNMENT; /* the arrays start at a multiple of 256 */
     return ws;
 }
+LK_HOST size_t lk_linear_kl_bytes(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan)
+{
+    lk_linear_kl_arrays unused;
+    return lk_linear_kl_lay_out(call, plan, NULL, &unused).bytes;
+}
 
 /* Whether the plan's arrays take no more than `budget` bytes. */
 LK_HOST bool lk_linear_kl_fits(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, size_t budget)
 {
-    return lk_linear_kl_lay_out(call, plan, NULL).bytes <= budget;
+    return lk_linear_kl_bytes(call, plan) <= budget;
 }
 
 /* Raises *tokens, a field of plan, to the largest number up to `most` that fits; same: slice_tokens with it. */
@@ -266,8 +269,8 @@ LK_HOST lk_linear_kl_plan lk_linear_kl_smallest(const lk_linear_kl_call *call)
 {
     const lk_linear_kl_args &a = call->a;
     lk_linear_kl_plan plan = {};
-    plan.chunk_tokens = lk_linear_kl_min(a.chunk_tokens ? a.chunk_tokens : LK_LINEAR_KL_LEAST, a.tokens);
-    plan.slice_tokens = lk_linear_kl_min(a.slice_tokens && call->separate ? a.slice_tokens : LK_LINEAR_KL_LEAST, plan.chunk_tokens);
+    plan.chunk_tokens = lk_head_min(a.chunk_tokens ? a.chunk_tokens : LK_LINEAR_KL_LEAST, a.tokens);
+    plan.slice_tokens = lk_head_min(a.slice_tokens && call->separate ? a.slice_tokens : LK_LINEAR_KL_LEAST, plan.chunk_tokens);
     if (!call->separate) plan.slice_tokens = plan.chunk_tokens;
     return plan;
 }
@@ -275,7 +278,7 @@ LK_HOST lk_linear_kl_plan lk_linear_kl_smallest(const lk_linear_kl_call *call)
 /* `most` tokens, or fewer where as many parts of `all` can then be of nearly equal lengths. */
 LK_HOST int64_t lk_linear_kl_even(int64_t all, int64_t most)
 {
-    return lk_linear_kl_min(most, lk_linear_kl_up(lk_ceil_div(all, lk_ceil_div(all, most)), 64));
+    return lk_head_min(most, lk_head_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), 64));
 }
 
 /* The plan with as long chunks as fit, and slices as long as fit then. False: not even the smallest plan fits. */
@@ -288,11 +291,11 @@ LK_HOST bool lk_linear_kl_search(const lk_linear_kl_call *call, int sums, size_t
     if (!lk_linear_kl_fits(call, plan, budget)) return false;
     const bool chunks = !a.chunk_tokens, slices = call->separate && !a.slice_tokens;
     if (chunks) { /* first slices of some length, then chunks of any */
-        const int64_t most = slices ? lk_linear_kl_min(LK_LINEAR_KL_SLICE, a.tokens) : a.tokens;
+        const int64_t most = slices ? lk_head_min(LK_LINEAR_KL_SLICE, a.tokens) : a.tokens;
         lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, slices || !call->separate, most, budget);
         lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, !call->separate, a.tokens, budget);
         plan->chunk_tokens = lk_linear_kl_even(a.tokens, plan->chunk_tokens);
-        plan->slice_tokens = call->separate ? lk_linear_kl_min(plan->slice_tokens, plan->chunk_tokens) : plan->chunk_tokens;
+        plan->slice_tokens = call->separate ? lk_head_min(plan->slice_tokens, plan->chunk_tokens) : plan->chunk_tokens;
     }
     if (slices) lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::slice_tokens, false, plan->chunk_tokens, budget);
     return true;
@@ -308,16 +311,16 @@ LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, l
     const lk_linear_kl_args &a = call->a;
     const bool sums = a.dweight && a.dweight_dtype != LK_DTYPE_F32 && call->gradient;
     lk_linear_kl_plan with = {};
-    const int64_t enough = a.chunk_tokens ? 1 : lk_linear_kl_min(LK_LINEAR_KL_SLICE, a.tokens);
-    if (!lk_linear_kl_search(call, 0, LK_LINEAR_KL_CUBLAS, budget, plan) && !lk_linear_kl_search(call, 0, 0, budget, plan))
+    const int64_t enough = a.chunk_tokens ? 1 : lk_head_min(LK_LINEAR_KL_SLICE, a.tokens);
+    if (!lk_linear_kl_search(call, 0, LK_HEAD_CUBLAS_BYTES, budget, plan) && !lk_linear_kl_search(call, 0, 0, budget, plan))
         return false;
     if (sums && plan->chunk_tokens < a.tokens && lk_linear_kl_search(call, 1, plan->cublas_bytes, budget, &with) &&
         with.chunk_tokens >= enough)
         *plan = with;
     const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
-    plan->workspace_bytes = lk_linear_kl_lay_out(call, plan, NULL).bytes; /* these give the plan again; even slices take less */
+    plan->workspace_bytes = lk_linear_kl_bytes(call, plan); /* these give the plan again; even slices take less */
     if (!a.slice_tokens) plan->slice_tokens = lk_linear_kl_even(plan->chunk_tokens, plan->slice_tokens);
-    plan->minimum_bytes = lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
+    plan->minimum_bytes = lk_linear_kl_bytes(call, &smallest);
     plan->chunks = lk_ceil_div(a.tokens, plan->chunk_tokens);
     plan->matmuls = 2 * (plan->slice_tokens < a.tokens ? passes : 1) + (a.dx != NULL) + (a.dweight != NULL);
     snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %s logits of %lld tokens at a time, %d matmuls%s",
@@ -331,110 +334,96 @@ LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, l
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
-/* The parameters of the kernels. */
-typedef struct {
-    lk_linear_kl_call call;
-    lk_linear_kl_space ws;
-    int power;               /* dZ is stored as about 2^power times its value for a factor of 1 */
-    int64_t first_row, rows; /* of a chunk */
-} lk_linear_kl_work;
-
-#define LK_LINEAR_KL_THREADS 256
-
 /* One block. A power of two that all rows have goes into alpha, which the matmuls multiply by: f16 has too small a range. */
-LK_KERNEL void __launch_bounds__(LK_LINEAR_KL_THREADS) lk_linear_kl_prepare_kernel(lk_linear_kl_work p)
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_prepare_kernel(lk_linear_kl_work p)
 {
     const lk_linear_kl_args &a = p.call.a;
-    LK_SHARED(float, warps, [LK_LINEAR_KL_THREADS / 32]);
+    LK_SHARED(float, warps, [LK_HEAD_THREADS / 32]);
     const int thread = (int)threadIdx.x;
     float most = 0.0f;
     lk_griddepcontrol_wait();
-    for (int64_t token = thread; token < a.tokens; token += LK_LINEAR_KL_THREADS) {
+    for (int64_t token = thread; token < a.tokens; token += LK_HEAD_THREADS) {
         const float up = a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f;
         most = fmaxf(most, fabsf(a.row_weight ? up * a.row_weight[token] : up));
     }
     most = lk_max_warp(most);
     if (thread % 32 == 0) warps[thread / 32] = most;
     __syncthreads(); /* orders the warps' writes before their reads */
-    for (int i = 0; i < LK_LINEAR_KL_THREADS / 32; i++) most = fmaxf(most, warps[i]);
+    for (int i = 0; i < LK_HEAD_THREADS / 32; i++) most = fmaxf(most, warps[i]);
     const int e = p.call.type == LK_DTYPE_F32 ? 0 : lk_cublas_exponent(most);
     const float shift = __int_as_float((127 + p.power - e) << 23);
-    for (int64_t token = thread; token < a.tokens; token += LK_LINEAR_KL_THREADS)
-        p.ws.upstream[token] = shift * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
-    if (thread < 3) p.ws.scalars[thread] = thread == 0 ? __int_as_float((127 + e - p.power) << 23) : (float)(thread - 1);
+    for (int64_t token = thread; token < a.tokens; token += LK_HEAD_THREADS)
+        p.call.ws.upstream[token] = shift * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
+    lk_head_counts *const counts = p.ws.counts;
+    if (thread == 0) counts->alpha = __int_as_float((127 + e - p.power) << 23), counts->zero = 0.0f, counts->one = 1.0f;
 }
 
 /* A thread sums a column of dZ over a chunk. */
-template <class T> LK_KERNEL void __launch_bounds__(LK_LINEAR_KL_THREADS) lk_linear_kl_bias_kernel(lk_linear_kl_work p)
+template <class T> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_bias_kernel(lk_linear_kl_work p)
 {
     const lk_linear_kl_args &a = p.call.a;
-    const int64_t col = (int64_t)blockIdx.x * LK_LINEAR_KL_THREADS + threadIdx.x;
+    const int64_t col = (int64_t)blockIdx.x * LK_HEAD_THREADS + threadIdx.x;
     lk_griddepcontrol_wait();
     if (col >= a.vocab) return;
-    const T *const dz = (const T *)p.ws.dz + col;
+    const T *const dz = (const T *)p.ws.logits + col;
     float sum = p.first_row == 0 ? 0.0f : p.ws.dbias[col];
-    LK_UNROLL_BY(8) for (int64_t row = 0; row < p.rows; row++) sum += lk_to_float(dz[row * p.ws.stride]);
+    LK_UNROLL_BY(8) for (int64_t row = 0; row < p.rows; row++) sum += lk_to_float(dz[row * p.ws.logits_stride]);
     p.ws.dbias[col] = sum;
     if (p.first_row + p.rows < a.tokens) return;
     T *const out = (T *)a.dbias + col;
-    lk_put(out, fmaf(p.ws.scalars[0], sum, a.accumulate ? lk_to_float(*out) : 0.0f));
+    lk_put(out, fmaf(p.ws.counts->alpha, sum, a.accumulate ? lk_to_float(*out) : 0.0f));
 }
 
-/* ---- A call while it is launched: matmuls and kernels -------------------------------------------------------------------- */
+/* ---- The table that the head gets ---------------------------------------------------------------------------------------- */
 
-typedef struct lk_linear_kl_job {
-    const char *op;
-    cudaStream_t stream;
-    lk_device device;
-    lk_linear_kl_work p;
-    lk_linear_kl_plan plan;
-    int mode; /* LK_CUBLAS_RESOLVE launches nothing; it only finds an algorithm for every matmul */
-    /* For linear_kl_parallel.cuh; NULL and zero otherwise. */
-    lk_status (*rows)(const struct lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row); /* computes a slice instead */
-    lk_status (*dx_is_complete)(const struct lk_linear_kl_job *job); /* called before the last chunk's dweight */
-    bool has_logits;   /* those of all tokens exist already */
-} lk_linear_kl_job;
+/* Computes rows of logits. f: what kl.cuh would do with them; args of the table points to one of these. */
+typedef lk_status (*lk_linear_kl_rows)(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row);
 
-/* A product with the vocabulary as one of its sizes, `cols`. of_dz: one of its factors is dZ. */
-LK_HOST lk_status lk_linear_kl_multiply(const lk_linear_kl_job *job, lk_cublas_product *m, int64_t lk_cublas_key::*cols,
-                                        bool of_dz)
+template <class T, class Logit>
+LK_HOST lk_status lk_linear_kl_all_columns(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t)
 {
-    const lk_linear_kl_args &a = job->p.call.a;
-    const lk_cublas_call call = {job->op, job->stream, (lk_cublas_context *)a.context, job->p.ws.cublas, job->plan.cublas_bytes,
-                                 job->mode};
-    m->key.factor_type = job->p.call.type, m->key.tf32 = job->p.call.type == LK_DTYPE_F32 && a.tf32;
-    if (of_dz && job->p.call.type != LK_DTYPE_F32) m->scalars = job->p.ws.scalars;
-    return lk_cublas_multiply_columns(&call, m, cols, lk_linear_kl_tail(&job->p.call));
+    if (!job->shape.gradient) return lk_kl_launch<Logit, Logit>(job->op, &job->device, f, job->stream);
+    return lk_kl_launch<Logit, T>(job->op, &job->device, f, job->stream);
 }
 
-/* The logits of a head for the rows from first_row on. */
-template <class T>
-LK_HOST lk_status lk_linear_kl_logits(const lk_linear_kl_job *job, bool teacher, int64_t first_row, int64_t rows)
+/* What the rows need; both biases in the type of the logits. */
+template <class T, class Logit> LK_HOST lk_status lk_linear_kl_prepare(const lk_linear_kl_job *job)
 {
-    const lk_linear_kl_args &a = job->p.call.a;
-    const lk_linear_kl_space &ws = job->p.ws;
-    lk_cublas_product m = {};
-    if (job->has_logits || a.vocab == 0) return LK_OK;
-    m.key.type = job->p.call.logits_type, m.key.transpose_a = 1;
-    m.key.m = a.vocab, m.key.n = rows, m.key.k = teacher ? a.teacher_hidden : a.hidden;
-    m.key.lda = teacher ? a.teacher_weight_stride : a.weight_stride, m.key.ldb = teacher ? a.teacher_x_stride : a.x_stride;
-    m.key.ldd = ws.stride;
-    m.a = teacher ? a.teacher_weight : a.weight, m.b = (const T *)(teacher ? a.teacher_x : a.x) + first_row * m.key.ldb;
-    m.bias = teacher ? ws.teacher_bias : ws.bias;
-    m.d = teacher ? ws.teacher : ws.student;
-    return lk_linear_kl_multiply(job, &m, &lk_cublas_key::m, false);
+    const lk_linear_kl_work &p = job->p;
+    const lk_linear_kl_args &a = p.call.a;
+    lk_status status = LK_OK;
+    if (job->shape.gradient)
+        status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_prepare_kernel, 1, 1, LK_HEAD_THREADS, 0, job->stream, p);
+    for (int i = 0; i < 2 && !status && a.vocab > 0; i++) {
+        const void *const from = i ? a.teacher_bias : a.bias;
+        void *const to = i ? p.call.ws.teacher_bias : p.ws.bias;
+        if (to) status = lk_head_move_rows<T, Logit>(job, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL});
+    }
+    return status;
+}
+
+/* The teacher's logits of a slice. */
+template <class T> LK_HOST lk_status lk_linear_kl_teacher(const lk_linear_kl_job *job, const lk_linear_kl_work &slice)
+{
+    const lk_linear_kl_args &a = slice.call.a;
+    lk_cublas_product m = lk_head_product(job, job->shape.logits_type, false);
+    m.key.transpose_a = 1;
+    m.key.m = a.vocab, m.key.n = slice.rows, m.key.k = a.teacher_hidden;
+    m.key.lda = a.teacher_weight_stride, m.key.ldb = a.teacher_x_stride, m.key.ldd = slice.ws.logits_stride;
+    m.a = a.teacher_weight, m.b = (const T *)a.teacher_x + slice.first_row * a.teacher_x_stride;
+    m.bias = slice.call.ws.teacher_bias, m.d = slice.call.ws.teacher;
+    return lk_head_multiply_columns(job, &m, &lk_cublas_key::m);
 }
 
 /* Losses and dZ of a slice of a chunk. */
-template <class T, class Logit>
-LK_HOST lk_status lk_linear_kl_rows(const lk_linear_kl_job *job, int64_t first_row, int64_t rows)
+template <class T> LK_HOST lk_status lk_linear_kl_slice(const lk_linear_kl_job *job, const lk_linear_kl_work &slice)
 {
-    const lk_linear_kl_args &a = job->p.call.a;
-    const lk_linear_kl_space &ws = job->p.ws;
+    const lk_linear_kl_args &a = slice.call.a;
+    const lk_head_workspace &ws = slice.ws;
+    const int64_t first_row = slice.first_row;
     lk_kl_args f = {};
-    if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
-    f.logits = ws.student, f.teacher = ws.teacher, f.rows = rows, f.vocab = a.vocab;
-    f.logits_stride = f.teacher_stride = f.dlogits_stride = ws.stride;
+    f.logits = ws.slice ? ws.slice : ws.logits, f.teacher = slice.call.ws.teacher, f.rows = slice.rows, f.vocab = a.vocab;
+    f.logits_stride = f.teacher_stride = f.dlogits_stride = ws.logits_stride;
     f.logit_scale = a.logit_scale, f.teacher_scale = a.teacher_scale;
     f.softcap = a.softcap, f.teacher_softcap = a.teacher_softcap, f.beta = a.beta, f.divergence = a.divergence;
     if (a.row_weight) f.row_weight = a.row_weight + first_row;
@@ -442,103 +431,34 @@ LK_HOST lk_status lk_linear_kl_rows(const lk_linear_kl_job *job, int64_t first_r
     if (a.lse) f.lse = a.lse + first_row;
     if (a.teacher_lse) f.teacher_lse = a.teacher_lse + first_row;
     if (a.entropy) f.entropy = a.entropy + first_row;
-    if (job->p.call.gradient) {
-        f.upstream = ws.upstream + first_row, f.upstream_per_row = 1;
-        f.dlogits = (T *)ws.dz + (first_row - job->p.first_row) * ws.stride;
+    if (job->shape.gradient) {
+        f.upstream = slice.call.ws.upstream + first_row, f.upstream_per_row = 1;
+        f.dlogits = (T *)ws.logits + lk_head_in_chunk(job, slice) * ws.logits_stride;
     }
-    if (job->rows) return job->rows(job, f, first_row);
-    if (!job->p.call.gradient) return lk_kl_launch<Logit, Logit>(job->op, &job->device, f, job->stream);
-    return lk_kl_launch<Logit, T>(job->op, &job->device, f, job->stream);
+    return (*(const lk_linear_kl_rows *)job->rows->args)(job, f, first_row);
 }
 
-/* dx of a chunk. */
-template <class T> LK_HOST lk_status lk_linear_kl_dx(const lk_linear_kl_job *job)
+/* dbias of a chunk's dZ; with the last chunk it is complete. */
+template <class T> LK_HOST lk_status lk_linear_kl_dbias(const lk_linear_kl_job *job, const lk_linear_kl_work &chunk)
 {
-    const lk_linear_kl_work &p = job->p;
-    const lk_linear_kl_args &a = p.call.a;
-    const lk_linear_kl_space &ws = p.ws;
-    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
-    T *const dx = (T *)a.dx + p.first_row * a.dx_stride;
-    lk_cublas_product m = {};
-    if (a.vocab == 0) {
-        const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
-        return launches ? lk_launched(job->op, cudaMemset2DAsync(dx, stride, 0, width, (size_t)p.rows, job->stream)) : LK_OK;
-    }
-    m.key.type = ws.dx ? LK_DTYPE_F32 : p.call.type;
-    m.key.m = a.hidden, m.key.n = p.rows, m.key.k = a.vocab;
-    m.key.lda = a.weight_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dx ? a.hidden : a.dx_stride;
-    m.a = a.weight, m.b = ws.dz, m.d = ws.dx ? (void *)ws.dx : dx;
-    const lk_status status = lk_linear_kl_multiply(job, &m, &lk_cublas_key::k, true);
-    if (status || !ws.dx || !launches) return status;
-    return lk_move_rows<float, T>(job->op, &job->device, {ws.dx, dx, NULL, NULL, p.rows, a.hidden, a.hidden, a.dx_stride, 0, NULL},
-                                  job->stream);
+    const lk_linear_kl_args &a = chunk.call.a;
+    if (!a.dbias) return LK_OK;
+    return lk_head_launch(job, lk_linear_kl_bias_kernel<T>, lk_ceil_div(a.vocab, LK_HEAD_THREADS), chunk);
 }
 
-/* A chunk's part of dweight. */
-template <class T> LK_HOST lk_status lk_linear_kl_dweight(const lk_linear_kl_job *job)
+/* A rank without columns still has rows. */
+template <class T, class Logit> LK_HOST lk_status lk_linear_kl_no_columns(const lk_linear_kl_job *job, lk_direction)
 {
-    const lk_linear_kl_work &p = job->p;
-    const lk_linear_kl_args &a = p.call.a;
-    const lk_linear_kl_space &ws = p.ws;
-    lk_cublas_product m = {};
-    if (a.vocab == 0) return LK_OK;
-    m.key.type = ws.dweight ? LK_DTYPE_F32 : a.dweight_dtype, m.key.transpose_b = 1;
-    m.key.m = a.hidden, m.key.n = a.vocab, m.key.k = p.rows;
-    m.key.lda = a.x_stride, m.key.ldb = ws.stride, m.key.ldd = ws.dweight ? a.hidden : a.dweight_stride;
-    m.a = (const T *)a.x + p.first_row * a.x_stride, m.b = ws.dz, m.d = ws.dweight ? (void *)ws.dweight : a.dweight;
-    m.add = p.first_row > 0 || (a.accumulate && !ws.dweight);
-    return lk_linear_kl_multiply(job, &m, &lk_cublas_key::n, true);
+    lk_linear_kl_work all = job->p;
+    all.rows = all.call.a.tokens;
+    const lk_status status = lk_linear_kl_prepare<T, Logit>(job);
+    return status ? status : lk_linear_kl_slice<T>(job, all);
 }
 
-/* dx of a chunk, and its part of dweight and dbias. */
-template <class T> LK_HOST lk_status lk_linear_kl_gradients(const lk_linear_kl_job *job)
+template <class T, class Logit> LK_HOST lk_linear_kl_table lk_linear_kl_table_of(const lk_linear_kl_rows *rows)
 {
-    const lk_linear_kl_work &p = job->p;
-    const lk_linear_kl_args &a = p.call.a;
-    const bool launches = job->mode == LK_CUBLAS_LAUNCH, dx_first = job->dx_is_complete != NULL;
-    lk_status status = LK_OK;
-    if (a.dbias && a.vocab > 0 && launches)
-        status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_bias_kernel<T>, lk_ceil_div(a.vocab, LK_LINEAR_KL_THREADS), 1,
-                               LK_LINEAR_KL_THREADS, 0, job->stream, p);
-    if (a.dx && dx_first && !status) status = lk_linear_kl_dx<T>(job);
-    if (a.dx && dx_first && !status && launches && p.first_row + p.rows == a.tokens) status = job->dx_is_complete(job);
-    if (a.dweight && !status) status = lk_linear_kl_dweight<T>(job);
-    return a.dx && !dx_first && !status ? lk_linear_kl_dx<T>(job) : status;
-}
-
-/* The whole call. Logit: of the logits. */
-template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_all(lk_linear_kl_job *job)
-{
-    lk_linear_kl_work &p = job->p;
-    const lk_linear_kl_args &a = p.call.a;
-    const lk_linear_kl_space &ws = p.ws;
-    const bool launches = job->mode == LK_CUBLAS_LAUNCH;
-    lk_status status = LK_OK;
-    if (p.call.gradient && launches)
-        status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_prepare_kernel, 1, 1, LK_LINEAR_KL_THREADS, 0, job->stream, p);
-    for (int i = 0; i < 2 && !status && launches && a.vocab > 0; i++) {
-        const void *const from = i ? a.teacher_bias : a.bias;
-        void *const to = i ? ws.teacher_bias : ws.bias;
-        if (to)
-            status = lk_move_rows<T, Logit>(job->op, &job->device, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL},
-                                            job->stream);
-    }
-    const int64_t chunks = job->plan.chunks, step = job->plan.slice_tokens;
-    for (int64_t chunk = 0; chunk < chunks && !status; chunk = lk_cublas_next(job->mode, chunk, chunks)) {
-        p.first_row = chunk * job->plan.chunk_tokens;
-        p.rows = lk_linear_kl_min(job->plan.chunk_tokens, a.tokens - p.first_row);
-        const int64_t slices = lk_ceil_div(p.rows, step);
-        for (int64_t i = 0; i < slices && !status; i = lk_cublas_next(job->mode, i, slices)) {
-            const int64_t first = p.first_row + i * step, rows = lk_linear_kl_min(step, p.rows - i * step);
-            status = lk_linear_kl_logits<T>(job, false, first, rows);
-            if (!status) status = lk_linear_kl_logits<T>(job, true, first, rows);
-            if (!status) status = lk_linear_kl_rows<T, Logit>(job, first, rows);
-        }
-        if (p.call.gradient && !status) status = lk_linear_kl_gradients<T>(job);
-    }
-    if (status || !ws.dweight || !launches || !p.call.gradient || a.vocab == 0) return status;
-    return lk_move_rows<float, T>(job->op, &job->device, {ws.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden,
-                                                          a.dweight_stride, a.accumulate, NULL}, job->stream);
+    return {lk_linear_kl_prepare<T, Logit>, lk_linear_kl_teacher<T>, lk_linear_kl_slice<T>, lk_linear_kl_dbias<T>, NULL, NULL,
+            lk_linear_kl_no_columns<T, Logit>, NULL, NULL, NULL, NULL, NULL, rows};
 }
 
 /* ---- The context --------------------------------------------------------------------------------------------------------- */
@@ -617,14 +537,14 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     if (checks.status) return checks.status;
 
     if (a->dweight_dtype == LK_DTYPE_T) a->dweight_dtype = lk_dtype<T>;
-    if (tokens <= 1) a->x_stride = lk_linear_kl_up(a->hidden, 8), a->teacher_x_stride = lk_linear_kl_up(a->teacher_hidden, 8);
+    if (tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8), a->teacher_x_stride = lk_head_round_up(a->teacher_hidden, 8);
     call->gradient = a->dx || a->dweight || a->dbias;
     call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
     call->separate = call->gradient && call->type != call->logits_type;
     size_t needed = 0;
     if (some) {
         const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
-        needed = fixed + lk_linear_kl_lay_out(call, &smallest, NULL).bytes;
+        needed = fixed + lk_linear_kl_bytes(call, &smallest);
         if (least && budget < needed) budget = needed;
         if ((budget < fixed || !lk_linear_kl_choose(call, budget - fixed, plan, more ? more->passes : 1)) && query)
             return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
@@ -661,11 +581,15 @@ LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *ar
     const cudaError_t error = lk_current_device(&job->device);
     lk_linear_kl_call &call = job->p.call;
     const size_t given = args ? args->workspace_bytes : 0;
-    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, given, false, &call, &job->plan, more)};
+    lk_linear_kl_plan plan;
+    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, given, false, &call, &plan, more)};
     lk_check_device(&checks, error);
     if (checks.status || call.a.tokens == 0) return checks.status;
-    job->op = op, job->stream = stream;
-    job->p.ws = lk_linear_kl_lay_out(&call, &job->plan, (char *)call.a.workspace + (more ? more->fixed : 0));
+    job->op = op, job->stream = stream, job->shape = lk_linear_kl_shape(&call);
+    job->plan.path = LK_HEAD_PATH_CHUNKS, job->plan.panel_vocab = call.a.vocab, job->plan.panels = 1;
+    job->plan.chunk_tokens = plan.chunk_tokens, job->plan.chunks = plan.chunks, job->plan.slice_tokens = plan.slice_tokens;
+    job->plan.cublas_bytes = plan.cublas_bytes;
+    job->p.ws = lk_linear_kl_lay_out(&call, &plan, (char *)call.a.workspace + (more ? more->fixed : 0), &call.ws);
     const int power = 8 - (int)ceilf(log2f(call.a.logit_scale)); /* so |dZ| below 2^8 times its factors fits f16 */
     job->p.power = call.type == LK_DTYPE_F32 ? 0 : power < -20 ? -20 : power > 40 ? 40 : power;
     return LK_OK;
@@ -679,9 +603,10 @@ LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args
     const lk_linear_kl_args &a = job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
-    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++)
-        status = a.fast_logits ? lk_linear_kl_run_all<T, T>(&job) : lk_linear_kl_run_all<T, float>(&job);
-    return status;
+    const lk_linear_kl_rows f32 = lk_linear_kl_all_columns<T, float>, fast = lk_linear_kl_all_columns<T, T>;
+    const lk_linear_kl_table table = a.fast_logits ? lk_linear_kl_table_of<T, T>(&fast) : lk_linear_kl_table_of<T, float>(&f32);
+    job.rows = &table;
+    return lk_head_run<T>(&job);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */

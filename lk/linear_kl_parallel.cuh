@@ -110,22 +110,19 @@ LK_HOST lk_status lk_linear_kl_step_rows(const lk_linear_kl_job *job, const lk_k
     return lk_kl_run_step<Logit, T, Step>(job->op, &job->device, a, (lk_kl_row *)r->x.states + first_row, job->stream);
 }
 
-LK_HOST lk_status lk_linear_kl_reduce(const lk_linear_kl_job *job)
-{
-    const lk_vocab_parallel &v = ((const lk_linear_kl_ranks *)job)->x.parallel;
-    const lk_linear_kl_args &a = job->p.call.a;
-    return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
-}
-
 /* Goes through all tokens with a step for their rows. */
 template <class T, class Logit, int Step> LK_HOST lk_status lk_linear_kl_pass(lk_linear_kl_ranks *r)
 {
     lk_linear_kl_job *const job = &r->job;
-    const bool gradient = job->p.call.gradient;
-    job->rows = lk_linear_kl_step_rows<T, Logit, Step>, job->p.call.gradient = gradient && Step == LK_KL_GRADIENT;
-    const lk_status status = lk_linear_kl_run_all<T, Logit>(job);
-    job->p.call.gradient = gradient;
-    if (job->mode == LK_CUBLAS_LAUNCH) job->has_logits = job->plan.slice_tokens >= job->p.call.a.tokens;
+    const bool gradient = job->shape.gradient, launches = job->mode == LK_CUBLAS_LAUNCH;
+    const lk_linear_kl_rows rows = lk_linear_kl_step_rows<T, Logit, Step>;
+    const lk_linear_kl_table table = lk_linear_kl_table_of<T, Logit>(&rows);
+    lk_status status = LK_OK;
+    job->rows = &table, job->shape.gradient = gradient && Step == LK_KL_GRADIENT;
+    if (job->shape.vocab > 0) status = lk_head_run_all<T>(job);
+    else if (launches) status = lk_head_no_columns<T>(job, LK_BOTH);
+    job->shape.gradient = gradient;
+    if (launches) job->has_logits = job->plan.slice_tokens >= job->p.call.a.tokens;
     return status;
 }
 
@@ -180,7 +177,8 @@ LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_p
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
     r.entropy = args->common.entropy;
-    if (r.x.parallel.reduce) r.job.dx_is_complete = lk_linear_kl_reduce;
+    r.x.parallel.reduce_sms = 0;
+    r.job.parallel = &r.x.parallel, r.job.shape.split = r.x.parallel.reduce != NULL;
     return a.fast_logits ? lk_linear_kl_run_ranks<T, T>(&r, direction) : lk_linear_kl_run_ranks<T, float>(&r, direction);
 }
 

@@ -57,24 +57,29 @@ template <class Call> struct lk_head_job {
     lk_head_shape shape;
     lk_head_plan plan;
     int mode;
-    const lk_vocab_parallel *parallel; /* of a rank; NULL: all columns */
+    bool has_logits; /* CHUNKS: they are computed already, those of all rows */
+    const lk_vocab_parallel *parallel; /* of a rank, with `split`; else NULL */
     int reduce_sms; /* what matmuls leave, once reduce has been called */
     const lk_head_rows<Call> *rows;
 };
 
 template <class Call> struct lk_head_fused; /* lk_head_sm90.cuh's */
 
-/* What a loss does with rows of logits. The head calls these in LK_CUBLAS_LAUNCH alone, but for `fused`; matmuls that it has
- * launched before are their input, those that it launches next read what they write. */
+/* What a loss does with rows of logits. The head calls these in LK_CUBLAS_LAUNCH alone, but for other_logits, dbias and
+ * `fused`. */
 template <class Call> struct lk_head_rows {
     lk_status (*begin)(const lk_head_job<Call> *job); /* before all others: what each row needs, and counts->alpha */
+    /* CHUNKS, in both modes: logits of a second head. NULL: there is none. */
+    lk_status (*other_logits)(const lk_head_job<Call> *job, const lk_head_work<Call> &slice);
     /* CHUNKS: results of rows from logits of all columns, and dZ. */
     lk_status (*slice)(const lk_head_job<Call> *job, const lk_head_work<Call> &slice);
+    /* Adds a chunk's dZ, of all columns or of a panel's, to the sums of dbias: lk_head_dbias. */
+    lk_status (*dbias)(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk);
     /* PANELS, a panel of a chunk's columns. LK_FORWARD: adds it to the rows' states; after the last one the results follow.
      * LK_BACKWARD: dZ. NULL: the plan may not be PANELS. */
     lk_status (*panel)(const lk_head_job<Call> *job, const lk_head_work<Call> &panel, lk_direction direction);
     /* What matmuls do not write of the outputs that p has. With `split` it is called before parallel.reduce for dx, without
-     * dweight and dbias, and at the end without dx. */
+     * dweight and dbias, and at the end without dx. NULL: nothing. */
     lk_status (*finish)(const lk_head_job<Call> *job, const lk_head_work<Call> &p);
     lk_status (*no_columns)(const lk_head_job<Call> *job, lk_direction direction); /* of a rank without columns: its states */
     lk_status (*fused)(lk_head_job<Call> *job, int64_t chunk); /* lk_head_run_fused; NULL, as all below: there is no FUSED */
@@ -241,7 +246,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_put_dweight(const lk_he
 {
     const lk_head_workspace &ws = job->p.ws;
     const typename Call::args &a = job->p.call.a;
-    if (!ws.dweight) return LK_OK;
+    if (!ws.dweight || !job->shape.gradient) return LK_OK;
     return lk_head_move_rows<float, T>(job, {ws.dweight, a.dweight, NULL, NULL, a.vocab, a.hidden, a.hidden, a.dweight_stride,
                                              a.accumulate, NULL});
 }
@@ -293,7 +298,8 @@ template <class Call> LK_HOST lk_status lk_head_reduce_dx(lk_head_job<Call> *job
     if (v.reduce) job->reduce_sms = v.reduce_sms;
     if (job->mode == LK_CUBLAS_RESOLVE) return LK_OK;
     p.call.a.dweight = p.call.a.dbias = NULL;
-    const lk_status status = job->rows->finish(job, p); /* dx of rows that no matmul writes */
+    lk_status status = LK_OK;
+    if (job->rows->finish) status = job->rows->finish(job, p); /* dx of rows that no matmul writes */
     if (status || !v.reduce) return status;
     return lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));
 }
@@ -325,10 +331,12 @@ template <class T, class Call> LK_HOST lk_status lk_head_run_chunk(lk_head_job<C
     for (int64_t i = 0; i < slices && !status; i = lk_cublas_next(job->mode, i, slices)) {
         lk_head_work<Call> slice = chunk;
         slice.first_row += i * step, slice.rows = lk_head_min(step, chunk.rows - i * step);
-        if (!s.stores || s.gives_loss) status = lk_head_logits<T>(job, slice);
+        if (!job->has_logits) status = lk_head_logits<T>(job, slice);
+        if (!job->has_logits && !status && job->rows->other_logits) status = job->rows->other_logits(job, slice);
         if (!status && job->mode == LK_CUBLAS_LAUNCH) status = job->rows->slice(job, slice);
     }
-    if (!status) status = lk_head_dbias<T>(job, chunk);
+    if (!s.gradient) return status;
+    if (!status) status = job->rows->dbias(job, chunk);
     if (!status && a.dweight && !s.split) status = lk_head_dweight<T>(job, chunk); /* before dx: it may overwrite the copy of x */
     if (!status && a.dx) status = lk_head_dx<T>(job, chunk);
     if (!status) status = lk_head_put_dx<T>(job, chunk);
@@ -356,7 +364,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_run_panels(lk_head_job<
         const lk_head_work<Call> chunk = lk_head_panel_at(job, index, panel);
         status = lk_head_logits<T>(job, chunk); /* again; then dZ */
         if (!status && launches) status = job->rows->panel(job, chunk, LK_BACKWARD);
-        if (!status) status = lk_head_dbias<T>(job, chunk);
+        if (!status) status = job->rows->dbias(job, chunk);
         if (!status && a.dweight && !dx_first) status = lk_head_dweight<T>(job, chunk);
         if (!status && a.dx) status = lk_head_dx<T>(job, chunk);
         if (!status && chunk.last) status = lk_head_put_dx<T>(job, lk_head_panel_at(job, index, 0));
@@ -383,7 +391,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_run_all(lk_head_job<Cal
                  : path == LK_HEAD_PATH_CHUNKS ? lk_head_run_chunk<T>(job, chunk)
                                                : lk_head_run_panels<T>(job, chunk);
     if (!status) status = lk_head_put_dweight<T>(job);
-    if (status || !launches) return status;
+    if (status || !launches || !job->rows->finish) return status;
     lk_head_work<Call> rest = job->p;
     if (s.split) rest.call.a.dx = NULL; /* lk_head_reduce_dx has completed it */
     return job->rows->finish(job, rest);
@@ -404,7 +412,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_no_columns(const lk_hea
     const lk_vocab_parallel &v = *job->parallel;
     if (a.tokens == 0) return LK_OK;
     const lk_status status = job->rows->no_columns(job, direction);
-    if (status || !a.dx) return status;
+    if (status || !a.dx || !job->shape.gradient) return status;
     const size_t stride = (size_t)a.dx_stride * sizeof(T), width = (size_t)a.hidden * sizeof(T);
     const lk_status set = lk_launched(job->op, cudaMemset2DAsync(a.dx, stride, 0, width, (size_t)a.tokens, job->stream));
     return set || !v.reduce ? set : lk_called_back(job->op, "reduce", v.reduce(v.user, a.dx, a.tokens, job->stream));

@@ -968,7 +968,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_run_fused(lk_head_job<C
         if (!kept && launches && loss.fused_terms) loss.fused_terms(job, &chunk);
         if (!kept) status = lk_head_fused_dz<T>(job, chunk);
         if (!kept && launches && loss.fused_panel && !status) status = loss.fused_panel(job, chunk);
-        if (!status) status = lk_head_dbias<T>(job, chunk);
+        if (!status) status = loss.dbias(job, chunk);
         if (!status && plan.f32_dx) status = lk_head_run_f32_dx<T>(job, chunk);
         else if (!status && (a.dx || sums)) status = lk_head_run_gradients(job, chunk, sums);
         if (!status && chunk.last) status = lk_head_reduce_dx(job, chunk);
