@@ -679,13 +679,12 @@ template <class T> LK_DEVICE lk_vec<T> lk_ce_vec(const lk_ce_share<T> &at, const
     return u < slots ? slot[u * (int)blockDim.x] : lk_load_vec(at.logits + *col);
 }
 
-/* A rank's kernels number the columns from its first one on. The target's column there; ELSEWHERE: another rank has it, and no
+/* A rank's kernels number the columns from its first one on. The target's column there; LK_ELSEWHERE: another rank has it, and no
  * column is equal to it. y: the target among the columns of all ranks; what is negative stays as it is. */
-#define LK_CE_ELSEWHERE INT32_MAX
 LK_DEVICE int lk_ce_local_col(const lk_cross_entropy_call &call, int y)
 {
     const unsigned col = (unsigned)y - (unsigned)call.slice.vocab_start;
-    return y < 0 ? y : col < (unsigned)call.a.vocab ? (int)col : LK_CE_ELSEWHERE;
+    return y < 0 ? y : col < (unsigned)call.a.vocab ? (int)col : LK_ELSEWHERE;
 }
 
 /* What a thread knows of its row. */
@@ -696,8 +695,8 @@ template <class T> struct lk_ce_thread {
     int in_slots, half;      /* slots in use, and how many of them are filled first */
     char *out;               /* the gradients of its first vector */
     lk_ce_target_term *term; /* of the row */
-    int y;                   /* lk_ce_local_col; -1: no target, since ignored or there is no row; -2: bad. In a row
-                              * whose gradient is NaN it becomes -1. A label would take three registers */
+    int y;                   /* lk_ce_local_col; LK_IGNORED: no target, or there is no row; LK_BAD. In a row whose
+                              * gradient is NaN it becomes LK_IGNORED. A label would take three registers */
     bool read, owner;        /* the row's logits are used; this thread has the target's element, or is rank 0 without a target */
     int source;              /* the owner's rank */
     int target;              /* where the target's logit is in the owner's slots, in elements; -1: not there or not plain */
@@ -1221,11 +1220,11 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
     lk_ce_gradient g = {};
     const float weights = plain ? (float)call.classes : lk_ce_weights(call);
     if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
-    if (t->owner && t->y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    if (t->y == -2 || (t->y >= 0 && !lk_is_finite(up.lse))) {
-        if (t->y == -2) g = lk_ce_bad_factors(up);
+    if (t->owner && t->y == LK_BAD && a.bad_targets) atomicAdd(a.bad_targets, 1);
+    if (t->y == LK_BAD || (t->y >= 0 && !lk_is_finite(up.lse))) {
+        if (t->y == LK_BAD) g = lk_ce_bad_factors(up);
         else g.p_factor = NAN;
-        t->y = -1;
+        t->y = LK_IGNORED;
     } else if (t->y >= 0) {
         g = lk_ce_factors(a, call.classes, up, up.lse, weights, t->owner ? t->term : NULL);
         const bool dentropy = !plain && a.dentropy;
@@ -1243,7 +1242,7 @@ template <class T, class State>
 LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, State s, float scale)
 {
     if (!t.owner || t.row >= call.a.rows) return;
-    if (t.y == -1) s = lk_ce_row_empty<State>();
+    if (t.y == LK_IGNORED) s = lk_ce_row_empty<State>();
     if (s.top != INT64_MIN) s.top -= call.slice.vocab_start; /* the argmax is a column of all ranks */
     State before = lk_ce_row_empty<State>();
     if (call.adds_state) before = lk_ce_unpack_state<State>(call.slice.states, call.state_bytes, t.row);
@@ -1276,15 +1275,15 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     State all = others;
     if (excludes_target) all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     else if (t->y >= 0) all.target = t->logit;
-    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != -1, t->y == -2}, up.weight, all);
+    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != LK_IGNORED, t->y == LK_BAD}, up.weight, all);
 
     lk_ce_gradient g = {};
     if (forward) return g;
     const float inverse = __fdividef(1.0f, all.sum);
-    if (t->y == -2 || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
-        if (t->y == -2) g = lk_ce_bad_factors(up);
+    if (t->y == LK_BAD || (t->y >= 0 && !(all.sum > 0.0f && lk_is_finite(all.sum)))) {
+        if (t->y == LK_BAD) g = lk_ce_bad_factors(up);
         else g.p_factor = NAN;
-        t->y = -1;
+        t->y = LK_IGNORED;
     } else if (t->y >= 0) {
         float lse = 0.0f;
         if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
@@ -1362,13 +1361,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     if (t.at.count > 1 && blockIdx.x < (unsigned)call.wave) lk_prefetch_l2(t.at.first + t.at.jump);
     lk_griddepcontrol_wait();
 
-    int y = -1; /* among the columns of all ranks */
+    int y = LK_IGNORED; /* among the columns of all ranks */
     if (t.row < a.rows) {
         const lk_ce_label label = lk_ce_label_among(a, lk_ce_target_at(a, t.row), call.classes);
-        y = label.bad ? -2 : label.y;
+        y = label.bad ? LK_BAD : label.y;
     }
     t.y = direction == LK_BOTH ? y : lk_ce_local_col(call, y);
-    t.read = backward ? t.y >= 0 : t.y != -1;
+    t.read = backward ? t.y >= 0 : t.y != LK_IGNORED;
     lk_ce_copy<forward && !plain>(t);
     lk_ce_find_target<plain>(call, &t);
     const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, t.row, y);
@@ -1640,8 +1639,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     const lk_ce_word next_word = prefetches_next ? lk_ce_load_word(a, next_row) : lk_ce_word{};
     const lk_ce_loads in = lk_ce_load<backward>(call, row, there);
     const lk_ce_label label = lk_ce_label_of_word(a, row, word);
-    const int y = label.bad ? -2 : label.y; /* the target, or -1 ignored, -2 bad */
-    const bool read = backward ? y >= 0 : y != -1;
+    const int y = label.bad ? LK_BAD : label.y; /* the target */
+    const bool read = backward ? y >= 0 : y != LK_IGNORED;
     lk_vec<T> raw[Vecs];
     LK_UNROLL for (int u = 0; u < Vecs; u++)
         if (read && u < count) raw[u] = Warps > 1 ? lk_load_vec_ca(first + u * step) : lk_load_vec(first + u * step);
@@ -1680,7 +1679,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     if constexpr (Warps > 1) others = lk_ce_short_exchange<backward, Warps>(others, rate, &all.max, &p_scale);
     if constexpr (backward) {
         target_e = p_scale * lk_ex2(fmaf(rate, logit, -base));
-        if (owner && y == -2 && a.bad_targets) atomicAdd(a.bad_targets, 1);
+        if (owner && y == LK_BAD && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
         if (Warps > 1) reference = lk_lse_reference(all.max);
         target_e = lk_ex2(rate * (logit - reference)), all.sum = others;
@@ -1692,13 +1691,13 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
     lk_ce_target_term term;
     const lk_ce_gradient g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
     if (proper) target_gradient = lk_ce_target_dz(term.f_lse, term.f_rest, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
-    const bool zero = y == -1 || (y == -2 && lk_ce_masked(up.f, up.dlse, 0.0f));
+    const bool zero = y == LK_IGNORED || (y == LK_BAD && lk_ce_masked(up.f, up.dlse, 0.0f));
     const float p_factor = proper ? g.p_factor * p_scale * inverse : zero ? 0.0f : NAN;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (Warps == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
     lk_ce_short_store(dlogits + rank * Num, step, count, e, p_factor);
     if (owner && y >= 0) lk_put(dlogits + y, target_gradient);
-    if (!backward && owner && there) lk_ce_put<false>(call, row, {y, y != -1, y == -2}, weight, all);
+    if (!backward && owner && there) lk_ce_put<false>(call, row, {y, y != LK_IGNORED, y == LK_BAD}, weight, all);
 }
 
 /* Whether the kernel for short rows takes the rows. */

@@ -117,7 +117,7 @@ typedef struct {
 typedef struct {
     lk_ce_counts *counts;
     lk_ce_row_losses row_losses; /* of the rows' targets; of all ids later, where a reduced loss is wanted */
-    int32_t *target;             /* of each row: a column, LK_CE_IDS_BAD or LK_CE_IDS_IGNORED */
+    int32_t *target;             /* of each row: a column, LK_BAD or LK_IGNORED */
     float *logit;                /* [rows, ids_per_row]; undefined where an id is not good */
     float *upstream, *dlse;      /* what the rows' kernel gets: factors of the target's class term and of p */
     float *lse, *entropy;        /* forward_backward, where the caller does not want them */
@@ -126,8 +126,6 @@ typedef struct {
     float *others_upstream, *others_lse, *others_lse_low, *others_entropy, *others_dentropy;
     size_t bytes;
 } lk_ce_ids_space;
-#define LK_CE_IDS_BAD (-1)
-#define LK_CE_IDS_IGNORED INT32_MIN
 
 /* What both kernels get. all.a has no outputs of a row that the rows' kernel writes. */
 typedef struct {
@@ -288,7 +286,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     }
     top = lk_ce_top_warp(top);
     const int y = lk_ce_top_col(top);
-    const int without = !s.bad ? LK_CE_IDS_IGNORED : call.bad_is_zero ? 0 : LK_CE_IDS_BAD;
+    const int without = !s.bad ? LK_IGNORED : call.bad_is_zero ? 0 : LK_BAD;
     if (there && lane == 0) call.space.target[row] = good ? y : without;
     if (call.direction == LK_FORWARD) return;
 
@@ -687,7 +685,7 @@ LK_HOST lk_cross_entropy_call lk_ce_ids_rows(const lk_ce_ids_call &call)
     const bool reduced = lk_cross_entropy_reduced(&a), both = call.direction == LK_BOTH;
     rows.row_losses = call.space.row_losses, rows.loss_weight = NULL;
     a.target = call.space.target, a.target_dtype = LK_TARGET_INT32;
-    a.use_ignore_index = 1, a.ignore_index = LK_CE_IDS_IGNORED;
+    a.use_ignore_index = 1, a.ignore_index = LK_IGNORED;
     a.row_weight = a.denominator = NULL, a.reduction = LK_REDUCTION_NONE;
     a.loss = call.space.row_losses.loss, a.z_loss_out = NULL;
     if (reduced) a.valid_rows = NULL, a.weight_sum = NULL; /* the sum kernel writes them */

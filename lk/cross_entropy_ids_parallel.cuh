@@ -80,9 +80,6 @@ typedef struct {
     int logits_of_row; /* with those that fill up 16 bytes */
 } lk_ce_ids_slice;
 
-/* The target of a row for the rows' kernel of backward that no rank has. */
-#define LK_CE_IDS_ELSEWHERE (INT32_MAX - 1)
-
 /* The logits of a row's ids in a rank's block. */
 template <class T> LK_DEVICE T *lk_ce_ids_logits(const lk_ce_ids_slice &call, const void *block, int64_t row)
 {
@@ -122,8 +119,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (there && lane + 32 * i < call.logits_of_row) lk_put(out + lane + 32 * i, logit);
     }
     top = lk_ce_top_warp(top);
-    const int y = s.bad || top == INT64_MIN ? LK_CE_IDS_BAD : lk_ce_top_col(top);
-    if (there && lane == 0) call.ids.space.target[row] = s.any || s.bad ? y : LK_CE_IDS_IGNORED;
+    const int y = s.bad || top == INT64_MIN ? LK_BAD : lk_ce_top_col(top);
+    if (there && lane == 0) call.ids.space.target[row] = s.any || s.bad ? y : LK_IGNORED;
 }
 
 /* A rank's part of a row's tail: log of the sum of exp(z) over its columns that are no ids, less its state's max in z. It takes the
@@ -265,7 +262,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (r.class_loss == r.class_loss) r.class_loss = adds ? lk_ce_ids_add_tail(call.ids, row, part) : part;
     if (slice.others) slice.others[row] = others;
     if (s.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
-    call.ids.space.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? 0 : LK_CE_IDS_IGNORED; /* for the counts of all rows */
+    call.ids.space.target[row] = s.bad ? LK_BAD : s.any ? 0 : LK_IGNORED; /* for the counts of all rows */
     lk_ce_put_result<true>(call.ids.all, row, {-1, counted, s.bad}, 1.0f, r);
 }
 
@@ -297,7 +294,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     top = lk_ce_top_warp(top), largest = lk_max_warp(largest);
     lk_ce_upstream up = {};
     if (good) up = lk_ce_ids_load_upstream(call.ids, row);
-    int y = LK_CE_IDS_ELSEWHERE;
+    int y = LK_ELSEWHERE;
     if (good && top != INT64_MIN) {
         lk_ce_gradient g = {};
         const float p_scale = lk_ce_base_of_lse(&g, up, scale, false, 0.0f);
@@ -310,7 +307,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (s.bad && !bad_is_zero) own = lk_ce_ids_bad_factor(call.ids, row);
     if (!there || lane != 0) return;
     if (a.z_loss > 0.0f) rest = fmaf(2.0f * a.z_loss * up.lse, up.h, rest);
-    space.target[row] = good ? y : s.bad && !bad_is_zero ? LK_CE_IDS_BAD : LK_CE_IDS_IGNORED;
+    space.target[row] = good ? y : s.bad && !bad_is_zero ? LK_BAD : LK_IGNORED;
     if constexpr (tail) {
         if (good) lk_ce_ids_put_tail(call.ids, row, up, own, rest);
         else if (s.bad) lk_ce_ids_put_no_tail(call.ids, row, own);
@@ -507,7 +504,7 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job
     lk_cross_entropy_call rows;
     const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_BACKWARD, &rows);
     if (job.x.common.common.rows == 0) return LK_OK;
-    rows.classes = INT32_MAX; /* ELSEWHERE is a column too */
+    rows.classes = (int64_t)LK_ELSEWHERE + 1; /* the target that no rank has is good */
     lk_status status = lk_ce_ids_launch(job, by.weigh, call);
     if (!status) status = by.rows(job.op, &job.device, rows, job.stream);
     return status ? status : lk_ce_ids_launch(job, by.put, call);

@@ -230,6 +230,17 @@ template <class T> LK_HOST lk_status lk_kl_step(void *of, lk_direction step)
     return lk_kl_run_step<T, T, LK_KL_GRADIENT>(job.op, job.device, x.common, x.states, job.stream);
 }
 
+/* finish, for heads: they need no other kernel of this header. */
+template <class T> LK_HOST lk_status lk_kl_ranks_finish(const char *op, const lk_kl_parallel_args *args, cudaStream_t stream)
+{
+    lk_device device = {};
+    lk_kl_parallel_args x = {};
+    const cudaError_t error = lk_current_device(&device);
+    lk_status status = lk_kl_parallel_check<T>(op, args, LK_FINISH, error ? 90 : device.arch, &x, NULL);
+    if (!status) status = lk_asked_device(op, error);
+    return status || x.common.rows == 0 ? status : lk_kl_run_merge(op, &device, x, false, stream);
+}
+
 template <class T>
 LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *args, lk_direction direction,
                                      cudaStream_t stream)

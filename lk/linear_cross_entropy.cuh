@@ -342,11 +342,11 @@ LK_DEVICE lk_ce_label lk_lce_look_up(const lk_lce_call &call, int64_t token)
 LK_DEVICE int lk_lce_column(const lk_lce_work &p, lk_ce_label label)
 {
     const lk_lce_args &a = p.call.a;
-    if (!p.call.split) return label.y >= 0 ? label.y : label.bad ? 0 : -1;
-    if (!label.counted || (p.ws.states && label.bad && !p.call.gives_loss)) return -1;
-    if (p.ws.states) return label.bad ? LK_HEAD_ELSEWHERE : label.y;
+    if (!p.call.split) return label.y >= 0 ? label.y : label.bad ? 0 : LK_IGNORED;
+    if (!label.counted || (p.ws.states && label.bad && !p.call.gives_loss)) return LK_IGNORED;
+    if (p.ws.states) return label.bad ? LK_ELSEWHERE : label.y;
     const int64_t col = label.y - p.call.rank.parallel.vocab_start;
-    return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_HEAD_ELSEWHERE;
+    return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_ELSEWHERE;
 }
 
 /* The weight of a token that counts. */
@@ -476,7 +476,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
     }
     const int64_t step = (int64_t)gridDim.x * LK_HEAD_THREADS, from = (int64_t)blockIdx.x * LK_HEAD_THREADS + thread;
     for (int64_t row = s.counted + from; p.call.compact && row < p.call.rows; row += step) { /* rows without a token */
-        ws.target[row] = ws.token[row] = -1;
+        ws.target[row] = LK_IGNORED, ws.token[row] = -1;
         if (ws.lse) ws.lse[row] = 0.0f;
         if (ws.lse_low) ws.lse_low[row] = 0.0f;
         if (ws.factor) ws.factor[row] = 0.0f;

@@ -104,7 +104,7 @@ typedef struct {
 /* A call and its part of the workspace, which comes before linear_cross_entropy's. */
 typedef struct {
     lk_lce_ids_args x; /* with every default filled in; common: as the caller has it */
-    int32_t *target;   /* [tokens]: FUSED's target, in CHUNKS any column; LK_CE_IDS_IGNORED or LK_CE_IDS_BAD */
+    int32_t *target;   /* [tokens]: FUSED's target, in CHUNKS any column; LK_IGNORED or LK_BAD */
     float *bound;      /* [tokens], with dlogp or dtail: at least what dlse and these of a token add to a dZ */
     float *dlogp;      /* [tokens, ids_per_row], over alpha */
     float *dtail;      /* [tokens], over alpha */
@@ -166,7 +166,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
     if (row == 0 && lane == 0 && p.all.zero) *p.all.zero = 0.0f;
     if (!there || lane != 0) return;
     if (p.all.most && !s.bad) atomicMax((int *)p.all.most, __float_as_int(weights)); /* no sign: they compare as floats do */
-    p.all.target[row] = s.bad ? LK_CE_IDS_BAD : s.any ? lk_ce_top_col(top) : LK_CE_IDS_IGNORED;
+    p.all.target[row] = s.bad ? LK_BAD : s.any ? lk_ce_top_col(top) : LK_IGNORED;
     if (p.all.bound) p.all.bound[row] = sum + (p.dlse ? fabsf(p.dlse[row]) : 0.0f);
 }
 
@@ -723,7 +723,7 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, split != NULL, a.workspace);
     call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
-    call->use_ignore_index = 1, call->ignore_index = LK_CE_IDS_IGNORED;
+    call->use_ignore_index = 1, call->ignore_index = LK_IGNORED;
     if (ids->bound) {
         call->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
         if (!a.upstream) call->upstream = ids->zero, call->upstream_per_token = 0;

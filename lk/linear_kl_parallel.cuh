@@ -166,7 +166,7 @@ LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_p
     if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
         const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
-        return lk_kl_parallel_run<T>(op, &f, direction, stream);
+        return lk_kl_ranks_finish<T>(op, &f, stream);
     }
     lk_linear_kl_ranks r = {};
     lk_status status = lk_linear_kl_check_split(op, args, direction, &r.x);

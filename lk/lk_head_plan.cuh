@@ -108,7 +108,6 @@ typedef struct alignas(16) {
 
 #define LK_HEAD_STATE_BYTES 32 /* of an lk_ce_row: a state takes so many at most; with statistics of an lk_ce_row_squares: */
 #define LK_HEAD_STATISTICS_BYTES 40
-#define LK_HEAD_ELSEWHERE INT32_MAX
 
 #define LK_HEAD_SAMPLE 8 /* columns that a row's reference is guessed from; all, where there are fewer */
 
@@ -127,10 +126,10 @@ typedef struct {
 /* The arrays of the workspace. A row is a token, or a counted token where rows are compacted. NULL: not there. */
 typedef struct {
     lk_head_counts *counts;
-    int32_t *target;       /* [rows], the target's column; -1: ignored, or no token. A bad target's factor is 0. Its column is
+    int32_t *target;       /* [rows], the target's column; LK_IGNORED: or no token. A bad target's factor is 0. Its column is
                               without ranks   0
-                              fused, ranks    LK_HEAD_ELSEWHERE, as that of a target that another rank has
-                              panels, ranks   LK_HEAD_ELSEWHERE; in a call of backward alone -1
+                              fused, ranks    LK_ELSEWHERE, as that of a target that another rank has
+                              panels, ranks   LK_ELSEWHERE; in a call of backward alone LK_IGNORED
                               Panels' columns are numbered among those of all ranks */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     float *row_weight;     /* [rows], the caller's; where the call gives a loss */

@@ -450,7 +450,7 @@ LK_DEVICE State lk_head_merge_stretches(const lk_head_fused<Call> &p, int64_t ro
         s = lk_ce_row_merge(s, other, scale);
     }
     s = lk_ce_row_warp<true>(s, scale);
-    const bool here = y >= 0 && y != LK_HEAD_ELSEWHERE;
+    const bool here = y >= 0 && y != LK_ELSEWHERE;
     s.target = here ? chunk.ws.logit[chunk.first_row + row] : -INFINITY;
     *slope = 1.0f;
     if (here && a.softcap > 0.0f) s.target = lk_ce_cap(s.target, a.logit_scale, a.softcap, slope);
@@ -526,7 +526,7 @@ LK_DEVICE float lk_head_target_dz_by_lse(const lk_head_work<Call> &p, int64_t ro
 {
     const typename Call::args &a = p.call.a;
     const float lse = p.ws.lse[row];
-    if (y < 0 || y == LK_HEAD_ELSEWHERE) return 0.0f;
+    if (y < 0 || y == LK_ELSEWHERE) return 0.0f;
     if (!lk_is_finite(lse)) return NAN;
     float slope = 1.0f, value = p.ws.logit[row];
     if (a.softcap > 0.0f) value = lk_ce_cap(value, a.logit_scale, a.softcap, &slope);
@@ -751,7 +751,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_head_target
     LK_SHARED(int, list, [Window + 1]); /* the rows, and behind them their count */
     lk_griddepcontrol_wait();
     const int y = ws.target[row];
-    const lk_head_owner owner = y < 0 || y == LK_HEAD_ELSEWHERE ? lk_head_owner{-1, 0} : ws.owners[y];
+    const lk_head_owner owner = y < 0 || y == LK_ELSEWHERE ? lk_head_owner{-1, 0} : ws.owners[y];
     if (owner.first != row) return;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;

@@ -27,9 +27,13 @@
 
 /* ---- Labels -------------------------------------------------------------------------------------------------------------- */
 
+/* What stands for a target where there is no column: the row is ignored; it counts, and its target is outside of the classes; the
+ * column is another rank's or panel's. */
+enum { LK_IGNORED = -1, LK_BAD = -2, LK_ELSEWHERE = INT32_MAX };
+
 /* What a row's target means. */
 typedef struct {
-    int y;             /* the target, -1 where it is ignored or bad */
+    int y;             /* the target, below 0 where it is ignored or bad */
     bool counted, bad; /* bad: counted, and outside [0, vocab) */
 } lk_ce_label;
 
