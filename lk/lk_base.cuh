@@ -153,9 +153,9 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
 #define LK_IS_TYPE_f16 ~, LK_OF_TYPE_EXPAND
 #define LK_IS_TYPE_bf16 ~, LK_OF_TYPE_EXPAND
 
-#define LK_DECLARE(OP, T) LK_OF_TYPE(LK_DECLARE_ALL, LK_##OP##_FUNCTIONS, T)
-#define LK_DECLARE_ALL(list, T) list(LK_PROTOTYPE, T)
-#define LK_DEFINE_ALL(list, T) list(LK_PROTOTYPE, T) list(LK_EMIT, T)
+#define LK_DECLARE(OP, T) LK_OF_TYPE(LK_PROTOTYPES_OF, LK_##OP##_FUNCTIONS, T)
+#define LK_PROTOTYPES_OF(list, T) list(LK_PROTOTYPE, T)
+#define LK_DEFINITIONS_OF(list, T) list(LK_PROTOTYPE, T) list(LK_EMIT, T)
 
 /* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. In other files it stops the compiler with a sentence. */
 #if !defined(__CUDACC__) && !defined(LK_SIMT)
@@ -172,7 +172,7 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
  * that it is told of; for those before 8.0, which a project's list may have, it declares the functions and has no kernel. */
 #if defined(LK_SIMT) || (defined(__CUDACC__) && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800))
 #define LK_CUDA 1
-#define LK_DEFINE(OP, T) LK_OF_TYPE(LK_DEFINE_ALL, LK_##OP##_FUNCTIONS, T)
+#define LK_DEFINE(OP, T) LK_OF_TYPE(LK_DEFINITIONS_OF, LK_##OP##_FUNCTIONS, T)
 #else
 #define LK_CUDA 0
 #define LK_DEFINE(OP, T) LK_NEEDS_NVCC("LK_DEFINE_" #OP) LK_DECLARE(OP, T)
