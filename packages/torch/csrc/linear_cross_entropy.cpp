@@ -171,7 +171,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entrop
     c.a.loss = loss.mutable_data_ptr<float>();
     c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
     c.a.statistics = statistics;
-    run();
+    RUN(lk_linear_cross_entropy_forward, &c.a, c, x);
     of_tokens.split();
     return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics, lse_low};
 }
