@@ -656,11 +656,11 @@ def wrong(env, subject):
     if call.read:
         found, right = call.read(found, case), call.read(right, case)
     limit, least = call.wrong or WRONG[case.dtype], 2.0**-25 if case.dtype == F16 else 1e-30
-    off = [((value.float() - expected).norm() - least * math.sqrt(value.numel())) / (expected.norm() + 1e-30)
-           for value, expected in zip(found, right)]
     shapes = [(value.shape, expected.shape) for value, expected in zip(found, right) if value.shape != expected.shape]
     if shapes or len(found) != len(right):
         return f"wrong: {len(found)} results for {len(right)}; shapes {shapes}"
+    off = [((value.float() - expected).norm() - least * math.sqrt(value.numel())) / (expected.norm() + 1e-30)
+           for value, expected in zip(found, right)]
     errors = torch.stack(off).tolist()
     bad = [f"{number} is off by {error:.2g}" for number, error in enumerate(errors) if not error <= limit]
     return f"wrong: of {len(found)} results and gradients " + ", ".join(bad) + f"; limit {limit:g}" if bad else ""
@@ -854,7 +854,9 @@ def draw_layout(env, r, names):
     case = fitted(Case(name, direction, r.choice((64, 256, 1024, 4096, 8192)),
                        r.choice([c for c in call.cols if c >= 1024] or call.cols), r.choice(WHOLE_HIDDEN) if call.head else 0, dtype,
                        form, layout, option))
-    plain = dataclasses.replace(case, layout="packed", option=call.options[0], upstream=call.upstreams[0])
+    # One number for all is the same in both: lk_torch expects what came twice in a row, and the two take turns.
+    plain = dataclasses.replace(case, layout="packed", option=call.options[0],
+                                upstream=form if call.upstreams[0] == "one" else call.upstreams[0])
     if plain == case or not likely(env, r, case):
         return None
     return Subject(env, case, True), Subject(env, plain, True), ""
