@@ -15,11 +15,14 @@
 FUNCTIONS(bf16)
 FUNCTIONS(f16)
 FUNCTIONS(f32)
-/* lk's function for a case: of class probabilities, of ranks, or of targets. */
+/* lk's function for a case: of class probabilities, or of targets. */
 #define LK_CALL(s, direction, ...)                                                                                             \
-    ((s)->prob     ? OF_TYPE(s, lk_cross_entropy_probabilities_##direction, __VA_ARGS__)                                       \
-     : is_split(s) ? OF_TYPE(s, lk_cross_entropy_parallel_##direction, __VA_ARGS__)                                            \
-                   : OF_TYPE(s, lk_cross_entropy_##direction, __VA_ARGS__))
+    ((s)->prob ? OF_TYPE(s, lk_cross_entropy_probabilities_##direction, __VA_ARGS__)                                           \
+               : OF_TYPE(s, lk_cross_entropy_##direction, __VA_ARGS__))
+/* The same with ranks: of ids, or of a target. */
+#define LK_CALL_SPLIT(s, direction, with, stream)                                                                              \
+    (ids_of(s) ? OF_TYPE(s, lk_cross_entropy_ids_parallel_##direction, &(with)->ids, stream)                                   \
+               : OF_TYPE(s, lk_cross_entropy_parallel_##direction, &(with)->labels, stream))
 
 typedef struct {
     const char *name, *direction, *dtype;
@@ -208,7 +211,8 @@ static int64_t ids_of(const shape *s)
     return ids ? atoi(ids + 5) : 0;
 }
 static float tail_weight_of(const shape *s) { return strstr(s->name, " tail=1") ? 0.5f : 0.0f; }
-/* Of ids and ranks: the bytes of the states and of the ids' logits, which come before what is workspace. */
+/* With ranks: the bytes of the states and of the ids' logits. Two such blocks come before what is workspace: forward writes the
+ * first, finish the second. */
 static size_t block_of(const shape *s)
 {
     return (size_t)s->rows * (16 + ((size_t)ids_of(s) * 2 + 15) / 16 * 16);
@@ -254,12 +258,13 @@ static size_t element_bytes(const shape *s)
 
 /* The small tensors. `in` holds the targets, for a gradient one value, or one for each row, upstream, and for backward alone
  * valid_rows, lse and, where it is given, lse_low; `out` holds for what gives a loss valid_rows where it is wanted, lse, and the
- * losses or their mean: no gap, since every word of it must be written. With ranks, others comes last in both; with ids their
- * weights in `in`, with a tail its weights in `in` and itself in `out`, with statistics entropy in `out`. */
+ * losses or their mean: no gap, since every word of it must be written. With ids their weights come in `in`, with a tail its
+ * weights in `in` and itself in `out`, with statistics entropy in `out`, and for backward alone with ranks a block of states in
+ * `in`. */
 typedef struct {
     int64_t *target, *valid_rows;
     float *lse, *lse_low, *loss, *upstream; /* lse_low: NULL unless it is given */
-    float *others;                          /* NULL without ranks */
+    void *kept;                             /* states that finish writes and backward reads; NULL without ranks */
     float *weight;                          /* of ids */
     float *tail_weight, *tail;              /* NULL without a tail */
     float *entropy;                         /* [4, rows]; NULL without statistics */
@@ -287,8 +292,9 @@ static smalls smalls_of(const shape *s, const bench_buffers *set)
     }
     if (has_statistics(s)) t.entropy = (float *)(set->out + t.out_bytes), t.out_bytes += 4 * rows * sizeof(float);
     if (!is_split(s)) return t;
-    size_t *const last = gives_loss(s) ? &t.out_bytes : &t.in_bytes;
-    t.others = (float *)((gives_loss(s) ? set->out : set->in) + *last), *last += rows * sizeof(float);
+    t.kept = set->workspace + block_of(s);
+    if (gives_loss(s)) return t;
+    t.in_bytes = (t.in_bytes + 15) / 16 * 16, t.kept = set->in + t.in_bytes, t.in_bytes += block_of(s);
     return t;
 }
 
@@ -409,10 +415,7 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
     args.workspace = c->workspace_bytes ? set->workspace : NULL, args.workspace_bytes = c->workspace_bytes;
     args.path = path ? path : s->path, args.dlogits_dtype = is_e5m2(s) ? LK_DTYPE_E5M2 : LK_DTYPE_T;
-    if (is_split(s)) { /* what would be workspace holds the states */
-        args.parallel.vocab_total = s->vocab, args.parallel.ranks = 1, args.others = t.others;
-        args.states = set->workspace, args.all_states = set->workspace, args.workspace = NULL, args.workspace_bytes = 0;
-    }
+    if (is_split(s)) args.workspace = NULL, args.workspace_bytes = 0; /* states lie there */
     if (!s->prob) return args;
     args.target = NULL, args.target_prob = set->read + LOGITS_BYTES(s);
     args.target_prob_dtype = s->prob == 4 ? LK_DTYPE_F32 : LK_DTYPE_T;
@@ -428,7 +431,26 @@ static lk_cross_entropy_ids_args ids_args_of(const bench_case *c, const bench_bu
     args.target_ids = t.target, args.target_weight = t.weight, args.ids_per_row = ids_of(s);
     args.tail_weight = t.tail_weight, args.tail = t.tail;
     if (!is_split(s)) return args;
-    args.common.workspace = set->workspace + block_of(s), args.common.workspace_bytes = c->workspace_bytes - block_of(s);
+    args.common.workspace = set->workspace + 2 * block_of(s);
+    args.common.workspace_bytes = c->workspace_bytes - 2 * block_of(s);
+    return args;
+}
+
+/* The arguments with ranks, of labels or of ids. The states of the only rank are those of all. kept: for finish and backward. */
+typedef struct {
+    lk_cross_entropy_parallel_args labels;
+    lk_cross_entropy_ids_parallel_args ids;
+} split_args;
+
+static split_args split_args_of(const bench_case *c, const bench_buffers *set, int path, bool kept)
+{
+    const shape *s = (const shape *)c->context;
+    split_args args = {};
+    lk_vocab_parallel only = {};
+    only.vocab_total = s->vocab, only.ranks = 1;
+    void *const states = kept ? smalls_of(s, set).kept : set->workspace;
+    args.labels = {args_of(c, set, path), only, states, set->workspace};
+    args.ids = {ids_args_of(c, set, path), only, states, set->workspace};
     return args;
 }
 
@@ -483,9 +505,14 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     args.logits = set->read, args.target = t.target, args.lse = t.lse, args.rows = s->rows, args.vocab = s->vocab;
     lk_cross_entropy_args forward = args_of(c, set, 0);
     forward.loss = NULL;
-    BENCH_CUDA((cudaError_t)(s->low || is_split(s) || softcap_of(s) > 0 ? LK_CALL(s, forward, &forward, stream)
-                                                   : launch_kernels(s, args, stream)));
-    if (is_split(s)) BENCH_CUDA((cudaError_t)OF_TYPE(s, lk_cross_entropy_parallel_finish, &forward, stream)); /* others, too */
+    if (is_split(s)) {
+        split_args first = split_args_of(c, set, 0, false), then = split_args_of(c, set, 0, true);
+        first.labels.common.loss = then.labels.common.loss = NULL;
+        BENCH_CUDA((cudaError_t)LK_CALL_SPLIT(s, forward, &first, stream));
+        BENCH_CUDA((cudaError_t)LK_CALL_SPLIT(s, finish, &then, stream));
+    } else
+        BENCH_CUDA((cudaError_t)(s->low || softcap_of(s) > 0 ? LK_CALL(s, forward, &forward, stream)
+                                                             : launch_kernels(s, args, stream)));
     BENCH_CUDA(cudaMemcpyAsync(t.valid_rows, &s->rows, sizeof s->rows, cudaMemcpyHostToDevice, stream));
 }
 
@@ -494,21 +521,20 @@ static lk_status launch_lk(const bench_case *c, const bench_buffers *set, int pa
     const shape *s = (const shape *)c->context;
     const lk_cross_entropy_args args = args_of(c, set, path);
     lk_status status = LK_OK;
+    if (is_split(s)) {
+        const split_args first = split_args_of(c, set, path, false), then = split_args_of(c, set, path, true);
+        if (gives_loss(s)) status = LK_CALL_SPLIT(s, forward, &first, stream);
+        if (!status && gives_loss(s)) status = LK_CALL_SPLIT(s, finish, &then, stream);
+        return status || !gives_gradient(s) ? status : LK_CALL_SPLIT(s, backward, &then, stream);
+    }
     if (ids_of(s)) {
         const lk_cross_entropy_ids_args with_ids = ids_args_of(c, set, path);
-        if (is_split(s)) {
-            status = OF_TYPE(s, lk_cross_entropy_ids_parallel_forward, &with_ids, stream);
-            if (!status) status = OF_TYPE(s, lk_cross_entropy_ids_parallel_finish, &with_ids, stream);
-            if (!status && gives_gradient(s)) status = OF_TYPE(s, lk_cross_entropy_ids_parallel_backward, &with_ids, stream);
-            return status;
-        }
         if (is_fused(s)) return OF_TYPE(s, lk_cross_entropy_ids_forward_backward, &with_ids, stream);
         status = OF_TYPE(s, lk_cross_entropy_ids_forward, &with_ids, stream);
         return status ? status : OF_TYPE(s, lk_cross_entropy_ids_backward, &with_ids, stream);
     }
     if (is_fused(s)) return LK_CALL(s, forward_backward, &args, stream);
     if (gives_loss(s)) status = LK_CALL(s, forward, &args, stream);
-    if (!status && gives_loss(s) && is_split(s)) status = OF_TYPE(s, lk_cross_entropy_parallel_finish, &args, stream);
     if (!status && gives_gradient(s)) status = LK_CALL(s, backward, &args, stream);
     return status;
 }
@@ -708,16 +734,17 @@ template <class T> static bool check(const bench_case *c, const bench_buffers *s
 static size_t workspace(const bench_case *c, int path)
 {
     const shape *s = (const shape *)c->context;
-    if (is_split(s) && !ids_of(s)) return (size_t)s->rows * 16; /* states */
+    if (is_split(s) && !ids_of(s)) return 2 * block_of(s);
     char *anywhere = (char *)256; /* the query looks at what is NULL, and at no memory */
     const bench_buffers set = {anywhere, anywhere, anywhere, anywhere, anywhere};
     size_t bytes = 0, other = 0;
+    if (is_split(s)) { /* backward's is the largest */
+        const split_args then = split_args_of(c, &set, path, true);
+        (void)LK_CALL_SPLIT(s, backward_workspace_bytes, &then, &bytes);
+        return 2 * block_of(s) + bytes;
+    }
     if (ids_of(s)) { /* the larger of the two calls' */
         const lk_cross_entropy_ids_args with_ids = ids_args_of(c, &set, path);
-        if (is_split(s)) { /* backward's is the largest */
-            (void)OF_TYPE(s, lk_cross_entropy_ids_parallel_backward_workspace_bytes, &with_ids, &bytes);
-            return block_of(s) + bytes;
-        }
         if (is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_forward_backward_workspace_bytes, &with_ids, &bytes);
         if (!is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_forward_workspace_bytes, &with_ids, &bytes);
         if (!is_fused(s)) (void)OF_TYPE(s, lk_cross_entropy_ids_backward_workspace_bytes, &with_ids, &other);

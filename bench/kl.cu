@@ -120,7 +120,7 @@ static lk_kl_parallel_args split_args_of(const bench_case *c, const bench_buffer
     lk_kl_parallel_args args = {};
     args.common = args_of((const shape *)c->context, set, path);
     args.parallel.vocab_total = args.common.vocab, args.parallel.ranks = 1, args.parallel.all_gather = copy_gather;
-    args.workspace = set->workspace, args.workspace_bytes = c->workspace_bytes;
+    args.common.workspace = set->workspace, args.common.workspace_bytes = c->workspace_bytes;
     return args;
 }
 static size_t workspace(const bench_case *c, int path)

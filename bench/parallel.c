@@ -6,8 +6,8 @@
  *   parallel --gpus      with NCCL: a thread per GPU of the machine, one rank each; and NCCL's all-reduce of dx alone
  *   --leave N            --gpus: dweight's matmul leaves N SMs to NCCL, which has N blocks (reduce_sms, maxCTAs). May be given
  *                        several times, 0 too; without it 0 and 8
- *   --register           --gpus: then once more with dx and the workspace in memory of ncclMemAlloc, registered with NCCL as
- *                        symmetric windows: it reads and writes the other GPUs' in place
+ *   --register           --gpus: then once more with dx, the states and the workspace in memory of ncclMemAlloc, registered
+ *                        with NCCL as symmetric windows: it reads and writes the other GPUs' in place
  *   --case TEXT          only cases that hold TEXT
  *
  * A call is repeated back to back, 0.4 s to warm up and 0.4 s that are timed; ms is the mean. --gpus: of the slowest rank, with
@@ -27,8 +27,10 @@
 #include <time.h>
 
 #include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_cross_entropy_parallel.cuh"
 
 LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
+LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
 
 #ifdef WITH_NCCL
 #include "examples/parallel/lk_nccl.h"
@@ -93,7 +95,7 @@ static void *numbers(size_t count, double spread, unsigned seed)
 
 typedef struct {
     lk_linear_cross_entropy_context context;
-    lk_linear_cross_entropy_args args[GRAPH];
+    lk_linear_cross_entropy_parallel_args args[GRAPH]; /* without ranks `common` alone */
     cudaStream_t stream;
     cudaGraphExec_t graph; /* of forward_backward */
     size_t sent; /* bytes of an all-gather */
@@ -120,6 +122,7 @@ static void make_head(head *h, shape s, int rank, int ranks, lk_vocab_parallel w
     check("init", lk_linear_cross_entropy_init(&h->context));
     check("cudaStreamCreate", cudaStreamCreate(&h->stream));
     for (int64_t t = 0; t < s.tokens; t++) target[t] = t * 7919 % s.vocab;
+    lk_linear_cross_entropy_parallel_args all = {0};
     lk_linear_cross_entropy_args a = {.context = &h->context, .tokens = s.tokens, .hidden = s.hidden, .vocab = end - first};
     a.x = numbers((size_t)(s.tokens * s.hidden), 1.0, 1), a.reduction = LK_REDUCTION_MEAN;
     a.weight = numbers((size_t)((end - first) * s.hidden), 1.0 / sqrt((double)s.hidden), 2);
@@ -127,26 +130,34 @@ static void make_head(head *h, shape s, int rank, int ranks, lk_vocab_parallel w
     check("cudaMemcpy", cudaMemcpy(target_device, target, (size_t)s.tokens * 8, cudaMemcpyHostToDevice));
     a.target = target_device, a.loss = (float *)device_memory(4), a.valid_rows = (int64_t *)device_memory(8);
     a.lse = (float *)device_memory((size_t)s.tokens * 4), a.dx = device_memory((size_t)(s.tokens * s.hidden) * 2);
-    if (ranks) a.others = (float *)device_memory((size_t)s.tokens * 4);
     a.dweight = device_memory((size_t)((end - first) * s.hidden) * 2);
-    if (ranks) with.vocab_start = first, with.vocab_total = s.vocab, with.rank = rank, with.ranks = ranks, a.parallel = with;
+    if (ranks) with.vocab_start = first, with.vocab_total = s.vocab, with.rank = rank, with.ranks = ranks, all.parallel = with;
+    if (ranks) all.states = device_memory((size_t)s.tokens * 16);
+    all.common = a;
     lk_linear_cross_entropy_plan plan[GRAPH];
     size_t most = 0;
-    check("plan", lk_linear_cross_entropy_forward_plan_bf16(&a, budget, &plan[FORWARD]));
-    check("plan", lk_linear_cross_entropy_backward_plan_bf16(&a, budget, &plan[BACKWARD]));
-    check("plan", lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &plan[BOTH]));
+    if (ranks) {
+        check("plan", lk_linear_cross_entropy_parallel_forward_plan_bf16(&all, budget, &plan[FORWARD]));
+        check("plan", lk_linear_cross_entropy_parallel_backward_plan_bf16(&all, budget, &plan[BACKWARD]));
+        check("plan", lk_linear_cross_entropy_parallel_forward_backward_plan_bf16(&all, budget, &plan[BOTH]));
+    } else {
+        check("plan", lk_linear_cross_entropy_forward_plan_bf16(&a, budget, &plan[FORWARD]));
+        check("plan", lk_linear_cross_entropy_backward_plan_bf16(&a, budget, &plan[BACKWARD]));
+        check("plan", lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &plan[BOTH]));
+    }
     for (int d = 0; d < GRAPH; d++)
         if (plan[d].workspace_bytes > most) most = plan[d].workspace_bytes;
-    a.workspace = device_memory(most);
-    for (int d = 0; d < GRAPH; d++) h->args[d] = a, h->args[d].workspace_bytes = plan[d].workspace_bytes;
+    all.common.workspace = device_memory(most);
+    for (int d = 0; d < GRAPH; d++) h->args[d] = all, h->args[d].common.workspace_bytes = plan[d].workspace_bytes;
     if (rank == 0) printf("    %s\n", plan[BOTH].text);
     free(target);
 }
 
 static void free_head(head *h)
 {
-    const lk_linear_cross_entropy_args *const a = &h->args[BOTH];
-    const void *const all[] = {a->x, a->weight, a->target, a->loss, a->valid_rows, a->lse, a->dx, a->others, a->dweight, a->workspace};
+    const lk_linear_cross_entropy_args *const a = &h->args[BOTH].common;
+    const void *const all[] = {a->x,   a->weight, a->target,  a->loss,      a->valid_rows,
+                               a->lse, a->dx,     a->dweight, a->workspace, h->args[BOTH].states};
     if (h->graph) cudaGraphExecDestroy(h->graph);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) cudaFree((void *)(uintptr_t)all[i]);
     check("destroy", lk_linear_cross_entropy_destroy(&h->context));
@@ -155,10 +166,23 @@ static void free_head(head *h)
 
 static void call(head *h, int direction)
 {
-    if (direction == FORWARD) check("forward", lk_linear_cross_entropy_forward_bf16(&h->args[FORWARD], h->stream));
-    if (direction == BACKWARD) check("backward", lk_linear_cross_entropy_backward_bf16(&h->args[BACKWARD], h->stream));
-    if (direction == BOTH) check("forward_backward", lk_linear_cross_entropy_forward_backward_bf16(&h->args[BOTH], h->stream));
-    if (direction == GRAPH) check("cudaGraphLaunch", cudaGraphLaunch(h->graph, h->stream));
+    if (direction == GRAPH) {
+        check("cudaGraphLaunch", cudaGraphLaunch(h->graph, h->stream));
+        return;
+    }
+    const lk_linear_cross_entropy_parallel_args *const a = &h->args[direction];
+    const int split = a->parallel.ranks > 0;
+    lk_status status;
+    if (direction == FORWARD)
+        status = split ? lk_linear_cross_entropy_parallel_forward_bf16(a, h->stream)
+                       : lk_linear_cross_entropy_forward_bf16(&a->common, h->stream);
+    else if (direction == BACKWARD)
+        status = split ? lk_linear_cross_entropy_parallel_backward_bf16(a, h->stream)
+                       : lk_linear_cross_entropy_backward_bf16(&a->common, h->stream);
+    else
+        status = split ? lk_linear_cross_entropy_parallel_forward_backward_bf16(a, h->stream)
+                       : lk_linear_cross_entropy_forward_backward_bf16(&a->common, h->stream);
+    check(direction_name[direction], status);
 }
 
 /* forward_backward, and `join` if there is one, as a graph. It has been called before. */
@@ -256,7 +280,7 @@ static void measure_virtual(shape s, const double *one)
 static ncclUniqueId id;
 static int gpus, leave, in_windows, calls_of[DIRECTIONS];
 static shape now_shape;
-enum { COMPLETE = DIRECTIONS + 1, SUMMED, END, ALONE, KINDS };
+enum { COMPLETE = DIRECTIONS + 1, SUMMED, END, ALONE, KINDS, WINDOWS = 3 };
 static double worst[KINDS];
 static pthread_barrier_t together;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -273,28 +297,31 @@ static void keep_worst(int i, double ms)
     pthread_mutex_unlock(&lock);
 }
 
-/* Moves dx and the workspace to memory of NCCL, in windows that are the same on all ranks. */
+/* Moves dx, the states and the workspace to memory of NCCL, in windows that are the same on all ranks. */
 static void enter_windows(head *h, ncclComm_t comm, ncclWindow_t *window)
 {
-    const lk_linear_cross_entropy_args *const a = &h->args[BOTH];
-    const size_t dx_bytes = (size_t)(a->tokens * a->hidden) * 2;
-    size_t most = 0;
-    void *dx, *workspace;
+    const lk_linear_cross_entropy_args *const a = &h->args[BOTH].common;
+    void *at[WINDOWS] = {a->dx, h->args[BOTH].states, a->workspace};
+    size_t bytes[WINDOWS] = {(size_t)(a->tokens * a->hidden) * 2, (size_t)a->tokens * 16, 0};
     for (int d = 0; d < GRAPH; d++)
-        if (h->args[d].workspace_bytes > most) most = h->args[d].workspace_bytes;
-    check("cudaFree", cudaFree(a->dx)), check("cudaFree", cudaFree(a->workspace));
-    check("ncclMemAlloc", ncclMemAlloc(&dx, dx_bytes)), check("ncclMemAlloc", ncclMemAlloc(&workspace, most));
-    check("ncclCommWindowRegister", ncclCommWindowRegister(comm, dx, dx_bytes, &window[0], NCCL_WIN_COLL_SYMMETRIC));
-    check("ncclCommWindowRegister", ncclCommWindowRegister(comm, workspace, most, &window[1], NCCL_WIN_COLL_SYMMETRIC));
-    for (int d = 0; d < GRAPH; d++) h->args[d].dx = dx, h->args[d].workspace = workspace;
+        if (h->args[d].common.workspace_bytes > bytes[2]) bytes[2] = h->args[d].common.workspace_bytes;
+    for (int i = 0; i < WINDOWS; i++) {
+        check("cudaFree", cudaFree(at[i])), check("ncclMemAlloc", ncclMemAlloc(&at[i], bytes[i]));
+        check("ncclCommWindowRegister", ncclCommWindowRegister(comm, at[i], bytes[i], &window[i], NCCL_WIN_COLL_SYMMETRIC));
+    }
+    for (int d = 0; d < GRAPH; d++)
+        h->args[d].common.dx = at[0], h->args[d].states = at[1], h->args[d].common.workspace = at[2];
 }
 
 static void leave_windows(head *h, ncclComm_t comm, const ncclWindow_t *window)
 {
-    for (int i = 0; i < 2; i++) /* NULL: NCCL has no windows here */
-        if (window[i]) check("ncclCommWindowDeregister", ncclCommWindowDeregister(comm, window[i]));
-    check("ncclMemFree", ncclMemFree(h->args[BOTH].dx)), check("ncclMemFree", ncclMemFree(h->args[BOTH].workspace));
-    h->args[BOTH].dx = h->args[BOTH].workspace = NULL;
+    lk_linear_cross_entropy_parallel_args *const a = &h->args[BOTH];
+    void **const at[WINDOWS] = {&a->common.dx, &a->states, &a->common.workspace};
+    for (int i = 0; i < WINDOWS; i++) {
+        if (window[i]) check("ncclCommWindowDeregister", ncclCommWindowDeregister(comm, window[i])); /* NULL: NCCL has none here */
+        check("ncclMemFree", ncclMemFree(*at[i]));
+        *at[i] = NULL;
+    }
 }
 
 /* What this GPU takes while the others do the same, without NCCL. */
@@ -316,7 +343,7 @@ static void *run_rank(void *argument)
     head h;
     lk_nccl n;
     ncclComm_t comm;
-    ncclWindow_t window[2];
+    ncclWindow_t window[WINDOWS];
     cudaEvent_t from, to;
     float ms = 0.0f;
     check("cudaSetDevice", cudaSetDevice(rank));
@@ -355,10 +382,10 @@ static void *run_rank(void *argument)
         check("cudaEventElapsedTime", cudaEventElapsedTime(&ms, from, moments[i]));
         keep_worst(COMPLETE + i, (double)ms);
     }
+    void *const dx = h.args[BOTH].common.dx;
     for (int i = 0; i < 40; i++) { /* the sum of dx alone */
         if (i == 20) check("cudaEventRecord", cudaEventRecord(from, h.stream));
-        check("ncclAllReduce", ncclAllReduce(h.args[BOTH].dx, h.args[BOTH].dx, (size_t)(s.tokens * s.hidden), ncclBfloat16, ncclSum,
-                                             comm, h.stream));
+        check("ncclAllReduce", ncclAllReduce(dx, dx, (size_t)(s.tokens * s.hidden), ncclBfloat16, ncclSum, comm, h.stream));
     }
     check("cudaEventRecord", cudaEventRecord(to, h.stream));
     check("cudaEventSynchronize", cudaEventSynchronize(to));

@@ -22,8 +22,10 @@
 #include <time.h>
 
 #include "lk/linear_cross_entropy.cuh"
+#include "lk/linear_cross_entropy_parallel.cuh"
 
 LK_DECLARE_LINEAR_CROSS_ENTROPY(bf16)
+LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
 
 #ifdef WITH_NCCL
 #include "lk_nccl.h"
@@ -111,7 +113,7 @@ static double difference(const double *a, const double *b, int64_t count)
 
 typedef struct {
     lk_linear_cross_entropy_context context;
-    lk_linear_cross_entropy_args args; /* with columns first to first + args.vocab - 1 */
+    lk_linear_cross_entropy_parallel_args args; /* `common` is of columns first to first + vocab - 1 */
     int64_t first;
     size_t room;
 } head;
@@ -125,7 +127,7 @@ static int64_t cut(int i)
 static void make_head(head *h, int64_t first, int64_t cols)
 {
     int64_t *const target = (int64_t *)malloc((size_t)tokens * 8);
-    lk_linear_cross_entropy_args *const a = &h->args;
+    lk_linear_cross_entropy_args *const a = &h->args.common;
     memset(h, 0, sizeof *h);
     for (int64_t t = 0; t < tokens; t++) target[t] = t % 7 == 3 ? -100 : (t * 7919 + 13) % vocab;
     check("init", lk_linear_cross_entropy_init(&h->context));
@@ -143,14 +145,15 @@ static void make_head(head *h, int64_t first, int64_t cols)
 static void need(head *h, size_t bytes)
 {
     if (bytes <= h->room) return;
-    cudaFree(h->args.workspace);
-    h->args.workspace = device_memory(h->room = bytes);
+    cudaFree(h->args.common.workspace);
+    h->args.common.workspace = device_memory(h->room = bytes);
 }
 
 static void free_head(head *h)
 {
-    const lk_linear_cross_entropy_args *const a = &h->args;
-    const void *const all[] = {a->x, a->weight, a->target, a->loss, a->lse, a->valid_rows, a->dx, a->dweight, a->workspace};
+    const lk_linear_cross_entropy_args *const a = &h->args.common;
+    const void *const all[] = {a->x,  a->weight,  a->target,    a->loss,       a->lse, a->valid_rows,
+                               a->dx, a->dweight, a->workspace, h->args.states};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) cudaFree((void *)(uintptr_t)all[i]);
     lk_linear_cross_entropy_destroy(&h->context);
 }
@@ -159,7 +162,7 @@ static void free_head(head *h)
 static void run_whole(head *h)
 {
     make_head(h, 0, vocab);
-    lk_linear_cross_entropy_args *const a = &h->args;
+    lk_linear_cross_entropy_args *const a = &h->args.common;
     check("workspace", lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(a, &a->workspace_bytes));
     need(h, a->workspace_bytes);
     check("forward_backward", lk_linear_cross_entropy_forward_backward_bf16(a, NULL));
@@ -170,14 +173,15 @@ static void run_whole(head *h)
 static int compare(int rank, const head *h, const head *whole, const double *dx)
 {
     float loss = 0.0f, want = 0.0f;
-    check("cudaMemcpy", cudaMemcpy(&loss, h->args.loss, 4, cudaMemcpyDeviceToHost));
-    check("cudaMemcpy", cudaMemcpy(&want, whole->args.loss, 4, cudaMemcpyDeviceToHost));
-    double *const whole_dx = fetch(whole->args.dx, tokens * hidden), *const dweight = fetch(h->args.dweight, h->args.vocab * hidden);
-    double *const whole_dweight = fetch((uint16_t *)whole->args.dweight + h->first * hidden, h->args.vocab * hidden);
+    const lk_linear_cross_entropy_args *const a = &h->args.common, *const b = &whole->args.common;
+    check("cudaMemcpy", cudaMemcpy(&loss, a->loss, 4, cudaMemcpyDeviceToHost));
+    check("cudaMemcpy", cudaMemcpy(&want, b->loss, 4, cudaMemcpyDeviceToHost));
+    double *const whole_dx = fetch(b->dx, tokens * hidden), *const dweight = fetch(a->dweight, a->vocab * hidden);
+    double *const whole_dweight = fetch((uint16_t *)b->dweight + h->first * hidden, a->vocab * hidden);
     const double off_dx = difference(dx, whole_dx, tokens * hidden);
-    const double off_dweight = difference(dweight, whole_dweight, h->args.vocab * hidden);
+    const double off_dweight = difference(dweight, whole_dweight, a->vocab * hidden);
     printf("rank %d of %d, columns %lld to %lld: loss %.6f (%.6f without ranks), dx off by %.1e, dweight by %.1e\n", rank, ranks,
-           (long long)h->first, (long long)(h->first + h->args.vocab) - 1, (double)loss, (double)want, off_dx, off_dweight);
+           (long long)h->first, (long long)(h->first + a->vocab) - 1, (double)loss, (double)want, off_dx, off_dweight);
     free(whole_dx), free(dweight), free(whole_dweight);
     return !(fabs((double)(loss - want)) <= 1e-5 * fabs((double)want) && off_dx < 6e-3 && off_dweight < 6e-3);
 }
@@ -189,35 +193,37 @@ static int run_virtual(void)
     static head whole, rank_of[MOST_RANKS];
     const size_t states = (size_t)tokens * 16; /* without label_smoothing, entropy and argmax */
     char *const table = (char *)device_memory(states * (size_t)ranks);
-    float *const others = (float *)device_memory((size_t)tokens * 4);
     double *const dx = (double *)calloc((size_t)(tokens * hidden), 8);
     int failures = 0;
     run_whole(&whole);
-    for (int i = 0; i < ranks; i++) { /* the states of each slice */
+    for (int i = 0; i < ranks; i++) { /* the states of each slice, and the collective: a copy into the table of all */
         head *const h = &rank_of[i];
         make_head(h, cut(i), cut(i + 1) - cut(i));
-        lk_linear_cross_entropy_args *const a = &h->args;
+        lk_linear_cross_entropy_parallel_args *const a = &h->args;
+        size_t *const bytes = &a->common.workspace_bytes;
         a->parallel = (lk_vocab_parallel){.vocab_start = cut(i), .vocab_total = vocab, .rank = i, .ranks = ranks};
-        a->states = table + (size_t)i * states, a->all_states = table, a->others = others;
-        check("workspace", lk_linear_cross_entropy_forward_workspace_bytes_bf16(a, &a->workspace_bytes));
-        need(h, a->workspace_bytes);
-        check("forward", lk_linear_cross_entropy_forward_bf16(a, NULL));
+        a->states = device_memory(states), a->all_states = table;
+        check("workspace", lk_linear_cross_entropy_parallel_forward_workspace_bytes_bf16(a, bytes));
+        need(h, *bytes);
+        check("forward", lk_linear_cross_entropy_parallel_forward_bf16(a, NULL));
+        check("cudaMemcpy", cudaMemcpy(table + (size_t)i * states, a->states, states, cudaMemcpyDeviceToDevice));
     }
     for (int i = 0; i < ranks; i++) { /* the results, and the gradients of each slice */
         head *const h = &rank_of[i];
-        lk_linear_cross_entropy_args *const a = &h->args;
-        check("workspace", lk_linear_cross_entropy_finish_workspace_bytes_bf16(a, &a->workspace_bytes));
-        need(h, a->workspace_bytes);
-        check("finish", lk_linear_cross_entropy_finish_bf16(a, NULL));
-        check("workspace", lk_linear_cross_entropy_backward_workspace_bytes_bf16(a, &a->workspace_bytes));
-        need(h, a->workspace_bytes);
-        check("backward", lk_linear_cross_entropy_backward_bf16(a, NULL));
-        double *const part = fetch(a->dx, tokens * hidden);
+        lk_linear_cross_entropy_parallel_args *const a = &h->args;
+        size_t *const bytes = &a->common.workspace_bytes;
+        check("workspace", lk_linear_cross_entropy_parallel_finish_workspace_bytes_bf16(a, bytes));
+        need(h, *bytes);
+        check("finish", lk_linear_cross_entropy_parallel_finish_bf16(a, NULL));
+        check("workspace", lk_linear_cross_entropy_parallel_backward_workspace_bytes_bf16(a, bytes));
+        need(h, *bytes);
+        check("backward", lk_linear_cross_entropy_parallel_backward_bf16(a, NULL));
+        double *const part = fetch(a->common.dx, tokens * hidden);
         for (int64_t k = 0; k < tokens * hidden; k++) dx[k] += part[k];
         free(part);
     }
     for (int i = 0; i < ranks; i++) failures += compare(i, &rank_of[i], &whole, dx), free_head(&rank_of[i]);
-    free_head(&whole), cudaFree(table), cudaFree(others), free(dx);
+    free_head(&whole), cudaFree(table), free(dx);
     return failures;
 }
 
@@ -241,15 +247,16 @@ static int run_rank(int rank, int device)
     check("cudaStreamCreate", cudaStreamCreate(&stream));
     run_whole(&whole);
     make_head(&h, cut(rank), cut(rank + 1) - cut(rank));
-    lk_linear_cross_entropy_args *const a = &h.args;
+    lk_linear_cross_entropy_parallel_args *const a = &h.args;
+    size_t *const bytes = &a->common.workspace_bytes;
     a->parallel = (lk_vocab_parallel){.vocab_start = cut(rank), .vocab_total = vocab, .rank = rank, .ranks = ranks, .user = &n,
                                       .all_gather = lk_nccl_all_gather, .reduce = lk_nccl_reduce, .reduce_sms = 8};
-    check("workspace", lk_linear_cross_entropy_forward_backward_workspace_bytes_bf16(a, &a->workspace_bytes));
-    need(&h, a->workspace_bytes);
-    check("forward_backward", lk_linear_cross_entropy_forward_backward_bf16(a, stream));
+    check("workspace", lk_linear_cross_entropy_parallel_forward_backward_workspace_bytes_bf16(a, bytes));
+    need(&h, *bytes);
+    check("forward_backward", lk_linear_cross_entropy_parallel_forward_backward_bf16(a, stream));
     check("lk_nccl_join", lk_nccl_join(&n, stream));
     check("cudaStreamSynchronize", cudaStreamSynchronize(stream));
-    double *const dx = fetch(a->dx, tokens * hidden);
+    double *const dx = fetch(a->common.dx, tokens * hidden);
     pthread_mutex_lock(&output);
     const int failures = compare(rank, &h, &whole, dx);
     pthread_mutex_unlock(&output);
