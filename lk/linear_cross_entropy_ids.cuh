@@ -438,11 +438,11 @@ typedef lk_status (*lk_lce_ids_slice_rows)(const lk_lce_job *job, const lk_lce_w
 typedef struct {
     const lk_lce_ids *ids;
     lk_lce_ids_slice_rows rows; /* lk_lce_ids_rows, or a rank's */
-} lk_lce_ids_table_args;
+} lk_lce_ids_own;
 
 LK_HOST const lk_lce_ids *lk_lce_ids_of(const lk_lce_job *job)
 {
-    return ((const lk_lce_ids_table_args *)job->rows->args)->ids;
+    return ((const lk_lce_ids_own *)job->rows->args)->ids;
 }
 
 /* The ids of `rows` tokens from first_row on. */
@@ -605,7 +605,7 @@ LK_HOST lk_status lk_lce_ids_prepare(const lk_lce_job *job)
 }
 template <class Logit> LK_HOST lk_status lk_lce_ids_slice(const lk_lce_job *job, const lk_lce_work &slice)
 {
-    const lk_lce_ids_table_args *const own = (const lk_lce_ids_table_args *)job->rows->args;
+    const lk_lce_ids_own *const own = (const lk_lce_ids_own *)job->rows->args;
     return own->rows(job, slice, lk_lce_rows_of<Logit>(job, slice));
 }
 
@@ -616,13 +616,13 @@ LK_HOST lk_status lk_lce_ids_no_columns(const lk_lce_job *job, lk_direction dire
     lk_lce_work all = job->p;
     all.rows = a.tokens;
     if (direction == LK_FORWARD)
-        return ((const lk_lce_ids_table_args *)job->rows->args)->rows(job, all, lk_lce_no_columns_call(job));
+        return ((const lk_lce_ids_own *)job->rows->args)->rows(job, all, lk_lce_no_columns_call(job));
     const lk_status status = a.bad_targets ? lk_lce_ids_begin(job) : LK_OK;
     return status ? status : lk_lce_no_columns(job, direction);
 }
 
 /* The table. */
-template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args, const lk_lce_ids_table_args *own)
+template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args, const lk_lce_ids_own *own)
 {
     return {lk_lce_ids_prepare, NULL, args->fast_logits ? lk_lce_ids_slice<T> : lk_lce_ids_slice<float>,
             lk_head_dbias<T, lk_lce_call>, NULL, lk_lce_write_rest, lk_lce_ids_no_columns, lk_head_run_fused<T, lk_lce_call>, lk_lce_ids_fused_rows, lk_lce_ids_fused_backward,
@@ -779,7 +779,7 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_i
     const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, split);
     if (status) return status;
     const lk_lce_ids_slice_rows slice = split ? split->rows : instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>;
-    const lk_lce_ids_table_args own = {&ids, slice};
+    const lk_lce_ids_own own = {&ids, slice};
     return lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_ids_table<T>(&instead, &own), split ? &split->rank : NULL);
 }
 

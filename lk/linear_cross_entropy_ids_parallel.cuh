@@ -212,7 +212,7 @@ LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_ent
     lk_lce_ids_ranks r;
     const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, false, &r);
     if (status) return status;
-    const lk_lce_ids_table_args own = {&r.ids, r.split.rows};
+    const lk_lce_ids_own own = {&r.ids, r.split.rows};
     r.op = op, r.stream = stream, r.rows = lk_lce_ids_table<T>(&a, &own);
     return lk_lce_run_steps(op, &a, args->parallel, &r.steps, direction, stream, lk_lce_ids_parallel_step<T, Logit>, &r);
 }
