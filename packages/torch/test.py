@@ -2054,6 +2054,7 @@ def large_calls():
                 ("add_rms_norm", large, lambda x, r, w: LF.add_rms_norm(x, r, (1024,), w), [shape, shape, (1024,)], [BF16] * 3),
                 ("rms_norm 8 bits", large, lambda x, w: LF.rms_norm(x, 1024, w, out_dtype=torch.float8_e4m3fn, scaling="block128")[0],
                  [shape, (1024,)], [BF16, BF16]),
+                ("logsumexp dim 0", large, lambda x: LF.logsumexp(x, 0, dtype=F32), [shape], [BF16]),
                 ("md_lrpe_cosine", large, lambda x, th: LF.md_lrpe_cosine(x, th, (rows,)), [(1, 8, rows, 128), (8, 128)], [BF16, F32]),
                 ("linear_cross_entropy", large, lambda x, w: LF.linear_cross_entropy(x, w, y), [shape, (16, 1024)], [BF16, BF16]),
                 ("linear_kl", large, lambda x, w: LF.linear_kl(x, w, x.detach() * 2, w.detach()), [shape, (16, 1024)], [BF16, BF16]),
@@ -2207,7 +2208,6 @@ def spied():
             if layout == "packed":  # the same call with a gradient one element on would not be
                 moved = [{k: (a + b * (k != "logits" and k != "x"), s, b) for k, (a, s, b) in tensors.items()} for function, tensors, c in found if function == of]
                 verdict(f"{of}: what is not alike is seen", bool(moved) and not any(alike(m, cols) for m in moved))
-    of_large = {"rms": 2, "add": 2, "md": 2}
     for name, large, f, shapes, types in large_calls():
         for layout in ("packed", "gaps", "beside", "one more", "heads"):
             leaves = [leaf(normal(*s), t, layout if len(s) > 1 else "packed" if layout == "packed" else "beside") for s, t in zip(shapes, types)]
@@ -2218,11 +2218,11 @@ def spied():
                     torch.autograd.grad(outs, leaves, [leaf(normal(*o.shape), o.dtype, layout if o.dim() else "packed", False) for o in outs],
                                         allow_unused=True)
             found = calls(run)
-            head = "linear" in name
-            on = on_16 if head or "md" in name or "8 bits" in name else alike  # as the headers of the ops say
+            on = alike if "rms_norm" in name and "8 bits" not in name else on_16  # as the headers of the ops say
             seen = [(function, on(tensors, cols)) for function, tensors, cols in found]
-            enough = len(seen) >= (1 if head or "8 bits" in name else of_large[name[:name.index("_")]])
+            enough = len(seen) >= (2 if name.startswith(("rms", "add", "md")) and "8 bits" not in name else 1)
             fast = large or layout == "packed" or (layout == "heads" and all(len(s) > 1 for s in shapes))
+            fast = fast or ("dim 0" in name and layout != "beside")  # what is no packed tensor is copied, however small
             verdict(f"{name} {shapes[0]} {layout}: {'vectors' if fast else 'as they are'}",
                     enough and all(ok for _, ok in seen) == fast, f"{seen} of {found}")
 
