@@ -39,9 +39,11 @@ LK_DEFINE_CROSS_ENTROPY_IDS_PARALLEL(f32)
 LK_DEFINE_KL(f32)
 LK_DEFINE_KL_PARALLEL(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(bf16)
 LK_DEFINE_LINEAR_KL(f32)
 LK_DEFINE_LINEAR_KL_PARALLEL(f32)
@@ -88,46 +90,57 @@ static fields operator+(fields a, const fields &b)
 #define WITHIN(name, list) within(#name, offsetof(S, name), list)
 typedef lk_vocab_parallel S;
 static const fields parallel = {F(vocab_start), F(vocab_total), F(rank), F(ranks), F(all_gather), F(reduce_sms)};
+/* A struct of ranks: `common` is of an op's fields. */
+#define RANKS_OF(list) fields{F(states), F(all_states)} + WITHIN(common, list) + WITHIN(parallel, parallel)
 #define S lk_cross_entropy_args
-static const fields of_cross_entropy = fields{
+static const fields of_cross_entropy = {
     F(logits), F(target), F(target_prob), F(class_weight), F(row_weight), F(upstream), F(dlse), F(dentropy), F(denominator),
     F(loss), F(z_loss_out), F(lse), F(lse_low), F(entropy), F(argmax), F(valid_rows), F(weight_sum), F(dlogits),
-    F(bad_targets), F(states), F(all_states), F(others), F(workspace), F(workspace_bytes), F(rows), F(vocab),
-    F(logits_stride), F(target_prob_stride), F(dlogits_stride), F(ignore_index), F(logit_scale), F(softcap),
-    F(label_smoothing), F(z_loss), F(use_ignore_index), F(reduction), F(zero_when_empty), F(upstream_per_row),
-    F(zero_padding), F(dlogits_dtype), F(target_dtype), F(target_prob_dtype), F(path), F(statistics)} +
-    WITHIN(parallel, parallel);
+    F(bad_targets), F(workspace), F(workspace_bytes), F(rows), F(vocab), F(logits_stride), F(target_prob_stride),
+    F(dlogits_stride), F(ignore_index), F(logit_scale), F(softcap), F(label_smoothing), F(z_loss), F(use_ignore_index),
+    F(reduction), F(zero_when_empty), F(upstream_per_row), F(zero_padding), F(dlogits_dtype), F(target_dtype),
+    F(target_prob_dtype), F(path), F(statistics)};
+#undef S
+#define S lk_cross_entropy_parallel_args
+static const fields of_cross_entropy_parallel = RANKS_OF(of_cross_entropy);
 #undef S
 #define S lk_cross_entropy_ids_args
 static const fields of_cross_entropy_ids = fields{
     F(target_ids), F(target_weight), F(dlogp), F(logp), F(ids_per_row), F(target_ids_stride), F(target_weight_stride),
     F(dlogp_stride), F(logp_stride), F(tail_weight), F(dtail), F(tail)} + WITHIN(common, of_cross_entropy);
 #undef S
+#define S lk_cross_entropy_ids_parallel_args
+static const fields of_cross_entropy_ids_parallel = RANKS_OF(of_cross_entropy_ids);
+#undef S
 #define S lk_kl_args
 static const fields of_kl = {
-    F(logits), F(teacher), F(row_weight), F(upstream), F(loss), F(lse), F(teacher_lse), F(entropy), F(dlogits), F(rows),
-    F(vocab), F(logits_stride), F(teacher_stride), F(dlogits_stride), F(logit_scale), F(teacher_scale), F(softcap),
-    F(teacher_softcap), F(beta), F(divergence), F(upstream_per_row), F(path)};
+    F(logits), F(teacher), F(row_weight), F(upstream), F(loss), F(lse), F(teacher_lse), F(entropy), F(dlogits),
+    F(workspace), F(workspace_bytes), F(rows), F(vocab), F(logits_stride), F(teacher_stride), F(dlogits_stride),
+    F(logit_scale), F(teacher_scale), F(softcap), F(teacher_softcap), F(beta), F(divergence), F(upstream_per_row), F(path)};
 #undef S
 #define S lk_kl_parallel_args
-static const fields of_kl_parallel = fields{F(states), F(all_states), F(workspace), F(workspace_bytes)} + WITHIN(common, of_kl) +
-                                     WITHIN(parallel, parallel);
+static const fields of_kl_parallel = RANKS_OF(of_kl);
 #undef S
 #define S lk_linear_cross_entropy_args
-static const fields of_linear_cross_entropy = fields{
+static const fields of_linear_cross_entropy = {
     F(context), F(x), F(weight), F(bias), F(target), F(class_weight), F(row_weight), F(upstream), F(dlse), F(dentropy),
-    F(denominator), F(loss), F(z_loss_out), F(lse), F(entropy), F(argmax), F(valid_rows), F(weight_sum), F(saved),
-    F(bad_targets), F(states), F(all_states), F(others), F(dx), F(dweight), F(dbias), F(workspace), F(workspace_bytes),
-    F(tokens), F(hidden), F(vocab), F(x_stride), F(weight_stride), F(dx_stride), F(dweight_stride), F(ignore_index),
-    F(max_counted), F(chunk_tokens), F(panel_vocab), F(slice_tokens), F(logit_scale), F(softcap), F(label_smoothing),
-    F(z_loss), F(use_ignore_index), F(reduction), F(zero_when_empty), F(upstream_per_token), F(accumulate), F(target_dtype),
-    F(bias_dtype), F(dweight_dtype), F(dbias_dtype), F(fast_logits), F(tf32), F(batch_invariant), F(path), F(statistics)} +
-    WITHIN(parallel, parallel);
+    F(denominator), F(loss), F(z_loss_out), F(lse), F(lse_low), F(entropy), F(argmax), F(valid_rows), F(weight_sum),
+    F(saved), F(bad_targets), F(dx), F(dweight), F(dbias), F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab),
+    F(x_stride), F(weight_stride), F(dx_stride), F(dweight_stride), F(ignore_index), F(max_counted), F(chunk_tokens),
+    F(panel_vocab), F(slice_tokens), F(logit_scale), F(softcap), F(label_smoothing), F(z_loss), F(use_ignore_index),
+    F(reduction), F(zero_when_empty), F(upstream_per_token), F(accumulate), F(target_dtype), F(bias_dtype),
+    F(dweight_dtype), F(dbias_dtype), F(fast_logits), F(tf32), F(batch_invariant), F(path), F(statistics)};
+#undef S
+#define S lk_linear_cross_entropy_parallel_args
+static const fields of_linear_cross_entropy_parallel = RANKS_OF(of_linear_cross_entropy);
 #undef S
 #define S lk_linear_cross_entropy_ids_args
 static const fields of_linear_cross_entropy_ids = fields{
     F(target_ids), F(target_weight), F(dlogp), F(logp), F(ids_per_row), F(target_ids_stride), F(target_weight_stride),
     F(dlogp_stride), F(logp_stride), F(tail_weight), F(dtail), F(tail)} + WITHIN(common, of_linear_cross_entropy);
+#undef S
+#define S lk_linear_cross_entropy_ids_parallel_args
+static const fields of_linear_cross_entropy_ids_parallel = RANKS_OF(of_linear_cross_entropy_ids);
 #undef S
 #define S lk_linear_kl_args
 static const fields of_linear_kl = {
@@ -139,8 +152,7 @@ static const fields of_linear_kl = {
     F(tf32)};
 #undef S
 #define S lk_linear_kl_parallel_args
-static const fields of_linear_kl_parallel = fields{F(states), F(all_states)} + WITHIN(common, of_linear_kl) +
-                                            WITHIN(parallel, parallel);
+static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
 #undef S
 #define S lk_logsumexp_args
 static const fields of_logsumexp = {
@@ -200,17 +212,25 @@ typedef struct {
          return lk_##op##_##direction##_plan_##T((const lk_##op##_args *)a, budget, (lk_##plan_op##_plan *)plan); },           \
      sizeof(lk_##plan_op##_plan), &of_##op, good}
 
-#define CE "rows=6 vocab=40 target_prob=0 states=0 all_states=0 others=0 "
-#define CE_RANKS "rows=6 vocab=40 target_prob=0 states=0 all_states=0 parallel.vocab_total=80 parallel.ranks=2 "
-#define IDS "ids_per_row=3 common.rows=6 common.vocab=40 common.target=0 common.target_prob=0 common.class_weight=0 "          \
-            "common.states=0 common.all_states=0 "
-#define LCE "tokens=6 hidden=16 vocab=40 states=0 all_states=0 saved=0 "
-#define LCE_SMALL "hidden=8 states=0 all_states=0 saved=0 others=0 "
+#define CE "rows=6 vocab=40 target_prob=0 "
+#define PROB "rows=6 vocab=40 target=0 "
+#define IDS "ids_per_row=3 common.rows=6 common.vocab=40 common.target=0 common.target_prob=0 common.class_weight=0 "
+#define KL "rows=6 vocab=40 "
+#define LCE "tokens=6 hidden=16 vocab=40 saved=0 "
+#define LCE_SMALL "hidden=8 saved=0 "
 #define LCE_IDS "ids_per_row=3 common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.class_weight=0 "        \
-                "common.saved=0 common.states=0 common.all_states=0 "
-#define RANKS "parallel.vocab_total=80 parallel.ranks=2 "
-#define IDS_RANKS "common.parallel.vocab_total=80 common.parallel.ranks=2 "
+                "common.saved=0 "
 #define LKL "tokens=6 hidden=16 vocab=40 "
+/* Of ranks, with GATHERS a call with a collective of its own. */
+#define RANKS "parallel.vocab_total=80 parallel.ranks=2 "
+#define GATHERS RANKS "all_states=0 parallel.all_gather=1 "
+#define CE_RANKS "common.rows=6 common.vocab=40 common.target_prob=0 "
+#define IDS_RANKS "common.ids_per_row=3 common.common.rows=6 common.common.vocab=40 common.common.target=0 "                   \
+                  "common.common.target_prob=0 common.common.class_weight=0 "
+#define KL_RANKS "common.rows=6 common.vocab=40 "
+#define LCE_RANKS "common.tokens=6 common.hidden=16 common.vocab=40 common.saved=0 "
+#define LCE_IDS_RANKS "common.ids_per_row=3 common.common.tokens=6 common.common.hidden=16 common.common.vocab=40 "            \
+                      "common.common.target=0 common.common.class_weight=0 common.common.saved=0 "
 #define LKL_RANKS "common.tokens=6 common.hidden=16 common.vocab=40 "
 #define NORM "common.rows=6 common.cols=128 common.bias=0 "
 
@@ -219,57 +239,59 @@ static const function functions[] = {
     CALL(cross_entropy, backward, f32, CE),
     CALL(cross_entropy, backward, f32, CE "reduction=1"),
     CALL(cross_entropy, forward_backward, f32, CE "reduction=1"),
-    CALL(cross_entropy, probabilities_forward, f32, "rows=6 vocab=40 target=0 states=0 all_states=0 others=0"),
-    CALL(cross_entropy, probabilities_backward, f32, "rows=6 vocab=40 target=0 states=0 all_states=0 others=0"),
-    CALL(cross_entropy, probabilities_forward_backward, f32, "rows=6 vocab=40 target=0 states=0 all_states=0 others=0"),
-    CALL(cross_entropy, parallel_forward, f32, "rows=6 vocab=40 target_prob=0 all_states=0 " RANKS),
-    CALL(cross_entropy, parallel_forward, f32, CE_RANKS "parallel.all_gather=1"),
-    CALL(cross_entropy, parallel_backward, f32, CE_RANKS),
-    CALL(cross_entropy, parallel_forward_backward, f32, CE_RANKS "parallel.all_gather=1 reduction=1"),
-    CALL(cross_entropy, parallel_finish, f32, "rows=6 vocab=40 target_prob=0 states=0 reduction=2 " RANKS),
-    CALL(cross_entropy_ids, forward, f32, IDS "common.others=0"),
-    CALL(cross_entropy_ids, backward, f32, IDS "common.others=0"),
-    CALL(cross_entropy_ids, forward_backward, f32, IDS "common.others=0"),
-    CALL(cross_entropy_ids, parallel_forward, f32, IDS IDS_RANKS "common.parallel.all_gather=1"),
-    CALL(cross_entropy_ids, parallel_backward, f32, IDS IDS_RANKS),
-    CALL(cross_entropy_ids, parallel_forward_backward, f32, IDS IDS_RANKS "common.parallel.all_gather=1"),
-    CALL(kl, forward, f32, "rows=6 vocab=40"),
-    CALL(kl, backward, f32, "rows=6 vocab=40"),
-    CALL(kl, forward_backward, f32, "rows=6 vocab=40"),
-    CALL(kl_parallel, forward, f32, "common.rows=6 common.vocab=40 states=0 all_states=0 parallel.all_gather=1 " RANKS),
-    CALL(kl_parallel, between, f32, "common.rows=6 common.vocab=40 common.divergence=2 " RANKS),
-    CALL(kl_parallel, finish, f32, "common.rows=6 common.vocab=40 " RANKS),
-    CALL(kl_parallel, backward, f32, "common.rows=6 common.vocab=40 " RANKS),
-    CALL(kl_parallel, forward_backward, f32,
-            "common.rows=6 common.vocab=40 states=0 all_states=0 parallel.all_gather=1 common.divergence=2 " RANKS),
-    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, LCE "others=0"),
-    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy,
-            "tokens=6 hidden=16 vocab=40 states=0 all_states=0 others=0"),
-    PLANNED(linear_cross_entropy, backward, f32, linear_cross_entropy, LCE "others=0"),
-    PLANNED(linear_cross_entropy, forward_backward, f32, linear_cross_entropy, LCE "others=0 reduction=1"),
-    PLANNED(linear_cross_entropy, forward, bf16, linear_cross_entropy, LCE "others=0 path=3"),
-    PLANNED(linear_cross_entropy, forward_backward, bf16, linear_cross_entropy, LCE "others=0 path=3"),
-    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, LCE RANKS "parallel.all_gather=1"),
-    PLANNED(linear_cross_entropy, backward, f32, linear_cross_entropy, LCE RANKS),
-    PLANNED(linear_cross_entropy, forward_backward, f32, linear_cross_entropy, LCE RANKS "parallel.all_gather=1"),
-    CALL(linear_cross_entropy, finish, f32, "tokens=6 hidden=16 vocab=40 states=0 saved=0 reduction=2 " RANKS),
-    PLANNED(linear_cross_entropy_ids, forward, f32, linear_cross_entropy, LCE_IDS "common.others=0"),
-    PLANNED(linear_cross_entropy_ids, backward, f32, linear_cross_entropy, LCE_IDS "common.others=0"),
-    PLANNED(linear_cross_entropy_ids, forward_backward, f32, linear_cross_entropy, LCE_IDS "common.others=0"),
+    CALL(cross_entropy, probabilities_forward, f32, PROB),
+    CALL(cross_entropy, probabilities_backward, f32, PROB),
+    CALL(cross_entropy, probabilities_forward_backward, f32, PROB),
+    CALL(cross_entropy_parallel, forward, f32, CE_RANKS RANKS),
+    CALL(cross_entropy_parallel, forward, f32, CE_RANKS GATHERS),
+    CALL(cross_entropy_parallel, backward, f32, CE_RANKS RANKS),
+    CALL(cross_entropy_parallel, forward_backward, f32, CE_RANKS GATHERS "states=0 common.reduction=1"),
+    CALL(cross_entropy_parallel, finish, f32, CE_RANKS RANKS "common.reduction=2"),
+    CALL(cross_entropy_ids, forward, f32, IDS),
+    CALL(cross_entropy_ids, backward, f32, IDS),
+    CALL(cross_entropy_ids, forward_backward, f32, IDS),
+    CALL(cross_entropy_ids_parallel, forward, f32, IDS_RANKS RANKS),
+    CALL(cross_entropy_ids_parallel, forward, f32, IDS_RANKS GATHERS "states=0"),
+    CALL(cross_entropy_ids_parallel, backward, f32, IDS_RANKS RANKS),
+    CALL(cross_entropy_ids_parallel, forward_backward, f32, IDS_RANKS GATHERS),
+    CALL(cross_entropy_ids_parallel, finish, f32, IDS_RANKS RANKS),
+    CALL(kl, forward, f32, KL),
+    CALL(kl, backward, f32, KL),
+    CALL(kl, forward_backward, f32, KL),
+    CALL(kl_parallel, forward, f32, KL_RANKS GATHERS "states=0"),
+    CALL(kl_parallel, between, f32, KL_RANKS RANKS "common.divergence=2"),
+    CALL(kl_parallel, finish, f32, KL_RANKS RANKS),
+    CALL(kl_parallel, backward, f32, KL_RANKS RANKS),
+    CALL(kl_parallel, forward_backward, f32, KL_RANKS GATHERS "common.divergence=2"),
+    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, LCE),
+    PLANNED(linear_cross_entropy, forward, f32, linear_cross_entropy, "tokens=6 hidden=16 vocab=40"),
+    PLANNED(linear_cross_entropy, backward, f32, linear_cross_entropy, LCE),
+    PLANNED(linear_cross_entropy, forward_backward, f32, linear_cross_entropy, LCE "reduction=1"),
+    PLANNED(linear_cross_entropy, forward, bf16, linear_cross_entropy, LCE "path=3"),
+    PLANNED(linear_cross_entropy, forward_backward, bf16, linear_cross_entropy, LCE "path=3"),
+    PLANNED(linear_cross_entropy_parallel, forward, f32, linear_cross_entropy, LCE_RANKS RANKS),
+    PLANNED(linear_cross_entropy_parallel, forward, f32, linear_cross_entropy, LCE_RANKS GATHERS),
+    PLANNED(linear_cross_entropy_parallel, backward, f32, linear_cross_entropy, LCE_RANKS RANKS),
+    PLANNED(linear_cross_entropy_parallel, forward_backward, f32, linear_cross_entropy, LCE_RANKS GATHERS "states=0"),
+    PLANNED(linear_cross_entropy_parallel, forward_backward, bf16, linear_cross_entropy, LCE_RANKS GATHERS "common.path=3"),
+    CALL(linear_cross_entropy_parallel, finish, f32, LCE_RANKS RANKS "common.reduction=2"),
+    PLANNED(linear_cross_entropy_ids, forward, f32, linear_cross_entropy, LCE_IDS),
+    PLANNED(linear_cross_entropy_ids, backward, f32, linear_cross_entropy, LCE_IDS),
+    PLANNED(linear_cross_entropy_ids, forward_backward, f32, linear_cross_entropy, LCE_IDS),
     PLANNED(linear_cross_entropy_ids, backward, bf16, linear_cross_entropy,
-            LCE_IDS "common.others=0 common.path=3 tail_weight=0 dtail=0 tail=0"),
-    PLANNED(linear_cross_entropy_ids, parallel_forward, f32, linear_cross_entropy,
-            LCE_IDS IDS_RANKS "common.parallel.all_gather=1"),
-    PLANNED(linear_cross_entropy_ids, parallel_backward, f32, linear_cross_entropy, LCE_IDS IDS_RANKS),
-    PLANNED(linear_cross_entropy_ids, parallel_forward_backward, f32, linear_cross_entropy,
-            LCE_IDS IDS_RANKS "common.parallel.all_gather=1"),
+            LCE_IDS "common.path=3 tail_weight=0 dtail=0 tail=0"),
+    PLANNED(linear_cross_entropy_ids_parallel, forward, f32, linear_cross_entropy, LCE_IDS_RANKS RANKS),
+    PLANNED(linear_cross_entropy_ids_parallel, forward, f32, linear_cross_entropy, LCE_IDS_RANKS GATHERS "states=0"),
+    PLANNED(linear_cross_entropy_ids_parallel, backward, f32, linear_cross_entropy, LCE_IDS_RANKS RANKS),
+    PLANNED(linear_cross_entropy_ids_parallel, forward_backward, f32, linear_cross_entropy, LCE_IDS_RANKS GATHERS),
+    CALL(linear_cross_entropy_ids_parallel, finish, f32, LCE_IDS_RANKS RANKS),
     PLANNED(linear_kl, forward, f32, linear_kl, LKL),
     PLANNED(linear_kl, backward, f32, linear_kl, LKL),
     PLANNED(linear_kl, forward_backward, f32, linear_kl, LKL),
-    PLANNED(linear_kl_parallel, forward, f32, linear_kl, LKL_RANKS RANKS "states=0 all_states=0 parallel.all_gather=1"),
+    PLANNED(linear_kl_parallel, forward, f32, linear_kl, LKL_RANKS GATHERS "states=0"),
     PLANNED(linear_kl_parallel, between, f32, linear_kl, LKL_RANKS RANKS "common.divergence=2"),
     PLANNED(linear_kl_parallel, backward, f32, linear_kl, LKL_RANKS RANKS),
-    PLANNED(linear_kl_parallel, forward_backward, f32, linear_kl, LKL_RANKS RANKS "states=0 all_states=0 parallel.all_gather=1"),
+    PLANNED(linear_kl_parallel, forward_backward, f32, linear_kl, LKL_RANKS GATHERS "states=0"),
     CALL(linear_kl_parallel, finish, f32, LKL_RANKS RANKS),
     CALL(logsumexp, forward, f32, "outer=6 cols=40"),
     CALL(logsumexp, backward, f32, "outer=6 cols=40 dlse_rounded=0"),
@@ -521,7 +543,7 @@ static void spaces(const function &f)
         {"dlogits", "logits"}, {"dx", "x"}, {"y", "x"}, {"dx", "dy"}, {"residual_out", "residual"}, {"dx", "dresidual_out"},
         {"dresidual", "dresidual_out"}, {"lse_rounded", "lse"}};
     /* What backward reads of forward. */
-    static const char read_back[] = "lse lse_low entropy valid_rows weight_sum others tail states rstd residual_out";
+    static const char read_back[] = "lse lse_low entropy valid_rows weight_sum tail states rstd residual_out";
     const arguments good = good_of(f);
     const std::string name = f.name;
     const bool backward = name.find("_backward_") != std::string::npos && name.find("forward_backward") == std::string::npos;
