@@ -1162,22 +1162,23 @@ static void case_check(void)
                      {8, 8, 17, "rank 1", 8},  {4, 0, 16, "", 16}}; /* a slice without columns overlaps nothing */
         for (int i = 0; i < 5; i++) {
             const int64_t theirs[4] = {other[i].start, other[i].vocab, other[i].total, 2};
-            lk_cross_entropy_args a = {};
+            lk_cross_entropy_parallel_args x = {};
+            lk_cross_entropy_args &a = x.common;
             char *memory = NULL;
             TEST_CUDA(cudaMalloc(&memory, 1 << 16));
             TEST_CUDA(cudaMemset(memory, 0, 1 << 16));
             TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
             a.logits = memory, a.target = memory + 4096, a.loss = (float *)(memory + 8192), a.rows = 4, a.vocab = other[i].own;
             a.workspace = memory + 16384, a.workspace_bytes = 32768;
-            a.parallel.vocab_total = 16, a.parallel.ranks = 2, a.parallel.user = (void *)(uintptr_t)theirs;
-            a.parallel.all_gather = [](void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream) -> lk_status {
+            x.parallel.vocab_total = 16, x.parallel.ranks = 2, x.parallel.user = (void *)(uintptr_t)theirs;
+            x.parallel.all_gather = [](void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream) -> lk_status {
                 cudaMemcpyAsync(receive, send, bytes, cudaMemcpyDeviceToDevice, stream);
                 const void *const second = bytes == 32 ? user : NULL; /* the slice; states are those of the first rank */
                 if (!second) cudaMemcpyAsync((char *)receive + bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
                 else cudaMemcpyAsync((char *)receive + bytes, second, bytes, cudaMemcpyHostToDevice, stream);
                 return LK_OK;
             };
-            const lk_status status = lk_cross_entropy_parallel_forward_f32(&a, test.stream);
+            const lk_status status = lk_cross_entropy_parallel_forward_f32(&x, test.stream);
             const bool right = other[i].sentence[0] ? status == LK_ERR_SHAPE && strstr(lk_last_error(), other[i].sentence) : status == LK_OK;
             if (!test_that(right)) test_detail("case %d: status %d, %s", i, status, lk_last_error());
             TEST_CUDA(cudaStreamSynchronize(test.stream));
