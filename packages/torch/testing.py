@@ -12,8 +12,6 @@ if not glob.glob(HERE + "/lk_torch/_C*"):  # not built in this folder: take the 
     sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph on disk may have been compiled with an older lk_torch
 
-import torch
-
 import lk_torch
 
 CUDA = lk_torch.BACKEND == "cuda"
