@@ -2066,18 +2066,17 @@ LK_HOST lk_tensor lk_ce_added(const lk_tensor *list, int i)
     return list && list[i].name ? list[i] : none;
 }
 
-/* Validates a call; a becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. */
+/* Validates a call; a becomes its arguments with every default filled in. device: as in lk_check_begin. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_args *args, int whose, lk_direction direction,
-                                         int arch, lk_cross_entropy_args *a, const lk_ce_more *more = NULL)
+                                         lk_device *device, lk_cross_entropy_args *a, const lk_ce_more *more = NULL)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
-    const bool query = arch == LK_QUERY, finish = direction == LK_FINISH, forward = direction == LK_FORWARD || finish;
+    const bool query = !device, finish = direction == LK_FINISH, forward = direction == LK_FORWARD || finish;
     const bool back = direction == LK_BACKWARD, prob = whose == LK_CE_PROBABILITIES;
     const lk_vocab_parallel *const parallel = more ? more->parallel : NULL;
     const lk_tensor *const added = more ? more->list : NULL;
-    lk_checks checks = {op, LK_OK};
+    lk_checks checks = lk_check_begin(op, device);
     lk_cross_entropy_check_function(&checks, a, whose, direction);
     if (checks.status) return checks.status; /* before all rules */
     if (forward) { /* what it lacks */
@@ -2125,7 +2124,6 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         lk_workspace(a->workspace, bytes),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    if (!query) lk_check_null(&checks, list, count);
     if (more && more->most_ids) lk_check_size(&checks, "ids_per_row", more->ids_per_row, 1, more->most_ids);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
     if (!parallel) lk_check_size(&checks, "vocab", a->vocab, 1, 1 << 30);
@@ -2142,13 +2140,11 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (a->dlogits_dtype != lk_dtype<T> && a->dlogits_dtype != LK_DTYPE_E5M2 && !is_16)
         lk_reject(&checks, LK_ERR_VALUE, "dlogits_dtype is %d; it must be T, e5m2, or f16 or bf16 when T is f32", a->dlogits_dtype);
     lk_check_enum(&checks, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
-    lk_check_cluster(&checks, a->path, a->path == LK_CROSS_ENTROPY_CLUSTER && arch < 90);
+    lk_check_cluster(&checks, a->path, a->path == LK_CROSS_ENTROPY_CLUSTER && checks.arch < 90);
     lk_check_rows(&checks, a->path, a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_TEAM_ROWS, "rows", a->rows);
-    if (query) return checks.status;
-    lk_check_alignment(&checks, list, count);
     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, bytes);
+    lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a->rows == 0, "rows is 0; nothing is computed");
-    lk_check_allocations(&checks, list, count);
     return checks.status;
 }
 
@@ -2158,7 +2154,7 @@ LK_HOST lk_status lk_cross_entropy_bytes(const char *op, const lk_cross_entropy_
                                          size_t *bytes)
 {
     lk_cross_entropy_args a = {};
-    const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, LK_QUERY, &a);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, NULL, &a);
     if (!status && bytes) *bytes = lk_ce_space_of(&a, whose, direction).bytes;
     return status;
 }
@@ -2229,12 +2225,11 @@ LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entr
                                              lk_direction direction, lk_device *device, lk_cross_entropy_call *call)
 {
     lk_cross_entropy_args a = {};
-    const cudaError_t error = lk_current_device(device);
-    const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, error ? 90 : device->arch, &a);
+    const lk_status status = lk_cross_entropy_check<T>(op, args, whose, direction, device, &a);
     if (status) return status;
     *call = lk_cross_entropy_call_of<T>(a);
     call->row_losses = lk_ce_space_of(&call->a, whose, direction).row_losses;
-    return lk_asked_device(op, error);
+    return LK_OK;
 }
 
 template <class T>

@@ -640,13 +640,12 @@ LK_HOST void lk_cross_entropy_ids_refuse(lk_checks *checks, const lk_cross_entro
     if (refused) lk_reject(checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
 }
 
-/* Validates a call; x becomes its arguments with every default filled in. arch: lk_device's, or LK_QUERY. ranks: what
+/* Validates a call; x becomes its arguments with every default filled in. device: as in lk_check_begin. ranks: what
  * cross_entropy_ids_parallel.cuh adds behind the tensors of ids, or NULL. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
-                                             int arch, lk_cross_entropy_ids_args *x, const lk_ce_more *ranks = NULL)
+                                             lk_device *device, lk_cross_entropy_ids_args *x, const lk_ce_more *ranks = NULL)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_cross_entropy_args &a = args->common;
     const bool forward = direction == LK_FORWARD || direction == LK_FINISH, back = direction == LK_BACKWARD;
@@ -671,7 +670,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
         ranks ? ranks->bytes : lk_ce_ids_bytes(x, direction), args->ids_per_row, LK_CE_IDS_MOST,
         ranks ? ranks->parallel : NULL};
     if (ranks) more.list[7] = ranks->list[0], more.list[8] = ranks->list[1];
-    return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, arch, &x->common, &more);
+    return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, device, &x->common, &more);
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -725,9 +724,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
 {
     lk_ce_ids_call call = {};
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, error ? 90 : device.arch, &call.x);
-    if (!status) status = lk_asked_device(op, error);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, &device, &call.x);
     if (status) return status;
     call.all = lk_cross_entropy_call_of<T>(call.x.common);
     call.space = lk_ce_ids_space_of(&call.x, direction), call.direction = direction;
@@ -770,8 +767,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross
 {
     lk_cross_entropy_ids_args x = {};
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_cross_entropy_ids_check<T>(op, args, LK_BOTH, error ? 90 : device.arch, &x);
+    lk_status status = lk_cross_entropy_ids_check<T>(op, args, LK_BOTH, &device, &x);
     if (status) return status;
     const lk_ce_ids_saved saved = lk_ce_ids_saved_of(&x);
     x = *args;
@@ -791,7 +787,7 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_run(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
                                            cudaStream_t stream)
 {
-    const bool halves = direction == LK_BOTH && args && lk_ce_ids_has_tail(args, direction);
+    const bool halves = direction == LK_BOTH && lk_ce_ids_has_tail(args, direction);
     return halves ? lk_cross_entropy_run_ids_halves<T>(op, args, stream)
                   : lk_cross_entropy_run_ids<T>(op, args, direction, stream);
 }
@@ -800,7 +796,7 @@ LK_HOST lk_status lk_cross_entropy_ids_query(const char *op, const lk_cross_entr
                                              size_t *bytes)
 {
     lk_cross_entropy_ids_args x = {};
-    const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, LK_QUERY, &x);
+    const lk_status status = lk_cross_entropy_ids_check<T>(op, args, direction, NULL, &x);
     if (!status && bytes) *bytes = lk_ce_ids_bytes(&x, direction);
     return status;
 }

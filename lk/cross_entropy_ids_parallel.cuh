@@ -391,10 +391,10 @@ LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_id
  * workspace. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_cross_entropy_ids_parallel_args *args,
-                                                      lk_direction direction, int arch, lk_cross_entropy_ids_parallel_args *x,
+                                                      lk_direction direction, lk_device *device,
+                                                      lk_cross_entropy_ids_parallel_args *x,
                                                       lk_ce_ids_slice_space *space, size_t *bytes)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     lk_cross_entropy_ids_args ids = args->common;
     lk_ce_more more = {};
@@ -410,7 +410,7 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_c
     lk_ranks_place(x->parallel, direction, ids.common.rows, lk_ce_ids_row_bytes<T>(&ids, direction), 4, 16, &arena, &x->states,
                    &x->all_states, &list);
     more.list[0] = list[0], more.list[1] = list[1], more.bytes = arena.used, more.parallel = &x->parallel;
-    const lk_status status = lk_cross_entropy_ids_check<T>(op, &args->common, direction, arch, &x->common, &more);
+    const lk_status status = lk_cross_entropy_ids_check<T>(op, &args->common, direction, device, &x->common, &more);
     if (!status && bytes) *bytes = more.bytes;
     return status;
 }
@@ -528,10 +528,8 @@ LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids
                                       cudaStream_t stream, lk_ce_ids_job *job)
 {
     *job = {op, {}, stream, direction, {}, {}};
-    const cudaError_t error = lk_current_device(&job->device);
-    const int arch = error ? 90 : job->device.arch;
-    lk_status status = lk_cross_entropy_ids_parallel_check<T>(op, args, direction, arch, &job->x, &job->space, NULL);
-    if (!status) status = lk_asked_device(op, error);
+    const lk_status status =
+        lk_cross_entropy_ids_parallel_check<T>(op, args, direction, &job->device, &job->x, &job->space, NULL);
     if (!job->x.common.tail) job->x.common.tail = job->space.ids.tail;
     return status;
 }
@@ -570,7 +568,7 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_query(const char *op, const lk_c
 {
     lk_cross_entropy_ids_parallel_args x = {};
     lk_ce_ids_slice_space space = {};
-    return lk_cross_entropy_ids_parallel_check<T>(op, args, direction, LK_QUERY, &x, &space, bytes);
+    return lk_cross_entropy_ids_parallel_check<T>(op, args, direction, NULL, &x, &space, bytes);
 }
 
 #endif /* CUDA or the simulator */

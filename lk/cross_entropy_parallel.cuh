@@ -113,7 +113,8 @@ typedef struct {
     float *lse, *lse_low, *entropy;
 } lk_ce_ranks_space;
 
-LK_HOST lk_ce_ranks_space lk_ce_ranks_space_of(const lk_cross_entropy_args *a, lk_direction direction, bool gathers, lk_arena *arena)
+LK_HOST lk_ce_ranks_space lk_ce_ranks_space_of(const lk_cross_entropy_args *a, lk_direction direction, bool gathers,
+                                               lk_arena *arena)
 {
     const bool both = direction == LK_BOTH, reduced = (gathers || direction == LK_FINISH) && lk_cross_entropy_reduced(a);
     const bool weights = (both || direction == LK_BACKWARD) && lk_cross_entropy_sums_weights(a);
@@ -148,15 +149,14 @@ LK_HOST lk_status lk_ce_ranks_check(const char *op, lk_cross_entropy_parallel_ar
 
 template <class T>
 LK_HOST lk_status lk_cross_entropy_parallel_check(const char *op, const lk_cross_entropy_parallel_args *args,
-                                                  lk_direction direction, int arch, lk_cross_entropy_parallel_args *x,
+                                                  lk_direction direction, lk_device *device, lk_cross_entropy_parallel_args *x,
                                                   lk_ce_ranks_space *space, size_t *bytes)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     lk_ce_more more = {};
     const lk_cross_entropy_args given = args->common;
     lk_status status = lk_ce_ranks_check(op, x, direction, &more, space);
-    if (!status) status = lk_cross_entropy_check<T>(op, &given, LK_CE_RANKS, direction, arch, &x->common, &more);
+    if (!status) status = lk_cross_entropy_check<T>(op, &given, LK_CE_RANKS, direction, device, &x->common, &more);
     if (!status && bytes) *bytes = more.bytes;
     return status;
 }
@@ -203,9 +203,7 @@ LK_HOST lk_status lk_ce_ranks_begin(const char *op, const lk_cross_entropy_paral
 {
     lk_ce_ranks_space space = {};
     *job = {op, {}, stream, direction, {}};
-    const cudaError_t error = lk_current_device(&job->device);
-    lk_status status = lk_cross_entropy_parallel_check<T>(op, args, direction, error ? 90 : job->device.arch, x, &space, NULL);
-    if (!status) status = lk_asked_device(op, error);
+    const lk_status status = lk_cross_entropy_parallel_check<T>(op, args, direction, &job->device, x, &space, NULL);
     if (status) return status;
     lk_cross_entropy_args &a = x->common;
     if (space.lse) a.lse = space.lse;
@@ -248,7 +246,7 @@ LK_HOST lk_status lk_cross_entropy_parallel_query(const char *op, const lk_cross
 {
     lk_cross_entropy_parallel_args x = {};
     lk_ce_ranks_space space = {};
-    return lk_cross_entropy_parallel_check<T>(op, args, direction, LK_QUERY, &x, &space, bytes);
+    return lk_cross_entropy_parallel_check<T>(op, args, direction, NULL, &x, &space, bytes);
 }
 
 #endif /* CUDA or the simulator */

@@ -683,19 +683,18 @@ typedef struct {
     size_t needed; /* bytes of workspace */
 } lk_kl_more;
 
-/* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. arch: lk_device's, or
- * LK_QUERY. more: NULL for all columns. */
+/* Validates; a becomes the arguments with every default filled in, and without the outputs of other calls. device: as in
+ * lk_check_begin. more: NULL for all columns. */
 template <class T>
-LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_direction direction, int arch, lk_kl_args *a,
+LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_direction direction, lk_device *device, lk_kl_args *a,
                               const lk_kl_more *more = NULL)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     lk_kl_fill_in(a);
     const bool forward = direction & LK_FORWARD, backward = direction & LK_BACKWARD; /* a rank may give neither */
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dlogits = NULL, a->upstream = NULL;
-    const bool query = arch == LK_QUERY;
+    const bool query = !device;
     const int64_t rows = a->rows, vocab = a->vocab;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT | LK_REQUIRED : LK_UNUSED;
     const int in = !more || more->reads ? LK_REQUIRED : LK_UNUSED;
@@ -715,14 +714,14 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
         lk_workspace(a->workspace, more ? more->needed : 0),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
-    lk_checks checks = {op, LK_OK, arch};
+    lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "rows", rows, 0, INT64_MAX);
     lk_check_size(&checks, "vocab", vocab, more ? 0 : 1, (int64_t)1 << 30);
     lk_check_shapes(&checks, list, count, query);
     lk_kl_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
     lk_check_rows(&checks, a->path, a->path >= LK_KL_BLOCK && rows > LK_TEAM_ROWS, "rows", rows);
-    lk_check_cluster(&checks, a->path, a->path == LK_KL_CLUSTER && arch < 90);
+    lk_check_cluster(&checks, a->path, a->path == LK_KL_CLUSTER && checks.arch < 90);
     if (more) lk_check_workspace(&checks, a->workspace, a->workspace_bytes, more->needed);
     lk_check_end(&checks, list, count);
     lk_check_warn(&checks, rows == 0, "rows is 0; nothing is computed");
@@ -774,16 +773,14 @@ LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, lk_direction
 {
     lk_kl_args a = {};
     lk_device device = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_kl_check<T>(op, args, direction, error ? 90 : device.arch, &a);
-    if (!status) status = lk_asked_device(op, error);
+    const lk_status status = lk_kl_check<T>(op, args, direction, &device, &a);
     return status || a.rows == 0 ? status : lk_kl_launch<T, T>(op, &device, a, stream);
 }
 template <class T>
 LK_HOST lk_status lk_kl_query(const char *op, const lk_kl_args *args, lk_direction direction, size_t *bytes)
 {
     lk_kl_args a = {};
-    return lk_no_workspace(lk_kl_check<T>(op, args, direction, LK_QUERY, &a), bytes);
+    return lk_no_workspace(lk_kl_check<T>(op, args, direction, NULL, &a), bytes);
 }
 
 #endif /* CUDA or the simulator */

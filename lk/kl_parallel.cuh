@@ -162,10 +162,9 @@ LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, lk_dir
 
 /* Validates; x becomes the arguments with every default filled in, and where the call gathers, with the arrays of the workspace. */
 template <class T>
-LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args *args, lk_direction direction, int arch,
+LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args *args, lk_direction direction, lk_device *device,
                                        lk_kl_parallel_args *x, size_t *bytes)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     const lk_vocab_parallel &v = x->parallel;
     const lk_direction gives = lk_ranks_give(v, direction);
@@ -176,7 +175,7 @@ LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args
     lk_kl_more more = {direction != LK_FINISH, {}, 0};
     lk_kl_place_states(v, x->common.rows, direction, &arena, &x->states, &x->all_states, &more.list);
     more.needed = arena.used;
-    const lk_status status = lk_kl_check<T>(op, &args->common, gives, arch, &x->common, &more);
+    const lk_status status = lk_kl_check<T>(op, &args->common, gives, device, &x->common, &more);
     if (!(gives & LK_FORWARD)) x->common.entropy = args->common.entropy; /* says that it is wanted */
     if (!status && bytes) *bytes = arena.used;
     return status;
@@ -235,9 +234,7 @@ template <class T> LK_HOST lk_status lk_kl_ranks_finish(const char *op, const lk
 {
     lk_device device = {};
     lk_kl_parallel_args x = {};
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_kl_parallel_check<T>(op, args, LK_FINISH, error ? 90 : device.arch, &x, NULL);
-    if (!status) status = lk_asked_device(op, error);
+    const lk_status status = lk_kl_parallel_check<T>(op, args, LK_FINISH, &device, &x, NULL);
     return status || x.common.rows == 0 ? status : lk_kl_run_merge(op, &device, x, false, stream);
 }
 
@@ -248,9 +245,7 @@ LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *
     lk_device device = {};
     lk_kl_ranks_job job = {op, &device, stream, {}};
     const lk_kl_parallel_args &x = job.x;
-    const cudaError_t error = lk_current_device(&device);
-    lk_status status = lk_kl_parallel_check<T>(op, args, direction, error ? 90 : device.arch, &job.x, NULL);
-    if (!status) status = lk_asked_device(op, error);
+    const lk_status status = lk_kl_parallel_check<T>(op, args, direction, &device, &job.x, NULL);
     if (status || x.common.rows == 0) return status;
     const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, const_cast<void *>(x.all_states),
                             (size_t)x.common.rows * sizeof(lk_kl_row), x.common.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
@@ -262,7 +257,7 @@ template <class T>
 LK_HOST lk_status lk_kl_parallel_query(const char *op, const lk_kl_parallel_args *args, lk_direction direction, size_t *bytes)
 {
     lk_kl_parallel_args x = {};
-    return lk_kl_parallel_check<T>(op, args, direction, LK_QUERY, &x, bytes);
+    return lk_kl_parallel_check<T>(op, args, direction, NULL, &x, bytes);
 }
 
 #endif /* CUDA or the simulator */

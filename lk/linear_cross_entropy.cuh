@@ -1094,7 +1094,6 @@ template <class T>
 LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direction direction, bool query, lk_lce_call *call,
                                lk_head_planner *planner, const lk_lce_added *more = NULL)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool backward = direction == LK_BACKWARD;
     const bool ids = more && more->most_ids;
     const lk_lce_rank *const rank = more ? more->rank : NULL;
@@ -1148,7 +1147,6 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
-    if (!query) lk_check_null(&checks, list, count);
     lk_check_shapes(&checks, list, count, query);
     lk_cross_entropy_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_LINEAR_CROSS_ENTROPY_FUSED, "LK_LINEAR_CROSS_ENTROPY_*");
@@ -1218,7 +1216,6 @@ template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args *args, lk_direction direction,
                                               cudaStream_t stream)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     return lk_lce_step<T>(op, args, direction, false, stream, lk_lce_labels<T>(args));
 }
 
@@ -1258,7 +1255,6 @@ LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, lk_direc
 {
     lk_lce_call call;
     lk_head_planner planner;
-    if (!answer) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner);
     return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, answer);
 }

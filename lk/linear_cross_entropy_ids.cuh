@@ -699,7 +699,6 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
                                    lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_head_planner *planner,
                                    const lk_lce_ids_split *split)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *ids = {};
     ids->x = *args;
     lk_lce_ids_args *const x = &ids->x;
@@ -763,7 +762,6 @@ LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, 
     lk_lce_args instead;
     lk_lce_call call;
     lk_head_planner planner;
-    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, split);
     return status ? status : lk_lce_query_planner(op, &planner, ids.bytes, budget, least, plan);
 }

@@ -239,7 +239,6 @@ template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
                                                            lk_direction direction, cudaStream_t stream)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     const bool fast = args->common.common.fast_logits;
     if (direction == LK_FINISH) {
         const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
@@ -252,7 +251,6 @@ template <class T>
 LK_HOST lk_status lk_lce_ids_find(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args, lk_direction direction,
                                   size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
 {
-    if (!plan || !args) return lk_fail(LK_ERR_NULL, op, "%s is NULL", plan ? "args" : "plan");
     return args->common.common.fast_logits ? lk_lce_ids_find_ranks<T, T>(op, args, direction, budget, least, plan)
                                            : lk_lce_ids_find_ranks<T, lk_f32>(op, args, direction, budget, least, plan);
 }
@@ -262,7 +260,6 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query(const char *op,
                                                              lk_direction direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan = {};
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
         const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
         return args->common.common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)

@@ -185,7 +185,6 @@ LK_HOST lk_status lk_lce_parallel_begin(const char *op, const lk_linear_cross_en
                                         lk_lce_added *more)
 {
     lk_checks checks = {op, LK_OK};
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     lk_lce_args *const a = &x->common;
     lk_cross_entropy_check_statistics(&checks, a, direction == LK_FORWARD);
@@ -212,7 +211,7 @@ LK_HOST lk_status lk_lce_parallel_split(const char *op, const lk_linear_cross_en
     lk_lce_steps &s = r->steps;
     size_t finish_bytes = 0, least = 0;
     *r = {};
-    lk_arena arena = {args ? (uintptr_t)lk_head_base(args->common.workspace) : 0, 0, 256};
+    lk_arena arena = {(uintptr_t)lk_head_base(args->common.workspace), 0, 256};
     lk_status status = lk_lce_parallel_begin(op, args, direction, &arena, &x, &r->rank, &more);
     if (!status) status = lk_lce_check<T>(op, &args->common, direction, query, &s.call, NULL, &more);
     if (status) return status;
@@ -251,7 +250,6 @@ template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_linear_cross_entropy_parallel_args *args,
                                                        lk_direction direction, cudaStream_t stream)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
         const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
         return lk_ce_ranks_finish<T>(op, &f, stream);
@@ -268,7 +266,8 @@ LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_
     lk_lce_added more = {};
     lk_arena none = {0, 0, 256};
     const lk_status status = lk_lce_parallel_begin(op, args, direction, &none, &x, &rank, &more);
-    return status ? status : lk_lce_step<T>(op, &args->common, direction, false, stream, lk_lce_labels<T>(&args->common), &rank, &more);
+    if (status) return status;
+    return lk_lce_step<T>(op, &args->common, direction, false, stream, lk_lce_labels<T>(&args->common), &rank, &more);
 }
 
 /* The plan within the budget; least: within that, or the smallest where that is more. */
@@ -276,7 +275,6 @@ template <class T>
 LK_HOST lk_status lk_lce_parallel_find(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
                                        size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
 {
-    if (!plan || !args) return lk_fail(LK_ERR_NULL, op, "%s is NULL", plan ? "args" : "plan");
     if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
         lk_lce_label_ranks r;
         const lk_status status = lk_lce_parallel_split<T>(op, args, direction, true, &r);
@@ -297,7 +295,6 @@ LK_HOST lk_status lk_linear_cross_entropy_parallel_query(const char *op, const l
                                                          lk_direction direction, size_t *bytes)
 {
     lk_linear_cross_entropy_plan plan = {};
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
         const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
         return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);

@@ -483,7 +483,6 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
                                      size_t budget, bool least, lk_linear_kl_call *call, lk_linear_kl_plan *plan,
                                      const lk_linear_kl_more *more = NULL)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *call = {}, *plan = {};
     lk_linear_kl_args *const a = &call->a;
     *a = *args;
@@ -523,7 +522,6 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     const int count = lk_used_tensors(list, LK_COUNT(list));
     lk_checks checks = {op, LK_OK};
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
-    if (!query) lk_check_null(&checks, list, count);
     lk_check_size(&checks, "tokens", tokens, 0, INT32_MAX);
     lk_check_size(&checks, "hidden", a->hidden, 1, 1 << 30);
     lk_check_size(&checks, "teacher_hidden", a->teacher_hidden, 1, 1 << 30);
@@ -616,7 +614,6 @@ LK_HOST lk_status lk_linear_kl_find(const char *op, const lk_linear_kl_args *arg
 {
     lk_linear_kl_call call;
     lk_linear_kl_plan answer;
-    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     const lk_status status = lk_linear_kl_check<T>(op, args, direction, true, budget, least, &call, &answer);
     if (!status) *plan = answer;
     return status;

@@ -86,7 +86,6 @@ LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_pa
                                            lk_linear_kl_parallel_args *x)
 {
     lk_checks checks = {op, LK_OK};
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     lk_kl_check_ranks(&checks, x->parallel, x->common.vocab, x->common.divergence, direction);
     return checks.status;
@@ -163,7 +162,6 @@ template <class T>
 LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
                                             cudaStream_t stream)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
         const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
         return lk_kl_ranks_finish<T>(op, &f, stream);
@@ -189,7 +187,6 @@ LK_HOST lk_status lk_linear_kl_find_split(const char *op, const lk_linear_kl_par
     lk_linear_kl_parallel_args x = {};
     lk_linear_kl_call call;
     lk_linear_kl_plan answer;
-    if (!plan) return lk_fail(LK_ERR_NULL, op, "plan is NULL");
     lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
@@ -204,7 +201,6 @@ LK_HOST lk_status lk_linear_kl_parallel_query(const char *op, const lk_linear_kl
                                               size_t *bytes)
 {
     lk_linear_kl_plan plan;
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     if (direction == LK_FINISH) {
         const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
         return lk_kl_parallel_query<T>(op, &f, direction, bytes);

@@ -89,8 +89,8 @@ typedef struct {
     /* The ops with linear_ in their names: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that
      * computes dx is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */
     lk_status (*reduce)(void *user, void *dx, int64_t tokens, cudaStream_t stream);
-    int reduce_sms; /* linear_cross_entropy_parallel: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0: none;
-                     * they may wait until the matmul ends */
+    int reduce_sms; /* linear_cross_entropy_parallel: SMs that the matmul after `reduce` leaves free for the blocks of the sum. 0:
+                     * none; they may wait until the matmul ends */
 } lk_vocab_parallel;
 
 /* What a workspace pointer must be a multiple of. cudaMalloc gives 256, XLA 128. */
@@ -341,10 +341,12 @@ LK_COMMON_IN_EVERY_FILE(lk_common)
     LK_API LK_BODY lk_status lk_##op##_##name##_##T(const lk_##op##_args *args, cudaStream_t stream)                           \
     {                                                                                                                          \
         LK_EMIT_COMMON;                                                                                                        \
+        if (!args) return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_" #T, "args is NULL");                                    \
         return lk_##op##_run<lk_##T>("lk_" #op "_" #name "_" #T, args, direction, stream);                                     \
     }                                                                                                                          \
     LK_API LK_BODY lk_status lk_##op##_##name##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                 \
     {                                                                                                                          \
+        if (!args) return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_workspace_bytes_" #T, "args is NULL");                    \
         return lk_##op##_query<lk_##T>("lk_" #op "_" #name "_workspace_bytes_" #T, args, direction, bytes);                    \
     }
 #define LK_EMIT_PLANNED(op, name, direction, head, T)                                                                          \
@@ -352,6 +354,8 @@ LK_COMMON_IN_EVERY_FILE(lk_common)
     LK_API LK_BODY lk_status lk_##op##_##name##_plan_##T(const lk_##op##_args *args, size_t budget, lk_##head##_plan *plan)    \
     {                                                                                                                          \
         LK_CUBLAS_EMIT_CONTEXT(head);                                                                                          \
+        if (!plan || !args)                                                                                                    \
+            return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_plan_" #T, "%s is NULL", plan ? "args" : "plan");                \
         return lk_##op##_query_plan<lk_##T>("lk_" #op "_" #name "_plan_" #T, args, direction, budget, plan);                   \
     }
 

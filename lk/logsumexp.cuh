@@ -409,7 +409,6 @@ template <class T>
 LK_HOST lk_status lk_logsumexp_check(const char *op, const lk_logsumexp_args *args, lk_direction direction, lk_device *device,
                                      lk_logsumexp_args *a)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     if (a->inner == 0) a->inner = 1;
     if (a->scale == 0.0f) a->scale = 1.0f;

@@ -1587,7 +1587,6 @@ template <class T>
 LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction,
                                           lk_device *device, lk_md_lrpe_cosine_args *a, lk_lrpe_split *split)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool query = !device, backward = direction == LK_BACKWARD;
     a->axes = a->axes < 1 || a->axes > 8 ? 1 : a->axes; /* what was given is checked below */

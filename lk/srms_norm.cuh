@@ -1244,7 +1244,6 @@ template <class T>
 LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, lk_direction direction, lk_device *device,
                                      lk_srms_norm_args *a)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *a = *args;
     const bool backward = direction == LK_BACKWARD;
     if (a->groups == 0) a->groups = 1;

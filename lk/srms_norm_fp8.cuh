@@ -1037,7 +1037,6 @@ template <class T>
 LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_args *args, lk_device *device,
                                          lk_srms_norm_fp8_args *x)
 {
-    if (!args) return lk_fail(LK_ERR_NULL, op, "args is NULL");
     *x = *args;
     lk_srms_norm_args *const a = &x->common;
     if (a->groups == 0) a->groups = 1;
