@@ -398,7 +398,7 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_c
     *x = *args;
     lk_cross_entropy_ids_args ids = args->common;
     lk_ce_more more = {};
-    lk_tensor list[2];
+    lk_tensor list[2] = {};
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_ids_refuse(&checks, &ids.common);
     lk_ranks_check(&checks, x->parallel, ids.common.vocab, direction);

@@ -209,7 +209,7 @@ LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_ent
         const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
         return status ? status : lk_linear_cross_entropy_ids_run<T>(op, &args->common, direction, stream, &split);
     }
-    lk_lce_ids_ranks r;
+    lk_lce_ids_ranks r = {};
     const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, false, &r);
     if (status) return status;
     const lk_lce_ids_own own = {&r.ids, r.split.rows};
@@ -223,7 +223,7 @@ LK_HOST lk_status lk_lce_ids_find_ranks(const char *op, const lk_linear_cross_en
                                         lk_direction direction, size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
 {
     if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
-        lk_lce_ids_ranks r;
+        lk_lce_ids_ranks r = {};
         const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, true, &r);
         return status ? status : lk_lce_query_steps<T>(op, &args->common.common, direction, budget, least, &r.steps, plan);
     }

@@ -192,7 +192,7 @@ LK_HOST lk_status lk_lce_parallel_begin(const char *op, const lk_linear_cross_en
     if (checks.status) return checks.status; /* before sizes are computed of it */
     lk_lce_args sized = *a;
     if (direction == LK_FORWARD) sized.dentropy = NULL;
-    lk_tensor list[2];
+    lk_tensor list[2] = {};
     lk_ranks_place(x->parallel, direction, a->tokens, lk_ce_state_bytes(&sized), 4, a->statistics ? 8 : 16, arena, &x->states,
                    &x->all_states, &list);
     *rank = {x->parallel, x->states, (float *)x->states};
@@ -255,7 +255,7 @@ LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_
         return lk_ce_ranks_finish<T>(op, &f, stream);
     }
     if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
-        lk_lce_label_ranks r;
+        lk_lce_label_ranks r = {};
         const lk_status status = lk_lce_parallel_split<T>(op, args, direction, false, &r);
         if (status) return status;
         r.op = op, r.stream = stream, r.rows = lk_lce_labels<T>(&args->common);
@@ -276,7 +276,7 @@ LK_HOST lk_status lk_lce_parallel_find(const char *op, const lk_linear_cross_ent
                                        size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
 {
     if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
-        lk_lce_label_ranks r;
+        lk_lce_label_ranks r = {};
         const lk_status status = lk_lce_parallel_split<T>(op, args, direction, true, &r);
         return status ? status : lk_lce_query_steps<T>(op, &args->common, direction, budget, least, &r.steps, plan);
     }
