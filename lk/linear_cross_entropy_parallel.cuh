@@ -97,7 +97,6 @@ LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, const lk_lce_
     s->rank = *rank, s->rank.parallel.all_gather = NULL, s->all_states = const_cast<void *>(all_states);
     s->bytes = tokens * row_bytes;
     lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
-    if (!both) f.dentropy = NULL; /* forward has none */
     if (both) f.batch_invariant = 0; /* forward_backward has none */
     if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
     if (both && !f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
