@@ -17,8 +17,10 @@
  *            vocab_total elements on every rank.
  * States     16 bytes per row, 32 with label_smoothing, entropy or argmax, aligned to 16; with statistics 40, aligned to 8. These
  *            options are set in forward too. backward reads others there, f32 [rows], which finish leaves at the start; and lse,
- *            lse_low if given, entropy with dentropy, and the counts for a mean. Of the three calls only finish needs a workspace,
- *            for a reduced loss, and backward, for class weights with label_smoothing.
+ *            lse_low if given, and entropy with dentropy.
+ * Mean       backward reads valid_rows or weight_sum, which finish writes.
+ * Workspace  Without all_gather forward needs none, finish one for a reduced loss, backward one for class_weight with
+ *            label_smoothing.
  * Needs      cross_entropy.cuh, lk_ranks.cuh and what these need.
  * Options    Those of cross_entropy.cuh, without target_prob. Every rank counts all bad targets; without all_gather, finish and
  *            backward count them, and forward does not.

@@ -76,7 +76,7 @@ typedef struct {
     float *entropy;          /* F FB out   f32 [rows]; NULL to skip */
     void *dlogits;           /* B FB out   T [rows, vocab]; may be logits */
     int64_t rows;            /* at least 0 */
-    int64_t vocab;           /* 1 to 2^30 */
+    int64_t vocab;           /* 1 to 2^30; of a rank 0 to 2^30 */
     int64_t logits_stride;   /* elements between rows; 0 means packed, vocab */
     int64_t teacher_stride;  /* likewise */
     int64_t dlogits_stride;  /* B FB likewise; 0 where dlogits is logits: logits' */

@@ -867,7 +867,7 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
     f.lse_low = a->lse_low;
     f.valid_rows = a->valid_rows, f.weight_sum = a->weight_sum, f.bad_targets = a->bad_targets;
     f.workspace = a->workspace, f.workspace_bytes = a->workspace_bytes;
-    f.rows = a->tokens, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
+    f.rows = a->tokens, f.vocab = a->vocab, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
     f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
     f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
     f.target_dtype = a->target_dtype, f.statistics = a->statistics;

@@ -15,15 +15,15 @@
  *            weight, bias, dweight, dbias and vocab are of this rank's columns; target and class_weight are of the whole vocabulary.
  *            ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan. An example
  *            with NCCL is in examples/parallel.
- * States     Those of cross_entropy_parallel.cuh, of tokens.
+ * States     Those of cross_entropy_parallel.cuh, of tokens. backward counts a mean's tokens by itself.
  * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh. Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is
  *            forward and backward in one workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without
  *            label_smoothing, entropy, argmax and dentropy), else 4.
- *            dx is this rank's part, rounded to T; ask for it on all ranks or on none. parallel.reduce is called once, with all
- *            tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's matmul of dweight, all
- *            of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and maxCTAs = 8. PANELS
- *            with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
+ *            dx is this rank's part, rounded to T, 0 of a rank without columns; ask for it on all ranks or on none. parallel.reduce
+ *            is called once, with all tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's
+ *            matmul of dweight, all of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and
+ *            maxCTAs = 8. PANELS with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
  *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
  * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy.cuh. LK_ERR_PATH: path CHUNKS. LK_ERR_CUBLAS: a call with
  *            all_gather has launched no more than forward.
@@ -156,7 +156,9 @@ LK_HOST lk_status lk_lce_query_steps(const char *op, const lk_lce_args *args, lk
     plan->matmuls = of[0].matmuls + of[1].matmuls;
     char text[sizeof plan->text];
     memcpy(text, plan->text, sizeof text);
-    if (both) snprintf(plan->text, sizeof plan->text, "forward, then backward with %.250s", text);
+    if (both)
+        snprintf(plan->text, sizeof plan->text, "forward with %d matmul%s, then backward: %.240s", of[0].matmuls,
+                 of[0].matmuls == 1 ? "" : "s", text);
     return LK_OK;
 }
 

@@ -4,10 +4,12 @@
  * <op>_parallel.cuh; each of them says what is its own.
  *
  * The struct lk_<op>_parallel_args has four members:
- *   common      the struct of the op. Tensors with columns, and vocab, are of this rank's; everything else is the same on all ranks
+ *   common      the struct of the op. Tensors with columns, and vocab, are of this rank's columns; everything else is the same on
+ *               all ranks. class_weight has all columns, and targets are columns of the whole vocabulary
  *   parallel    lk_vocab_parallel of lk_base.cuh: which columns are this rank's, and the caller's collectives
- *   states      what a rank computes of each row from its own columns, before any other rank is heard. In device memory
- *   all_states  the states of all ranks, in their order
+ *   states      what a rank computes of each row from its own columns, for the other ranks. In device memory; each header says
+ *               how many bytes a row takes
+ *   all_states  the states of all ranks, in their order. `states` is no part of it
  *
  * With parallel.all_gather, forward and forward_backward are one call; all ranks make it:
  *     lk_<op>_parallel_args args = {};
@@ -19,26 +21,31 @@
  *     args.common.workspace = ...;
  *     status = lk_<op>_parallel_forward_backward_bf16(&args, stream);
  *
- * Without it each step is a call, and the caller gathers `states` of all ranks into all_states:
+ * Without it each step is a call, and the caller gathers `states` of all ranks into all_states. Each call may need a workspace, and
+ * has its own ..._workspace_bytes, as above:
  *     args.parallel.all_gather = NULL, args.states = states;
- *     status = lk_<op>_parallel_forward_bf16(&args, stream);          // FORWARD writes states, and nothing else
+ *     status = lk_<op>_parallel_forward_bf16(&args, stream);          // FORWARD writes states, and `saved` if given
  *     args.all_states = ...;                                          // gathered
  *     status = lk_<op>_parallel_finish_bf16(&args, stream);           // FINISH merges them and writes the results
  *     status = lk_<op>_parallel_backward_bf16(&args, stream);         // BACKWARD: gradients of this rank's columns
  *   BETWEEN     of a loss whose terms need the sums of all columns, kl's JENSEN_SHANNON: a call after the gathering, which writes
- *               states again; these are gathered in the same way before finish
- * Outputs that decide how large a state is are set in forward too, though finish writes them; the header says which. Each call has
- * a workspace function of its own. finish, and calls with all_gather, write to `states` what backward reads besides the outputs of
- * forward, or NULL to skip it. So to call backward after a forward with all_gather, give forward `states` and lse.
+ *               states again; these are gathered in the same way before finish. lk does not see that it is missing: the loss is
+ *               wrong then
+ * Set the same options and outputs in all calls of a step: the size of a state follows from some of them, as each header says, and
+ * lk does not see a difference. finish, and calls with all_gather, write to `states` what backward reads besides lse and the like;
+ * `states` is NULL if no backward follows. So to call backward after a forward with all_gather, give forward `states` and lse.
  *
- * A rank may have no columns; it makes all calls. A call that fails returns its status on its own rank, and so does a callback's. lk
- * waits for no rank. Errors, before all others but those of fields that a call does not have:
+ * A rank may have no columns; it makes all calls. A call that fails returns its status on its own rank; where a callback does not
+ * return 0, the call returns its number. lk waits for no rank.
+ *
+ * Errors. Fields that a call does not have come first, then these, then those of the op:
  *   LK_ERR_SHAPE   parallel.vocab_total is 0; it, vocab, vocab_start, rank (below ranks), ranks (1 to 2^16) or reduce_sms is out of
- *                  range
+ *                  range; ranks is 1, and vocab is not vocab_total
  *   LK_ERR_NULL    forward_backward without all_gather; then, in the order of the op's own: states or all_states where the call
  *                  needs it
- * Compiled with -DLK_CHECK, a call with all_gather gathers the slices first, and fails where two overlap or columns are missing;
- * not in a graph's capture, nor with states of 16 bytes per row that are few.
+ * Compiled with -DLK_CHECK, a call with all_gather first gathers vocab_start and vocab of all ranks, 32 bytes of each, and fails
+ * where ranks share columns or columns are missing. Compile it so for all ranks or for none. It does not look in a graph's capture,
+ * for more than 1024 ranks, or where the states of a rank have less than 32 bytes.
  *
  * What follows knows no loss: the checks of `parallel`, where states lie, and the steps of a call.
  */
@@ -115,6 +122,9 @@ LK_HOST void lk_ranks_check(lk_checks *checks, const lk_vocab_parallel &v, int64
     lk_check_size(checks, "parallel.vocab_start", v.vocab_start, 0, v.vocab_total - vocab);
     lk_check_size(checks, "parallel.ranks", v.ranks, 1, 1 << 16);
     lk_check_size(checks, "parallel.rank", v.rank, 0, (int64_t)v.ranks - 1);
+    if (v.ranks == 1 && vocab != v.vocab_total)
+        lk_reject(checks, LK_ERR_SHAPE, "vocab is %lld; with parallel.ranks 1 it must be parallel.vocab_total, %lld",
+                  (long long)vocab, (long long)v.vocab_total);
     lk_check_size(checks, "parallel.reduce_sms", v.reduce_sms, 0, 1 << 16);
     if (!checks->status && direction == LK_BOTH && !v.all_gather)
         lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");

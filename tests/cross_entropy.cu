@@ -2518,7 +2518,8 @@ static void rank_errors(int type)
                  {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
                  {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks"},
                  {BOTH, LK_ERR_SHAPE, "vocab_start"}, {BOTH, LK_ERR_SHAPE, "states and lse overlap"},
-                 {DIRECTIONS, LK_ERR_SHAPE, "all_states and states overlap"}, {BACKWARD, LK_ERR_ALIGNMENT, "states"}};
+                 {DIRECTIONS, LK_ERR_SHAPE, "all_states and states overlap"}, {BACKWARD, LK_ERR_ALIGNMENT, "states"},
+                 {FORWARD, LK_ERR_SHAPE, "with parallel.ranks 1"}};
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
@@ -2546,6 +2547,7 @@ static void rank_errors(int type)
         if (i == 16) x.states = a.lse = (float *)x.states;
         if (i == 17) x.states = table;
         if (i == 18) x.states = (char *)x.states + 2;
+        if (i == 19) v->ranks = 1, v->rank = 0, v->vocab_start = 0, v->vocab_total = a.vocab + 1;
         if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
         const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&x, test.stream)
                                                                   : rank_of[direction][type](&x, test.stream);
