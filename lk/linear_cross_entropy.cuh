@@ -1143,7 +1143,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
         lk_ce_added(added, 0), lk_ce_added(added, 1), lk_ce_added(added, 2), lk_ce_added(added, 3), lk_ce_added(added, 4),
         lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(added, 7), lk_ce_added(added, 8),
-        lk_workspace(a->workspace, some && a->vocab ? a->workspace_bytes : 0),
+        lk_workspace(a->workspace, some && (a->vocab || ids || !planner) ? a->workspace_bytes : 0), /* !planner: it has states */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");

@@ -228,8 +228,8 @@ LK_HOST void lk_check_stride(lk_checks *checks, const lk_tensor *t, const lk_ten
     }
 }
 
-/* Fails if an output overlaps another tensor for certain: the same pointer, or ranges without gaps that intersect. Rows with
- * gaps between them may lie in each other's gaps. */
+/* Fails if a tensor is larger than memory can be, or an output overlaps another tensor for certain: the same pointer, or ranges
+ * without gaps that intersect. Rows with gaps between them may lie in each other's gaps. */
 LK_HOST void lk_check_overlap(lk_checks *checks, const lk_tensor *list, int count)
 {
     if (lk_rejected(checks, LK_ERR_SHAPE)) return;
@@ -243,6 +243,8 @@ LK_HOST void lk_check_overlap(lk_checks *checks, const lk_tensor *list, int coun
         const lk_tensor *const t = &list[i];
         if (!t->pointer || !lk_has_elements(t)) continue;
         const int64_t span = lk_span(t);
+        if (lk_count(span, t->bytes) > (int64_t)1 << 62)
+            return lk_reject(checks, LK_ERR_SHAPE, "%s spans more than 2^62 bytes", t->name);
         int64_t elements = t->width;
         for (int d = 0; d < 3; d++)
             if (t->dim[d].stride) elements = lk_count(elements, t->dim[d].size); /* may be more than the span */

@@ -1831,14 +1831,14 @@ static void errors(int type, int direction)
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0;
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 64, c->workspace_bytes = 65536;
         BAD(LK_OK, "128 bytes are enough")->dtheta = 0, c->workspace = 128, c->workspace_bytes = 65536 - 128;
-        /* x, dy and dx have 2^62 elements at most, the partial sums more bytes than can be counted. The query says so; theta
-         * and dtheta of a call would overlap. */
-        BAD(LK_ERR_SHAPE, "overlap")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536, c->p.batch = 1,
+        /* x, dy and dx have 2^62 elements at most, the partial sums more bytes than can be counted. The query says so; the
+         * bytes of a call's x or theta are too many. */
+        BAD(LK_ERR_SHAPE, "2^62 bytes")->dx = -1, c->dtheta = 0, c->workspace = 0, c->workspace_bytes = 65536, c->p.batch = 1,
                          c->p.shape[0] = 1, c->p.heads = (int64_t)1 << 58, c->p.dim = 8;
         BAD(LK_ERR_SHAPE, "2^62 elements")->dx = -1, c->dtheta = 0, c->x_stride[0] = c->y_stride[0] = 2, c->p.heads = 1,
                          c->p.shape[0] = 1, c->p.batch = (int64_t)1 << 60, c->p.dim = 8;
         /* dy has 2^63 elements, which no number holds, in a smaller span. */
-        BAD(LK_ERR_VALUE, "path")->dx = -1, c->dtheta = 0, c->x_stride[0] = c->y_stride[0] = 2, c->p.heads = 1, c->p.path = 77,
+        BAD(LK_ERR_VALUE, "path")->dx = -1, c->dtheta = 0, c->x_stride[0] = c->y_stride[0] = 1, c->p.heads = 1, c->p.path = 77,
                          c->p.shape[0] = 1, c->p.batch = (int64_t)1 << 59, c->p.dim = 8;
         BAD(LK_ERR_WORKSPACE, "workspace")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4 - 1;
         BAD(LK_OK, "just enough")->dtheta = 0, c->workspace = 0, c->workspace_bytes = 2 * 4 * 3 * 2 * vec * 4;
