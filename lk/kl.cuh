@@ -89,7 +89,7 @@ typedef struct {
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
     int path;                /* LK_KL_*; 0 chooses */
     void *workspace;         /* of kl_parallel.cuh alone: at least the queried bytes, aligned to 128; NULL where that is 0 */
-    size_t workspace_bytes;  /* likewise */
+    size_t workspace_bytes;  /* of workspace */
 } lk_kl_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):

@@ -1143,7 +1143,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
         lk_ce_added(added, 0), lk_ce_added(added, 1), lk_ce_added(added, 2), lk_ce_added(added, 3), lk_ce_added(added, 4),
         lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(added, 7), lk_ce_added(added, 8),
-        lk_workspace(a->workspace, some && (a->vocab || ids || !planner) ? a->workspace_bytes : 0), /* !planner: it has states */
+        lk_workspace(a->workspace, some && (a->vocab || ids || !planner) ? a->workspace_bytes : 0), /* a call that gathers has no planner */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
@@ -1277,10 +1277,9 @@ LK_HOST lk_status lk_linear_cross_entropy_query_plan(const char *op, const lk_lc
 template <class T>
 LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes, const lk_lce_added *more = NULL)
 {
-    lk_lce_args with = {};
+    lk_lce_args with = *args;
     lk_lce_call call;
-    if (!args || !bytes) return lk_fail(LK_ERR_NULL, op, "%s is NULL", args ? "bytes" : "args");
-    with = *args, with.saved = &with;
+    with.saved = &with;
     const lk_status status = lk_lce_check<T>(op, &with, LK_FORWARD, true, &call, NULL, more);
     if (!status) *bytes = call.saves ? lk_lce_saved_size(&call) : 0;
     return status;
@@ -1293,6 +1292,8 @@ template <class T> LK_HOST lk_status lk_linear_cross_entropy_query_saved(const c
 #define LK_EMIT_SAVED(op, T)                                                                                                   \
     LK_API LK_BODY lk_status lk_##op##_saved_bytes_##T(const lk_##op##_args *args, size_t *bytes)                              \
     {                                                                                                                          \
+        if (!args || !bytes)                                                                                                   \
+            return lk_fail(LK_ERR_NULL, "lk_" #op "_saved_bytes_" #T, "%s is NULL", args ? "bytes" : "args");                  \
         return lk_##op##_query_saved<lk_##T>("lk_" #op "_saved_bytes_" #T, args, bytes);                                       \
     }
 

@@ -83,10 +83,10 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
     if (lk_ce_ids_has_tail(&rows.x.common, LK_BACKWARD))
         return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true, true>,
                                                      lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
-                                                 lk_cross_entropy_ids_put_kernel<Logit, false, true>});
+                                                     lk_cross_entropy_ids_put_kernel<Logit, false, true>});
     return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true>,
                                                  lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
-                                             lk_cross_entropy_ids_put_kernel<Logit, false>});
+                                                 lk_cross_entropy_ids_put_kernel<Logit, false>});
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */

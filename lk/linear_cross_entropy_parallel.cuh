@@ -97,10 +97,12 @@ LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, const lk_lce_
     s->rank = *rank, s->rank.parallel.all_gather = NULL, s->all_states = const_cast<void *>(all_states);
     s->bytes = tokens * row_bytes;
     lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
-    if (both) f.batch_invariant = 0; /* forward_backward has none */
-    if (both && !f.lse) lk_take(&f.lse, arena, true, tokens);
-    if (both && !f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
-    if (both && f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
+    if (both) {
+        f.batch_invariant = 0; /* forward_backward has none */
+        if (!f.lse) lk_take(&f.lse, arena, true, tokens);
+        if (!f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
+        if (f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
+    }
     b.lse = f.lse, b.lse_low = f.lse_low, b.entropy = f.entropy;
     b.bad_targets = NULL; /* finish has counted them */
 }

@@ -140,9 +140,9 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_step(void *of, lk
     lk_linear_kl_ranks *const r = (lk_linear_kl_ranks *)of;
     if (step == LK_FORWARD) return lk_linear_kl_pass<T, Logit, LK_KL_STATE>(r);
     if (step == LK_FINISH) return lk_linear_kl_merge(r, false);
-    const lk_status status = step == LK_BETWEEN ? lk_linear_kl_merge(r, true) : LK_OK;
-    if (status) return status;
-    return step == LK_BETWEEN ? lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r) : lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
+    if (step == LK_BACKWARD) return lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r);
+    const lk_status status = lk_linear_kl_merge(r, true);
+    return status ? status : lk_linear_kl_pass<T, Logit, LK_KL_TERMS>(r);
 }
 
 template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, lk_direction direction)

@@ -84,8 +84,8 @@ typedef struct {
     int64_t vocab_start, vocab_total; /* the first column of this rank; the columns of all ranks together, 1 to 2^30 */
     int rank, ranks;
     void *user; /* both functions get it */
-    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks, on `stream`. Both functions return 0, or better a
-     * positive number, which the call returns. NULL: the caller gathers. */
+    /* Gathers `bytes` bytes from each rank into `receive`, in the order of ranks, on `stream`. NULL: the caller gathers. Each of the
+     * two functions returns 0; one that fails returns a number above 0, and so does the call. */
     lk_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream);
     /* The ops with linear_ in their names: sums dx, T [tokens, hidden], over all ranks, in place. It is called when all work that
      * computes dx is on `stream`, so the sum may run beside what follows there. NULL: the caller sums dx after the call. */

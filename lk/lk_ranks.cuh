@@ -32,8 +32,8 @@
  *               states again; these are gathered in the same way before finish. lk does not see that it is missing: the loss is
  *               wrong then
  * Set the same options and outputs in all calls of a step: the size of a state follows from some of them, as each header says, and
- * lk does not see a difference. finish, and calls with all_gather, write to `states` what backward reads besides lse and the like;
- * `states` is NULL if no backward follows. So to call backward after a forward with all_gather, give forward `states` and lse.
+ * lk does not see a difference. finish, and calls with all_gather, write to `states` what backward reads besides their outputs;
+ * `states` may be NULL if no backward follows. So to call backward after a forward with all_gather, give forward `states` and lse.
  *
  * A rank may have no columns; it makes all calls. A call that fails returns its status on its own rank; where a callback does not
  * return 0, the call returns its number. lk waits for no rank.

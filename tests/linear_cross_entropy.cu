@@ -2622,6 +2622,11 @@ static void rank_errors(int type)
                    rank_plan_of[BOTH][type](NULL, 0, &any) == LK_ERR_NULL && finish_of[type](NULL, test.stream) == LK_ERR_NULL &&
                    finish_bytes_of[type](NULL, &asked) == LK_ERR_NULL && asked == TEST_NOT_ASKED))
         test_detail("args NULL: %s", lk_last_error());
+    const rank_args x = {};
+    if (!test_that(saved_bytes_of[type](NULL, &asked) == LK_ERR_NULL && rank_saved_bytes_of[type](NULL, &asked) == LK_ERR_NULL &&
+                   saved_bytes_of[type](&x.common, NULL) == LK_ERR_NULL && rank_saved_bytes_of[type](&x, NULL) == LK_ERR_NULL &&
+                   strstr(lk_last_error(), "parallel_saved_bytes") && asked == TEST_NOT_ASKED))
+        test_detail("saved_bytes without args or bytes: %s", lk_last_error());
     TEST_CUDA(cudaFree(room_of_call));
 }
 
