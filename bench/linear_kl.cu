@@ -96,7 +96,7 @@ static scratch scratch_of(const shape *s)
     static size_t held;
     scratch t = {};
     t.stride = lk_ceil_div(s->vocab, 64) * 64;
-    const size_t dz = bench_round_up((size_t)(s->tokens * t.stride) * sizeof(lk_bf16)), bytes = 5 * dz + LK_LINEAR_KL_CUBLAS;
+    const size_t dz = bench_round_up((size_t)(s->tokens * t.stride) * sizeof(lk_bf16)), bytes = 5 * dz + LK_HEAD_CUBLAS_BYTES;
     if (bytes > held) {
         BENCH_CUDA(cudaDeviceSynchronize());
         BENCH_CUDA(cudaFree(memory));
@@ -121,7 +121,7 @@ static void multiply(const scratch *h, cudaStream_t stream, const void *a, const
 {
     static lk_cublas_context context;
     if (!context.handle) right(lk_cublas_init("bench", &context));
-    const lk_cublas_call call = {"bench", stream, &context, h->cublas, LK_LINEAR_KL_CUBLAS, LK_CUBLAS_LAUNCH};
+    const lk_cublas_call call = {"bench", stream, &context, h->cublas, LK_HEAD_CUBLAS_BYTES, LK_CUBLAS_LAUNCH};
     lk_cublas_product p = {};
     p.key.factor_type = LK_DTYPE_BF16, p.key.type = wide ? LK_DTYPE_F32 : LK_DTYPE_BF16;
     p.key.transpose_a = transpose_a, p.key.transpose_b = transpose_b;
@@ -425,7 +425,7 @@ static void describe(bench_case *c, const shape *s)
     c->write_bytes = gives_gradient(s) ? X_BYTES(s, s->hidden) + WEIGHT_BYTES(s, s->hidden, element) : 0;
     c->out_bytes = 3 * (size_t)s->tokens * sizeof(float);
     c->flops = FLOPS(s);
-    c->naive_bytes = (size_t)(s->tokens * s->vocab) * 10 + LK_LINEAR_KL_CUBLAS;
+    c->naive_bytes = (size_t)(s->tokens * s->vocab) * 10 + LK_HEAD_CUBLAS_BYTES;
     c->fill = fill, c->launch = launch_lk, c->bare = launch_bare, c->check = check, c->workspace = workspace;
     if (!s->workspace_mb && !s->fast && !is_split(s)) c->naive = launch_naive;
 }

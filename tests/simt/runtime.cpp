@@ -290,6 +290,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     }
     return cudaSuccess;
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t) {
+    return executable ? cudaSuccess : note(cudaErrorInvalidValue);
+}
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
     if (nodes) return note(cudaErrorNotSupported);
     *count = graph->steps.size();
@@ -417,6 +420,12 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind, cudaStream_t stream) {
     return enqueue(stream, [=] { return copy_now(to, from, bytes); });
+}
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind) {
+    cudaError_t error = width > to_pitch || width > from_pitch ? cudaErrorInvalidValue : outside_capture();
+    for (size_t row = 0; row < height && !error; row++)
+        error = copy_now((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return note(error);
 }
 static cudaError_t set_now(void *at, int value, size_t bytes) {
     if (!range_fits(at, bytes) || (bytes && !at)) return cudaErrorInvalidValue;
