@@ -46,11 +46,15 @@
  *                     longer rows a block of up to 512 threads, with 4 or 8 vectors each; still longer ones a cluster of 2 to 8
  *                     blocks. It is compiled without weight and bias, with ones that the threads hold, and with any. Few rows
  *                     of up to 1024 vectors have a block each, with 2 vectors per thread
+ *   forward of short  lk_srms_norm_forward_short_kernel: many rows of at most 32 vectors, of T alone and without bias, as norms
+ *   rows              per head have; a team's threads have 4 rows each
  *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight or dweight,
  *                     else 512, and 4 vectors per thread in shared memory. With weight or dweight there are as many blocks as
  *                     run at once, and a team has many rows
  *   backward of few   lk_srms_norm_backward_few_kernel, as in forward
  *   rows, no dweight
+ *   backward of short lk_srms_norm_backward_short_kernel, as in forward: dy is given, s is one tensor, and of the outputs of rows
+ *   rows              there is dx alone
  *   dweight, dbias    lk_srms_norm_row_sum_kernel: adds up dy for dbias, before the rows, and the teams' sums for dweight, after
  * For example 4096 rows of 4096 columns in bf16 with a weight, 512 vectors, on an H200: in forward a block of 128 threads has a
  * row, 4 vectors per thread. In backward with dweight 528 blocks of 128 threads have 7 or 8 rows each; then 128 blocks add up
@@ -482,6 +486,12 @@ template <class T> LK_HOST bool lk_srms_norm_plain(const lk_srms_norm_args *a, c
     return !columns || (a->weight_dtype == lk_dtype<T> && a->groups == 1 && (uintptr_t)columns % 16 == 0);
 }
 
+/* The same for a thread that reads each row's: it may be of groups. Rows are vectors. */
+template <class T> LK_HOST bool lk_srms_norm_vector_weight(const lk_srms_norm_args *a)
+{
+    return !a->weight || (a->weight_dtype == lk_dtype<T> && (uintptr_t)a->weight % 16 == 0);
+}
+
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
  * memory per thread and part of a vector; most threads per block, and threads of a block with several teams; whether a team has
  * a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
@@ -496,12 +506,32 @@ typedef struct {
     int64_t grid;
     bool edges;  /* rows have single elements at their ends */
     bool few;    /* the kernel for few rows takes them */
+    bool narrow; /* the kernel for short rows takes them */
     bool reread; /* backward's Reread */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
 /* Most bytes of dynamic shared memory per block. From sm_80 on a block may have at least 99 KiB; 7 KiB of these are static. */
 #define LK_SRMS_NORM_SMEM (92 * 1024)
+
+/* The kernels for short rows, of at most 32 vectors: a team's lanes have one vector each, of several rows at a time. A row of such
+ * a length per team leaves too few loads in flight. */
+#define LK_SRMS_NORM_SHORT_ROWS 4
+#define LK_SRMS_NORM_SHORT_THREADS 128
+#define LK_SRMS_NORM_SHORT_BLOCKS 6 /* per SM: 80 registers per thread */
+
+/* Whether there are enough short rows to keep all SMs busy. `layout` is that of teams of lanes, and gets the other threads. */
+template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, const lk_srms_norm_args *a, lk_srms_norm_layout *layout)
+{
+    const lk_srms_norm_input *const in = &layout->call.in;
+    const int threads = LK_SRMS_NORM_SHORT_THREADS, teams = threads >> in->team_log2;
+    const bool usual = a->path == LK_SRMS_NORM_AUTO || a->path == LK_SRMS_NORM_WARP;
+    if (!usual || in->team_log2 < 0 || !in->aligned || layout->edges || a->cols > 32 * LK_VEC<T> || layout->few) return false;
+    const int64_t blocks = lk_ceil_div(a->rows, (int64_t)teams * LK_SRMS_NORM_SHORT_ROWS);
+    if (blocks < (int64_t)LK_SRMS_NORM_SHORT_BLOCKS / 2 * device->sms) return false;
+    layout->narrow = true, layout->threads = threads, layout->grid = blocks;
+    return true;
+}
 
 /* Divides the rows among teams. a: checked. */
 template <class T>
@@ -676,6 +706,46 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
     }
 }
 
+/* Short rows, of BARE or WEIGHED without residual and bias; weight may be of groups. */
+template <class T>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_BLOCKS)
+    lk_srms_norm_forward_short_kernel(const __grid_constant__ lk_srms_norm_call call)
+{
+    constexpr int Num = LK_VEC<T>, Rows = LK_SRMS_NORM_SHORT_ROWS;
+    const lk_srms_norm_args &a = call.a;
+    const int lanes = 1 << call.in.team_log2, teams = (int)blockDim.x >> call.in.team_log2, groups = (int)a.groups;
+    const int col = ((int)threadIdx.x & (lanes - 1)) * Num, cols = (int)a.cols;
+    const int64_t first = (int64_t)blockIdx.x * teams * Rows + ((int)threadIdx.x >> call.in.team_log2);
+    const int next = teams % groups; /* from a row's group to that of the thread's next row */
+    int group = groups > 1 ? (int)(first % groups) : 0;
+    lk_vec<T> x[Rows] = {}, weight[Rows] = {};
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    LK_UNROLL for (int u = 0; u < Rows; u++)
+        if (col < cols && first + u * teams < a.rows)
+            x[u] = lk_load_vec_ca((const T *)a.x + (first + u * teams) * a.x_stride + col);
+    LK_UNROLL for (int u = 0; u < Rows; u++) {
+        if (u > 0) weight[u] = weight[0];
+        if (col < cols && a.weight && (u == 0 || groups > 1)) weight[u] = lk_load_vec_ca((const T *)a.weight + group * cols + col);
+        group = group + next < groups ? group + next : group + next - groups;
+    }
+    float s[Num], sum[Rows];
+    LK_UNROLL for (int u = 0; u < Rows; u++) {
+        lk_unpack(s, x[u]);
+        sum[u] = lk_srms_norm_dot(s, s);
+    }
+    LK_UNROLL for (int u = 0; u < Rows; u++) sum[u] = lk_sum_warp(sum[u], lanes);
+    LK_UNROLL for (int u = 0; u < Rows; u++) {
+        const int64_t row = first + u * teams;
+        const float rstd = lk_rsqrt(fmaf(sum[u], call.in.inverse_cols, a.eps));
+        if (col >= cols || row >= a.rows) continue;
+        if (col == 0 && a.rstd) a.rstd[row] = rstd;
+        lk_forget(&x[u].raw); /* or its floats stay in registers too */
+        lk_unpack(s, x[u]);
+        lk_srms_norm_forward_put<T, T, LK_SRMS_NORM_FEW>(call, rstd, s, row, col, 0, weight[u]);
+    }
+}
+
 template <class T, class Res, bool Packed> LK_HOST void (*lk_srms_norm_forward_choose(int kind))(lk_srms_norm_call)
 {
     return kind == LK_SRMS_NORM_FEW       ? lk_srms_norm_forward_kernel<T, Res, false, LK_SRMS_NORM_FEW>
@@ -697,8 +767,11 @@ LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *dev
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
     const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && kind != LK_SRMS_NORM_WEIGHED), 4, 0,
                                         LK_SRMS_NORM_THREADS, 128, 0, plain && !a->bias ? 2048 : 0};
-    const lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, false, traits);
+    lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, false, traits);
     const int chosen = layout.few ? LK_SRMS_NORM_FEW : kind;
+    const bool simple = packed && !a->residual_out && !a->bias && lk_srms_norm_vector_weight<T>(a);
+    if (simple && lk_srms_norm_are_short<T>(device, a, &layout))
+        return lk_launch_pdl(op, device, lk_srms_norm_forward_short_kernel<T>, layout.grid, 1, layout.threads, 0, stream, layout.call);
     return lk_launch_pdl(op, device,
                          other    ? lk_srms_norm_forward_choose<T, float, false>(chosen)
                          : packed ? lk_srms_norm_forward_choose<T, T, true>(chosen)
@@ -1078,6 +1151,101 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     }
 }
 
+/* ---- Backward of short rows ---------------------------------------------------------------------------------------------- */
+
+/* Short rows, where s and dy are one tensor of T each and dx is all that is written of a row. Weight: there is weight or dweight. A
+ * team has every step-th row, all of one group. Where a block has whole sets of groups it adds up its teams' sums for dweight. */
+template <class T, bool Weight>
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_BLOCKS)
+    lk_srms_norm_backward_short_kernel(const __grid_constant__ lk_srms_norm_call call)
+{
+    constexpr int Num = LK_VEC<T>, Rows = LK_SRMS_NORM_SHORT_ROWS;
+    const lk_srms_norm_args &a = call.a;
+    const lk_srms_norm_tensor &of_s = call.in.x, &of_dy = call.in.dy;
+    const int lanes = 1 << call.in.team_log2, teams = (int)blockDim.x >> call.in.team_log2, groups = (int)a.groups;
+    const int team = (int)threadIdx.x >> call.in.team_log2, col = ((int)threadIdx.x & (lanes - 1)) * Num, cols = (int)a.cols;
+    const int64_t first = (int64_t)blockIdx.x * teams + team;
+    const int step = (int)gridDim.x * teams;
+    LK_SHARED(float, shared, [Weight ? LK_SRMS_NORM_SHORT_THREADS * Num : 1]);
+    float w[Num], sums[1][Num] = {};
+    lk_griddepcontrol_wait();
+    lk_griddepcontrol_launch_dependents();
+    if (Weight && col < cols) lk_srms_norm_load_w(w, call, lk_srms_norm_group_start(call, first) + col);
+    for (int64_t row = first; row - team < a.rows; row += (int64_t)Rows * step) { /* lanes without a row take part in the reduction */
+        lk_vec<T> x[Rows] = {}, dy[Rows] = {};
+        float rstd[Rows], sum[Rows], squares[Rows], s[Num], g[Num];
+        LK_UNROLL for (int u = 0; u < Rows; u++) {
+            const int64_t at = row + (int64_t)u * step;
+            rstd[u] = 0.0f;
+            if (col >= cols || at >= a.rows) continue;
+            x[u] = lk_load_vec_ca((const T *)of_s.data + at * of_s.stride + col);
+            dy[u] = lk_load_vec_ca((const T *)of_dy.data + at * of_dy.stride + col);
+            if (a.rstd) rstd[u] = a.rstd[at];
+        }
+        LK_UNROLL for (int u = 0; u < Rows; u++) {
+            lk_unpack(s, x[u]), lk_unpack(g, dy[u]);
+            LK_UNROLL for (int j = 0; j < Num && Weight; j++) g[j] *= w[j];
+            sum[u] = col < cols ? lk_srms_norm_dot(s, g) : 0.0f;
+            squares[u] = a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
+        }
+        LK_UNROLL for (int u = 0; u < Rows; u++) sum[u] = lk_sum_warp(sum[u], lanes);
+        if (!a.rstd) {
+            LK_UNROLL for (int u = 0; u < Rows; u++)
+                rstd[u] = lk_rsqrt(fmaf(lk_sum_warp(squares[u], lanes), call.in.inverse_cols, a.eps));
+        }
+        LK_UNROLL for (int u = 0; u < Rows; u++) {
+            const int64_t at = row + (int64_t)u * step;
+            if (col >= cols || at >= a.rows) continue;
+            const float slope = sum[u] * rstd[u] * call.in.inverse_cols * rstd[u];
+            lk_forget(&x[u].raw), lk_forget(&dy[u].raw); /* or their floats stay in registers too */
+            lk_unpack(s, x[u]), lk_unpack(g, dy[u]);
+            LK_UNROLL for (int j = 0; j < Num; j++) {
+                if (Weight) sums[0][j] = fmaf(g[j] * rstd[u], s[j], sums[0][j]), g[j] *= w[j];
+                g[j] = rstd[u] * fmaf(-s[j], slope, g[j]);
+            }
+            lk_srms_norm_backward_store<T, T>(call, at, col, g);
+        }
+    }
+    if (!Weight || !a.dweight) return;
+    if (teams % groups) { /* uniform */
+        if (col < cols) lk_srms_norm_put_sums(lk_srms_norm_partial(call, first, Num) + col, sums, 1);
+        return;
+    }
+    float *const mine = shared + (int)threadIdx.x * Num;
+    LK_UNROLL for (int j = 0; j < Num; j++) mine[j] = sums[0][j];
+    __syncthreads(); /* all teams' sums are written before a set's first ones add them */
+    if (team >= groups || col >= cols) return;
+    for (int other = team + groups; other < teams; other += groups)
+        LK_UNROLL for (int j = 0; j < Num; j++) sums[0][j] += mine[(other - team) * lanes * Num + j];
+    lk_srms_norm_put_sums(lk_srms_norm_partial(call, (int64_t)blockIdx.x * groups + team, Num) + col, sums, 1);
+}
+
+/* The greatest one. */
+LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
+{
+    return b ? lk_srms_norm_common_divisor(b, a % b) : a;
+}
+
+/* Whether these are short rows that the kernel takes; then lays out its blocks, as many as run at once. */
+template <class T>
+LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_srms_norm_args *a, lk_srms_norm_layout *layout)
+{
+    constexpr int Num = LK_VEC<T>;
+    lk_srms_norm_call *const call = &layout->call;
+    const bool plain = a->dy && a->dy_dtype == lk_dtype<T> && call->in.x.data && !call->in.r.data && !call->in.dr.data && !a->dresidual;
+    const int64_t most = (int64_t)LK_SRMS_NORM_SHORT_BLOCKS * device->sms, teams = LK_SRMS_NORM_SHORT_THREADS >> call->in.team_log2;
+    const int64_t sets = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* of blocks, with rows of all groups */
+    if (!plain || sets > most || !lk_srms_norm_are_short<T>(device, a, layout)) return false;
+    if (layout->grid > most) layout->grid = most;
+    if (a->weight || a->dweight) {
+        layout->grid -= layout->grid % sets;
+        call->pitch = lk_ceil_div(a->cols, Num) * Num + Num;
+        call->partials = layout->grid * (teams % a->groups ? teams : a->groups);
+        if (a->dweight) layout->workspace = (size_t)(call->partials * call->pitch) * sizeof(float);
+    }
+    return true;
+}
+
 /* ---- Sums over rows: dweight and dbias ----------------------------------------------------------------------------------- */
 
 /* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in
@@ -1162,12 +1330,6 @@ LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, co
 
 /* ---- The launch of backward ---------------------------------------------------------------------------------------------- */
 
-/* The greatest one. */
-LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
-{
-    return b ? lk_srms_norm_common_divisor(b, a % b) : a;
-}
-
 /* Whether the weight of all vectors is of T, on 16 bytes, or NULL. */
 template <class T> LK_HOST bool lk_srms_norm_packs_w(const lk_srms_norm_args *a, const lk_srms_norm_input *in)
 {
@@ -1188,8 +1350,9 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, true, traits);
     lk_srms_norm_call *const call = &layout.call;
     lk_srms_norm_input *const in = &call->in;
-    layout.smem = layout.few ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
-    if (weight && !layout.few && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
+    lk_srms_norm_backward_are_short<T>(device, a, &layout);
+    layout.smem = layout.few || layout.narrow ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
+    if (weight && !layout.few && !layout.narrow && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
         call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
         const int64_t fit = device->smem * 1024 / ((int64_t)layout.smem + 8 * 1024); /* static shared memory and the system's */
         const int64_t by_smem = fit > 1 ? fit : 1;
@@ -1227,6 +1390,10 @@ LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout
 {
     const bool reread = layout.reread;
     if (layout.few) return lk_srms_norm_backward_few_kernel<T, Res>;
+    if constexpr (sizeof(Dy) == sizeof(T))
+        if (layout.narrow)
+            return layout.call.a.weight || layout.call.a.dweight ? lk_srms_norm_backward_short_kernel<T, true>
+                                                                 : lk_srms_norm_backward_short_kernel<T, false>;
     if (layout.call.a.weight || layout.call.a.dweight)
         return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, true, true> : lk_srms_norm_backward_kernel<T, Res, Dy, true, false>;
     return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, false, true> : lk_srms_norm_backward_kernel<T, Res, Dy, false, false>;

@@ -715,6 +715,28 @@ static void groups(int type, int direction, int path)
         }
 }
 
+/* As many rows of at most 32 vectors as keep all SMs busy: a thread has several. Some lanes of a team have no vector, some teams of
+ * the last block no row; a block has all groups several times, or some of them. */
+static void short_rows(int type, int direction, int path)
+{
+    const int shapes[][2] = {{8, 1}, {5, 3}, {16, 32}, {32, 1}, {2, 64}, {1, 4}, {12, 5}, {32, 7}}; /* vectors, groups */
+    for (int i = 0; i < LENGTH_OF(shapes); i++)
+        for (int k = 0; k < 4; k++) {
+            if (path > LK_SRMS_NORM_WARP || (test.small && (i + k + type) % 3)) continue;
+            const int vec = type == LK_DTYPE_F32 ? 4 : 8, vecs = shapes[i][0];
+            int teams = 128;
+            while (128 / teams < vecs) teams /= 2;
+            const int64_t rows = (int64_t)(3 * test.sms + 2) * teams * 4 - 3;
+            problem p = drawn(type, direction, path, rows, vecs * vec, 390 + k, k == 1 ? GAPS : PACKED);
+            const bool back = direction == BACKWARD;
+            for (int t = 0; t < TENSORS; t++) p.home[t] = t, p.has[t] = false;
+            p.has[X] = p.has[back ? DX : Y] = true, p.has[DY] = back, p.has[RSTD] = k % 2 == 0;
+            p.has[WEIGHT] = k != 3, p.has[DWEIGHT] = back && k != 2, p.groups = shapes[i][1];
+            p.weight_dtype = back && k == 1 ? LK_DTYPE_F32 : LK_DTYPE_T, p.dy_dtype = LK_DTYPE_T;
+            check(&p);
+        }
+}
+
 static void long_rows(int type, int direction, int path)
 {
     const int64_t cols[] = {test_pick(5001, 3001), 32771, 70000, 300001};
@@ -834,7 +856,7 @@ static void all_themes(void)
     static const test_theme themes[] = {{"empty", empty},         {"lengths", lengths},     {"options", options},
                                    {"places", places},       {"many rows", many_rows}, {"odd rows", odd_rows},
                                    {"groups", groups},
-                                   {"long rows", long_rows}, {"special values", specials},
+                                   {"short rows", short_rows}, {"long rows", long_rows}, {"special values", specials},
                                    {"zero rows", zero_rows}, {"around 1e4", offsets},  {"in place", in_place},
                                    {"graph", graphs}};
     for (int at = 0; at < 2 * PATHS; at++) {
