@@ -67,7 +67,8 @@
  *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It
- *            takes FUSED, with 2048 columns between two merges, or panel_vocab. A reduced loss still depends on all tokens.
+ *            takes FUSED, with panel_vocab columns between two merges, or as many as suit vocab and the device. A reduced loss
+ *            still depends on all tokens.
  *            saved: forward leaves there what backward would compute again. ..._saved_bytes says how many bytes that takes.
  *            backward then has 2 matmuls instead of 3, for any upstream, row_weight and dlse. It only reads saved, so it may
  *            be called again. Its device, shapes, other inputs, options, path and lse must be forward's. The workspace and
@@ -966,7 +967,20 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
     return !lk_head_many_columns(&s, 2 * hidden) || (sizes && lk_head_few_tiles(&s));
 }
 
-#define LK_LCE_INVARIANT_COLS (8 * LK_GEMM_COLS) /* between two merges, however many tokens there are */
+/* batch_invariant: the columns between two merges, however many tokens there are. They keep all SMs busy with one tile of rows, where
+ * each block has stretches of its own, and all clusters with one pair of tiles, so with any number of pairs. */
+LK_HOST int64_t lk_lce_invariant_cols(const lk_lce_call *call)
+{
+    const int64_t tiles = lk_ceil_div(call->a.vocab, LK_GEMM_COLS), most = 64;
+    int64_t best = 1;
+    double least = INFINITY;
+    for (int64_t stretch = 1; stretch <= most && stretch <= tiles; stretch++) {
+        const int64_t stretches = lk_ceil_div(tiles, stretch), rounds = lk_ceil_div(stretches, call->clusters);
+        const double time = (double)(rounds + lk_ceil_div(stretches, 2 * call->clusters)) * ((double)stretch + 0.01);
+        if (time < least) best = stretch, least = time;
+    }
+    return best * LK_GEMM_COLS;
+}
 
 /* Copies the arguments that a call of this direction has, and sets what follows from them alone. rank: NULL for all columns. */
 template <class T>
@@ -1014,7 +1028,6 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     call->placement_unknown = query && (!a->weight || (!a->x && !call->compact));
     if (a->batch_invariant && a->path != LK_LINEAR_CROSS_ENTROPY_AUTO && a->path != LK_LINEAR_CROSS_ENTROPY_FUSED)
         return lk_fail(LK_ERR_PATH, op, "batch_invariant needs path 0 or LK_LINEAR_CROSS_ENTROPY_FUSED; path is %d", a->path);
-    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = LK_LCE_INVARIANT_COLS;
     if (a->batch_invariant) a->path = LK_LINEAR_CROSS_ENTROPY_FUSED;
     const bool lengths = a->chunk_tokens || a->panel_vocab || a->slice_tokens; /* then FUSED must be asked for */
     const bool by_name = a->path == LK_LINEAR_CROSS_ENTROPY_FUSED;
@@ -1036,6 +1049,7 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
                        a->batch_invariant ? "batch_invariant needs " : "", a->batch_invariant ? ", which" : "", fused_needs,
                        call->why_not_fused);
     if (fused_needs) call->fused = false;
+    if (a->batch_invariant && !a->panel_vocab) a->panel_vocab = lk_lce_invariant_cols(call);
     a->chunk_tokens = lk_head_min(a->chunk_tokens, call->rows), a->slice_tokens = lk_head_min(a->slice_tokens, call->rows);
     a->panel_vocab = lk_head_min(lk_head_round_up(lk_head_min(a->panel_vocab, a->vocab), 16), a->vocab); /* for bias's alignment */
     return LK_OK;

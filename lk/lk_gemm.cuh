@@ -24,6 +24,8 @@
  *   full    this block's copies have landed: one arrival, and LK_GEMM_STAGE_BYTES, a third of them from the peer's multicast
  *   empty   every consumer warp of both blocks has finished with the stage, 16 arrivals: the next copy of B lands in both
  *
+ * Of up to 128 rows both blocks may have the same rows and other columns: lk_gemm_load_few.
+ *
  * A transposed factor is stored with its rows along k instead: a[k, row + i], b[k, col + j]. Its copies are squares of 64 k by
  * 64 rows of A or columns of B, one after another, which wgmma reads as they are.
  *
@@ -126,6 +128,22 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
         for (int i = 0; i < (transpose_b ? LK_GEMM_COLS / 2 : 1); i += side)
             lk_cp_async_bulk_tensor_2d_load_multicast(to_b + i * side, b, transpose_b ? col + begin + i : k,
                                                       transpose_b ? k : col + begin, full, 3);
+    }
+}
+
+/* The copies of a tile where the blocks have the same rows, 0 to 127, and columns of their own: a few rows multiply more columns at a
+ * time, and twice as many bytes of B are on their way. Each block loads half of A for both. Boxes of A have 64 rows, of B 128. */
+LK_DEVICE void lk_gemm_load_few(lk_gemm_ring *ring, unsigned *step, const CUtensorMap *a, const CUtensorMap *b, int col, int steps)
+{
+    const int begin = LK_GEMM_ROWS / 2 * (int)lk_cluster_ctarank(), half = LK_GEMM_COLS / 2;
+    for (int k = 0; k < steps * LK_GEMM_DEPTH; k += LK_GEMM_DEPTH, ++*step) {
+        const unsigned stage = *step % LK_GEMM_STAGES, parity = *step / LK_GEMM_STAGES % 2;
+        lk_mbarrier *const full = &ring->full[stage];
+        lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], parity ^ 1);
+        lk_mbarrier_arrive_expect_tx(full, LK_GEMM_STAGE_BYTES);
+        lk_cp_async_bulk_tensor_2d_load_multicast(ring->a[stage] + begin * LK_GEMM_DEPTH, a, k, begin, full, 3);
+        for (int i = 0; i < LK_GEMM_COLS; i += half)
+            lk_cp_async_bulk_tensor_2d_load(ring->b[stage] + i * LK_GEMM_DEPTH, b, k, col + i, full);
     }
 }
 

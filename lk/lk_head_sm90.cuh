@@ -54,6 +54,7 @@ template <class Call> struct lk_head_fused {
     int stretch_tiles, stretches; /* a cluster keeps its rows' states over a stretch of tiles */
     int items;            /* pairs times stretches */
     int steps;            /* of hidden */
+    int few;              /* not 0: up to 128 rows, and each block of a cluster has stretches of its own */
 };
 
 /* What a value is multiplied by in the exponent. With a softcap the value is z itself, else it is the logit. */
@@ -352,6 +353,9 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_fused_kernel(const 
     if (lk_gemm_loads()) {
         lk_setmaxnreg_dec<LK_GEMM_LOAD_REGISTERS>();
         for (int i = (int)blockIdx.x / 2; threadIdx.x == 0 && i < p.items; i += (int)gridDim.x / 2) {
+            for (int j = 0, tile = (2 * i + rank) * p.stretch_tiles; p.few && j < p.stretch_tiles; j++)
+                lk_gemm_load_few(ring, &step, &p.x, &p.weight, (tile + j) * LK_GEMM_COLS, p.steps);
+            if (p.few) continue;
             const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_HEAD_GROUP, i);
             const int row = (2 * item.pair + rank) * LK_GEMM_ROWS, first = item.stretch * p.stretch_tiles;
             for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++)
@@ -363,8 +367,10 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_fused_kernel(const 
         const float *const weights = ws.class_weight ? ws.class_weight : a.class_weight;
         float z[LK_GEMM_SUMS];
         for (int i = (int)blockIdx.x / 2; i < p.items; i += (int)gridDim.x / 2) {
-            const lk_gemm_item item = lk_gemm_item_of(p.pairs, p.stretches, LK_HEAD_GROUP, i);
-            const int row = (2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0), first = item.stretch * p.stretch_tiles;
+            const lk_gemm_item item = p.few ? lk_gemm_item{0, 2 * i + rank} : lk_gemm_item_of(p.pairs, p.stretches, LK_HEAD_GROUP, i);
+            const int row = (p.few ? 0 : 2 * item.pair + rank) * LK_GEMM_ROWS + lk_gemm_row(0);
+            /* Of few rows a block also walks tiles behind the last one, of which nothing counts: its peer needs its half of x. */
+            const int first = item.stretch * p.stretch_tiles, end = p.few ? INT32_MAX : p.tiles;
             int y[2];
             float guess[2] = {0.0f, 0.0f};
             lk_head_terms terms[2] = {};
@@ -380,7 +386,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_fused_kernel(const 
                 terms[r] = lk_head_terms_at(chunk, chunk.first_row + row + 8 * r, y[r]);
                 lk_head_by_lse(chunk, chunk.first_row + row + 8 * r, &terms[r]);
             }
-            for (int tile = first; tile < first + p.stretch_tiles && tile < p.tiles; tile++) {
+            for (int tile = first; tile < first + p.stretch_tiles && tile < end; tile++) {
                 const int col = (int)chunk.first_col + tile * LK_GEMM_COLS, left = (int)a.vocab - col;
                 const float *const tile_weights = weights ? weights + col + own : NULL;
                 lk_gemm_multiply(z, ring, &step, p.steps);
@@ -414,6 +420,7 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_fused_kernel(const 
             LK_UNROLL for (int r = 0; r < 2; r++) {
                 const int64_t at = row + 8 * r;
                 s[r] = lk_ce_row_warp<!plain && mode == LK_HEAD_STATES>(s[r], lk_head_scale(a), 4);
+                if (item.stretch >= p.stretches) continue; /* of few rows */
                 if (quarter == 0 && at < chunk.rows)
                     p.sums[at * p.stretches + item.stretch] = {s[r].max, s[r].sum, s[r].weights, s[r].weighted};
                 if constexpr (lk_ce_has_squares<State>) {
@@ -802,9 +809,10 @@ LK_HOST lk_status lk_head_launch_tiles(const lk_head_job<Call> *job, void (*kern
     return lk_gemm_launch(job->op, &job->device, kernel, items, job->stream, p);
 }
 
-/* The tiles of a panel's columns. */
+/* The tiles of a panel's columns. states: nothing of them is stored. */
 template <class T, class Call>
-LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, lk_head_fused<Call> *p)
+LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, lk_head_fused<Call> *p,
+                                      bool states = false)
 {
     const Call &call = chunk.call;
     const typename Call::args &a = call.a;
@@ -814,7 +822,8 @@ LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_hea
     p->stretch_tiles = call.gradient || call.saves ? lk_head_stretch(&job->shape, chunk.rows, chunk.cols, chunk.ws.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
-    p->items = p->pairs * p->stretches;
+    p->few = states && chunk.rows <= LK_GEMM_ROWS;
+    p->items = p->few ? (p->stretches + 1) / 2 : p->pairs * p->stretches;
     p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
     /* Expected: of 8 normal values the largest is 1.4 deviations above the mean; of many, n, it is about sqrt(2 log n). */
     p->sampled = (int)lk_head_min(a.vocab, LK_HEAD_SAMPLE);
@@ -823,7 +832,8 @@ LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_hea
     const T *const weight = (const T *)a.weight + chunk.first_col * a.weight_stride;
     const int64_t left = a.vocab - chunk.first_col;
     const void *const x = lk_head_x<T>(job, chunk);
-    const lk_status status = lk_gemm_map(job->op, &p->x, x, chunk.rows, a.hidden, lk_head_x_stride(job), LK_GEMM_ROWS);
+    const lk_status status = lk_gemm_map(job->op, &p->x, x, chunk.rows, a.hidden, lk_head_x_stride(job),
+                                         p->few ? LK_GEMM_ROWS / 2 : LK_GEMM_ROWS);
     return status ? status : lk_gemm_map(job->op, &p->weight, weight, left, a.hidden, a.weight_stride, LK_GEMM_COLS / 2);
 }
 
@@ -899,7 +909,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_fused_forward(lk_head_j
     lk_head_fused<Call> p;
     lk_status status = LK_OK;
     if (kept) status = lk_head_sample<T>(job, chunk);
-    if (!status) status = lk_head_fused_tiles<T>(job, chunk, &p);
+    if (!status) status = lk_head_fused_tiles<T>(job, chunk, &p, !kept);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
     void (*const states_kernels[])(lk_head_fused<Call>) = {lk_head_fused_kernel<Call, false, LK_HEAD_STATES>,
