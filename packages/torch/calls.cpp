@@ -94,6 +94,7 @@ static void note(const lk_linear_kl_args &a, bool, int bytes)
     }
 #define CALLS(op, direction, cols) CALL(op, direction, cols, f32, 4) CALL(op, direction, cols, f16, 2) CALL(op, direction, cols, bf16, 2)
 typedef lk_cross_entropy_args lk_cross_entropy_probabilities_args;
+CALLS(logsumexp, forward, cols)
 CALLS(logsumexp, backward, cols)
 CALLS(kl, backward, vocab)
 CALLS(cross_entropy, backward, vocab)

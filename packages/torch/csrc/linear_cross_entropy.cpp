@@ -33,6 +33,16 @@ struct Kept {
     }
 };
 
+// What forward saves of a call with these sizes and options. Not LK_OK: lk cannot.
+static lk_status saved_bytes_of(at::ScalarType type, const lk_linear_cross_entropy_parallel_args &split, size_t *bytes)
+{
+#define SAVED_BYTES(T)                                                                                                         \
+    (split.parallel.vocab_total ? lk_linear_cross_entropy_parallel_saved_bytes_##T(&split, bytes)                              \
+                                : lk_linear_cross_entropy_saved_bytes_##T(&split.common, bytes))
+    return type == at::kBFloat16 ? SAVED_BYTES(bf16) : type == at::kHalf ? SAVED_BYTES(f16) : SAVED_BYTES(f32);
+#undef SAVED_BYTES
+}
+
 // The arguments that all calls have, and what keeps their memory.
 struct HeadCall {
     lk_linear_cross_entropy_parallel_args split = {}; // `parallel` where the classes are
@@ -80,6 +90,13 @@ struct HeadCall {
             if ((uintptr_t)r->data() % 16 || r->stride % 8) r->pack();
         a.x = rows.data(), a.x_stride = rows.stride, a.weight = columns.data(), a.weight_stride = columns.stride;
     }
+    // Whether lk saves in so many bytes. Sizes, options and the device settle it, so backward finds what forward found.
+    bool saves(int64_t bytes)
+    {
+        size_t needed = 0;
+        align();
+        return saved_bytes_of(rows.t.scalar_type(), split, &needed) == LK_OK && needed <= (size_t)bytes;
+    }
     void keep_lse(at::IntArrayRef tokens, const Tensor &x, Tensor *lse, Tensor *lse_low)
     {
         *lse = make(tokens, x, at::kFloat), *lse_low = make(tokens, x, at::kFloat);
@@ -126,7 +143,8 @@ struct HeadCall {
         LK_RUN(function, x, args, call.stream);                                                                                \
     } while (0)
 
-// forward; returns what backward would compute again in so many bytes, if that is wanted.
+// forward; returns what backward would compute again in so many bytes, if that is wanted. Where they turn out not to do, which
+// only a program for any number of tokens can see (saved_bytes), nothing is in them.
 static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
 {
     const auto run = [&] {
@@ -135,12 +153,8 @@ static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
     };
     if (!saved_bytes) return run(), Tensor();
     const Tensor saved = make({saved_bytes}, x, at::kByte);
+    if (!c.saves(saved_bytes)) return run(), saved;
     const Kept kept(saved);
-    size_t needed = 0;
-    c.align();
-    if (c.ranks()) LK_RUN(lk_linear_cross_entropy_parallel_saved_bytes, x, &c.split, &needed);
-    else LK_RUN(lk_linear_cross_entropy_saved_bytes, x, &c.a, &needed);
-    TORCH_CHECK_VALUE((size_t)saved_bytes >= needed, "lk: saved_bytes is ", saved_bytes, "; it must be at least ", needed);
     c.a.saved = kept.at.mutable_data_ptr();
     run();
     if (!kept.at.is_same(saved)) saved.copy_(kept.at);
@@ -208,8 +222,8 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
     if (!want_dx && !want_dweight && !want_dbias) return {};
     if (!want_dx && !c.a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
     std::optional<Kept> kept;
-    if (has(saved)) {
-        kept.emplace(*saved), c.align();
+    if (has(saved) && c.saves(saved->numel())) {
+        kept.emplace(*saved);
         if (!kept->at.is_same(*saved)) kept->at.copy_(*saved);
         c.a.saved = kept->at.mutable_data_ptr();
     }
@@ -323,8 +337,10 @@ struct LinearCrossEntropyBackward : Node {
 };
 
 // The bytes of the buffer in which forward saves what backward would compute again; 0 where lk cannot. They depend on types,
-// sizes, options and the device alone, which are known while torch.compile traces; the number of tokens may be symbolic. A
-// buffer of lk's for 64 rows, for each 64 rows, is never too small. classes: of all ranks; 0: they are not split.
+// sizes, options and the device alone, which are known while torch.compile traces; but the number of tokens may be symbolic. Then
+// there is a buffer of lk's for 64 rows, for each 64 rows, and 1 KiB besides: exponentials need more numbers a row than logits of
+// their type. lk may choose the other of the two for more rows than 64; forward keeps nothing where that does not fit.
+// classes: of all ranks; 0: they are not split.
 static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
                                bool fast_logits, int64_t max_counted, int64_t classes)
 {
@@ -333,19 +349,16 @@ static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight,
     lk_linear_cross_entropy_parallel_args split = {};
     lk_linear_cross_entropy_args &a = split.common;
     size_t bytes = 0;
-    a.tokens = 64, a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__), a.fast_logits = fast_logits;
-    a.hidden = weight.sym_size(1).guard_int(__FILE__, __LINE__), a.label_smoothing = (float)label_smoothing;
+    const c10::SymInt tokens = target.sym_numel();
+    const std::optional<int64_t> number = tokens.maybe_as_int();
+    a.tokens = number.value_or(64), a.max_counted = number ? max_counted : 0;
+    a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__), a.hidden = weight.sym_size(1).guard_int(__FILE__, __LINE__);
+    a.fast_logits = fast_logits, a.label_smoothing = (float)label_smoothing;
     split.parallel.vocab_total = classes, split.parallel.ranks = 1;
-#define SAVED_BYTES(T)                                                                                                         \
-    (classes ? lk_linear_cross_entropy_parallel_saved_bytes_##T(&split, &bytes)                                                \
-             : lk_linear_cross_entropy_saved_bytes_##T(&a, &bytes))
-    const lk_status status = x.scalar_type() == at::kBFloat16 ? SAVED_BYTES(bf16)
-                             : x.scalar_type() == at::kHalf   ? SAVED_BYTES(f16)
-                                                              : SAVED_BYTES(f32);
-#undef SAVED_BYTES
-    if (status != LK_OK) return 0;
-    const c10::SymInt tokens = target.sym_numel(), rows = max_counted > 0 && tokens > max_counted ? max_counted : tokens;
-    return (rows + 63) / 64 * (int64_t)bytes;
+    if (saved_bytes_of(x.scalar_type(), split, &bytes) != LK_OK) return 0;
+    if (number) return (int64_t)bytes;
+    const c10::SymInt rows = max_counted > 0 && tokens > max_counted ? max_counted : tokens;
+    return (rows + 63) / 64 * (int64_t)(bytes + 1024);
 }
 
 // A reduced loss computes its gradients in forward, which saves the fourth matmul: backward does not compute the logits again.

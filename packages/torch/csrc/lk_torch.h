@@ -257,6 +257,22 @@ inline Tensor make(at::IntArrayRef sizes, const Tensor &like, at::ScalarType typ
 }
 inline Tensor make(at::IntArrayRef sizes, const Tensor &like) { return make(sizes, like, like.scalar_type()); }
 
+// Whether there is one stride between the rows of the last dimension: the leading dimensions can be seen as one. 0 of a single row.
+inline bool row_stride(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t *stride)
+{
+    const int64_t cols = sizes.back();
+    int64_t packed = 0; // the stride that the next dimension must have
+    bool fits = strides.back() == 1 || cols == 1;
+    *stride = 0;
+    for (int64_t i = (int64_t)sizes.size() - 2; i >= 0 && fits; i--) {
+        if (sizes[i] == 1) continue;
+        fits = packed ? strides[i] == packed : strides[i] >= cols && strides[i] > 0;
+        if (!packed) *stride = strides[i];
+        packed = strides[i] * sizes[i];
+    }
+    return fits;
+}
+
 // A tensor as rows of its last dimension. lk takes one stride between rows, and 0 means packed. So an expanded tensor is
 // copied, and so is one whose leading dimensions cannot be seen as one.
 struct Rows {
@@ -267,16 +283,7 @@ struct Rows {
         TORCH_CHECK_VALUE(x.dim() >= 1, "lk: ", name, " needs at least one dimension");
         cols = x.size(-1);
         for (int64_t i = 0; i < x.dim() - 1; i++) rows *= x.size(i);
-        if (x.is_contiguous()) return;
-        int64_t packed = 0; // the stride that the next dimension must have
-        bool fits = x.stride(-1) == 1 || cols == 1;
-        for (int64_t i = x.dim() - 2; i >= 0 && fits; i--) {
-            if (x.size(i) == 1) continue;
-            fits = packed ? x.stride(i) == packed : x.stride(i) >= cols && x.stride(i) > 0;
-            if (!packed) stride = x.stride(i);
-            packed = x.stride(i) * x.size(i);
-        }
-        if (!fits) t = x.contiguous(), stride = 0;
+        if (!x.is_contiguous() && !row_stride(x.sizes(), x.strides(), &stride)) t = x.contiguous(), stride = 0;
     }
     const void *data() const { return t.const_data_ptr(); }
     int64_t distance() const { return stride ? stride : cols; }
