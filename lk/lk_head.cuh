@@ -190,7 +190,26 @@ template <class T, class Call> LK_HOST lk_status lk_head_logits(lk_head_job<Call
     m.a = (const T *)a.weight + chunk.first_col * a.weight_stride, m.b = lk_head_x<T>(job, chunk);
     m.d = ws.slice ? (void *)ws.slice : ws.logits;
     if (a.bias) m.bias = (const char *)ws.bias + chunk.first_col * lk_head_bytes_of(s.logits_type);
-    return lk_head_multiply_columns(job, &m, &lk_cublas_key::m);
+    const int64_t tail = ws.tail ? lk_head_tail_cols(&s, chunk.cols) : 0;
+    if (!tail) return lk_head_multiply_columns(job, &m, &lk_cublas_key::m);
+    m.key.m -= tail;
+    const lk_status status = lk_head_multiply(job, &m);
+    if (status) return status;
+    m.d = (char *)m.d + m.key.m * lk_head_bytes_of(s.logits_type);
+    m.a = ws.tail, m.key.lda = ws.x_stride, m.key.m = 8; /* rows of logits have room behind their last column */
+    return lk_head_multiply(job, &m);
+}
+
+/* Copies weight of the tail columns. */
+template <class T, class Call>
+LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_head_tail_kernel(const __grid_constant__ lk_head_work<Call> p)
+{
+    const typename Call::args &a = p.call.a;
+    const int64_t i = (int64_t)blockIdx.x * LK_HEAD_THREADS + threadIdx.x, row = i / a.hidden, col = i % a.hidden, tail = a.vocab % 8;
+    lk_griddepcontrol_wait();
+    if (row >= 8) return;
+    const T *const from = (const T *)a.weight + (a.vocab - tail + row) * a.weight_stride + col;
+    lk_put((T *)p.ws.tail + row * p.ws.x_stride + col, row < tail ? lk_to_float(*from) : 0.0f);
 }
 
 /* dx of a chunk, or a panel added to it. */
@@ -386,6 +405,8 @@ template <class T, class Call> LK_HOST lk_status lk_head_run_all(lk_head_job<Cal
     lk_status status = LK_OK;
     job->reduce_sms = 0;
     if (s.rows > 0 && launches) status = job->rows->begin(job);
+    if (s.rows > 0 && !status && job->p.ws.tail && !job->has_logits)
+        status = lk_head_launch(job, lk_head_tail_kernel<T, Call>, lk_ceil_div(8 * s.hidden, LK_HEAD_THREADS), job->p);
     for (int64_t chunk = 0; chunk < chunks && !status; chunk = lk_cublas_next(job->mode, chunk, chunks))
         status = path == LK_HEAD_PATH_FUSED    ? job->rows->fused(job, chunk)
                  : path == LK_HEAD_PATH_CHUNKS ? lk_head_run_chunk<T>(job, chunk)

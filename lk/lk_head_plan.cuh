@@ -155,6 +155,7 @@ typedef struct {
                               class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
     void *x;               /* T [chunk, x_stride], compacted; then its dx */
+    void *tail;            /* stored logits: T [8, x_stride], weight of the tail columns, and rows of zeros */
     void *scaled_x;        /* fused: T [chunk, x_stride], v x; over sample, sums, more and references */
     float *dx;             /* [chunk, hidden], sums over panels, or of the tail columns and the others; fused: f32_dx, over sample,
                               sums, more and references, before scaled_x, or in dweight */
@@ -243,6 +244,14 @@ LK_HOST int64_t lk_head_tail_cols(const lk_head_shape *s, int64_t cols)
     return cols > 8 && (s->type != LK_DTYPE_F32 || s->tf32) ? cols % 8 : 0;
 }
 
+/* Whether a matmul for logits takes the tail columns from a copy that has eight rows. cuBLASLt has no fast algorithm for 3, 5 or 7
+ * of them, and for many tokens for no other number; the copy costs 2 us. A bias would need a copy too. */
+LK_HOST bool lk_head_copies_tail(const lk_head_shape *s)
+{
+    const int64_t tail = lk_head_tail_cols(s, s->vocab);
+    return tail && s->hidden % 8 == 0 && !s->bias && s->rows > 1 && ((tail > 1 && tail % 2) || s->rows >= 2048);
+}
+
 /* Whether stored logits take more time than FUSED, if both have as many matmuls: above `few` columns; with a tail above fewer. */
 LK_HOST bool lk_head_many_columns(const lk_head_shape *s, int64_t few)
 {
@@ -250,11 +259,19 @@ LK_HOST bool lk_head_many_columns(const lk_head_shape *s, int64_t few)
     return vocab > few || (vocab > LK_HEAD_WIDE && lk_head_tail_cols(s, vocab));
 }
 
+/* FUSED: how many stretches of a pair of row tiles run at a time: one per cluster. In forward by itself up to 128 rows have one row
+ * tile, and each block of a cluster a stretch of its own. */
+LK_HOST int64_t lk_head_at_once(const lk_head_shape *s, int64_t rows)
+{
+    return !s->gradient && !s->saves && rows <= LK_HEAD_PAIR_ROWS / 2 ? 2 * (int64_t)s->clusters : s->clusters;
+}
+
 /* FUSED: the tiles of a stretch that take the least time. Clusters take whole stretches, in rounds. Of about equal times the fewest
  * stretches win, at most `most` of them. The list goes from few stretches to many, so a smaller `most` only ends it earlier. */
 LK_HOST int lk_head_stretch(const lk_head_shape *s, int64_t rows, int64_t cols, int64_t most)
 {
     const int64_t pairs = lk_ceil_div(rows, LK_HEAD_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_HEAD_TILE_COLS);
+    const int64_t at_once = lk_head_at_once(s, rows);
     const int64_t few = 32; /* up to so many stretches, and up to so many tiles of one, every number is tried */
     int64_t best = tiles;
     double least = INFINITY;
@@ -263,7 +280,7 @@ LK_HOST int lk_head_stretch(const lk_head_shape *s, int64_t rows, int64_t cols, 
         const int64_t items = pairs * stretches;
         if (i > few && stretches <= few) continue;
         if (stretches > most || items >= 1 << 30) break;
-        const double time = (double)lk_ceil_div(items, s->clusters) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
+        const double time = (double)lk_ceil_div(items, at_once) * ((double)stretch + 0.01); /* 0.01: the merge at its end */
         if (time < 0.995 * least) best = stretch, least = time;
     }
     return (int)best;
@@ -271,8 +288,8 @@ LK_HOST int lk_head_stretch(const lk_head_shape *s, int64_t rows, int64_t cols, 
 
 /* Whether stored logits take less time than FUSED, which multiplies tiles of 256 tokens even where there are fewer, and takes as
  * long for one tile as for a round of them. Times are in units of one cluster's time for one tile. A matmul of few tokens takes
- * at least 0.8 of the time of 256, to read the weight; writing and reading 256 tokens' logits takes 800 / hidden of it. The
- * constants were fitted to an H200: bench/results/choices. */
+ * at least 0.8 of the time of 256, to read the weight; writing and reading 256 tokens' logits takes 800 / hidden of it. Where each
+ * block has a stretch of its own FUSED reads the weight about as fast. The constants were fitted to an H200: bench/results/choices. */
 LK_HOST bool lk_head_few_tiles(const lk_head_shape *s)
 {
     const double tiles = (double)lk_ceil_div(s->vocab, LK_HEAD_TILE_COLS), pairs = (double)s->rows / LK_HEAD_PAIR_ROWS;
@@ -281,7 +298,10 @@ LK_HOST bool lk_head_few_tiles(const lk_head_shape *s)
     const double stored = tiles / s->clusters * (matmul + pairs * 800.0 / hidden) + launches / hidden;
     const int64_t stretch = lk_head_stretch(s, s->rows, s->vocab, s->vocab);
     const int64_t stretches = lk_ceil_div(s->vocab, stretch * LK_HEAD_TILE_COLS);
-    return stored < (double)lk_ceil_div(lk_ceil_div(s->rows, LK_HEAD_PAIR_ROWS) * stretches, s->clusters) * (double)stretch;
+    const int64_t at_once = lk_head_at_once(s, s->rows);
+    double fused = (double)lk_ceil_div(lk_ceil_div(s->rows, LK_HEAD_PAIR_ROWS) * stretches, at_once) * (double)stretch;
+    if (at_once > s->clusters) fused = 1.015 * fmax(fused, 0.8 * tiles / s->clusters) + 0.02;
+    return stored < fused;
 }
 
 /* Whether dx of a chunk is summed in f32 of the workspace: over panels, and in f16 with tail columns, since each of two sums
@@ -345,6 +365,7 @@ LK_HOST lk_head_workspace lk_head_lay_out_stored(const lk_head_shape *s, const l
     lk_arena arena = {(uintptr_t)lk_head_base(workspace), 0, 256};
     lk_head_workspace ws = lk_head_lay_out_rows(s, false, chunk, &arena);
     ws.logits_stride = lk_head_round_up(plan->panel_vocab, 64);
+    ws.tail = lk_take_bytes(&arena, lk_head_copies_tail(s), 8 * ws.x_stride * lk_head_bytes_of(s->type));
     lk_take(&ws.others, &arena, panels, s->rows);
     ws.states = lk_take_bytes(&arena, panels, chunk * (s->statistics ? LK_HEAD_STATISTICS_BYTES : LK_HEAD_STATE_BYTES));
     lk_take(&ws.dx, &arena, s->dx && lk_head_sums_dx(s, plan->path), chunk * s->hidden);

@@ -809,10 +809,9 @@ LK_HOST lk_status lk_head_launch_tiles(const lk_head_job<Call> *job, void (*kern
     return lk_gemm_launch(job->op, &job->device, kernel, items, job->stream, p);
 }
 
-/* The tiles of a panel's columns. states: nothing of them is stored. */
+/* The tiles of a panel's columns. */
 template <class T, class Call>
-LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, lk_head_fused<Call> *p,
-                                      bool states = false)
+LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, lk_head_fused<Call> *p)
 {
     const Call &call = chunk.call;
     const typename Call::args &a = call.a;
@@ -822,7 +821,7 @@ LK_HOST lk_status lk_head_fused_tiles(const lk_head_job<Call> *job, const lk_hea
     p->stretch_tiles = call.gradient || call.saves ? lk_head_stretch(&job->shape, chunk.rows, chunk.cols, chunk.ws.stretches)
                                   : (int)lk_ceil_div(job->plan.panel_vocab, LK_GEMM_COLS);
     p->stretches = (int)lk_ceil_div(p->tiles, p->stretch_tiles);
-    p->few = states && chunk.rows <= LK_GEMM_ROWS;
+    p->few = lk_head_at_once(&job->shape, chunk.rows) > job->shape.clusters;
     p->items = p->few ? (p->stretches + 1) / 2 : p->pairs * p->stretches;
     p->steps = (int)lk_ceil_div(a.hidden, LK_GEMM_DEPTH);
     /* Expected: of 8 normal values the largest is 1.4 deviations above the mean; of many, n, it is about sqrt(2 log n). */
@@ -909,7 +908,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_fused_forward(lk_head_j
     lk_head_fused<Call> p;
     lk_status status = LK_OK;
     if (kept) status = lk_head_sample<T>(job, chunk);
-    if (!status) status = lk_head_fused_tiles<T>(job, chunk, &p, !kept);
+    if (!status) status = lk_head_fused_tiles<T>(job, chunk, &p);
     if (status) return status;
     p.kept = (int)lk_ceil_div(kept, LK_GEMM_COLS), p.in_dweight = (int)(job->plan.lent_vocab / LK_GEMM_COLS);
     void (*const states_kernels[])(lk_head_fused<Call>) = {lk_head_fused_kernel<Call, false, LK_HEAD_STATES>,

@@ -516,9 +516,9 @@ typedef struct {
 
 /* The kernels for short rows, of at most 32 vectors: a team's lanes have one vector each, of several rows at a time. A row of such
  * a length per team leaves too few loads in flight. */
-#define LK_SRMS_NORM_SHORT_ROWS 4
+#define LK_SRMS_NORM_SHORT_ROWS 2
 #define LK_SRMS_NORM_SHORT_THREADS 128
-#define LK_SRMS_NORM_SHORT_BLOCKS 6 /* per SM: 80 registers per thread */
+#define LK_SRMS_NORM_SHORT_BLOCKS 8 /* per SM: 64 registers per thread */
 
 /* Whether there are enough short rows to keep all SMs busy. `layout` is that of teams of lanes, and gets the other threads. */
 template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, const lk_srms_norm_args *a, lk_srms_norm_layout *layout)

@@ -88,11 +88,11 @@ static int64_t draw_size(double least, double most)
     return (int64_t)exp(log(least) + draw() * (log(most + 1.0) - log(least)));
 }
 
-/* The time of forward on FUSED as the planner sees it: rounds of all clusters, and the tiles of a round. */
+/* The time of forward on FUSED as the planner sees it: rounds of all clusters, or of all blocks, and the tiles of a round. */
 static double forward_time(const lk_head_shape &s, int64_t stretch)
 {
     const int64_t pairs = lk_ceil_div(s.rows, LK_HEAD_PAIR_ROWS), tiles = lk_ceil_div(s.vocab, LK_HEAD_TILE_COLS);
-    return (double)lk_ceil_div(pairs * lk_ceil_div(tiles, stretch), s.clusters) * ((double)stretch + 0.01);
+    return (double)lk_ceil_div(pairs * lk_ceil_div(tiles, stretch), lk_head_at_once(&s, s.rows)) * ((double)stretch + 0.01);
 }
 
 /* forward on FUSED at drawn shapes and budgets: with enough memory within 1.02 of the best stretches; with more of it slower

@@ -2857,8 +2857,22 @@ static void default_bytes(void)
     }
 }
 
-/* FUSED's forward works on pairs of tiles of 128 tokens, so 1 token has the stretches of 256, and 4090 those of 4096: with more
- * memory than it needs, and with that of its own plan. lk does not choose FUSED for few tokens. */
+/* Tail columns of each number, whose matmul for logits may take weight from a copy: with logits of all types, whole and in panels. */
+static void tails(void)
+{
+    for (int i = 0; i < 7 * DIRECTIONS * 4; i++) {
+        const int tail = 1 + i % 7, direction = i / 7 % DIRECTIONS, kind = i / 7 / DIRECTIONS;
+        const int path = kind < 2 ? LK_LINEAR_CROSS_ENTROPY_CHUNKS : LK_LINEAR_CROSS_ENTROPY_PANELS;
+        if (test.small && (tail + kind + direction) % 2) continue;
+        problem p = plain(kind % 2 ? TEST_BF16 : TEST_F16, direction, path, tail % 4 ? 9 : 2100, 16, 96 + tail);
+        p.on[MEAN] = true, p.on[FAST] = i % 2;
+        if (kind > 1) p.panel = 32;
+        run(p);
+    }
+}
+
+/* FUSED's forward works on pairs of tiles of 128 tokens, or on one, so 1 token has the stretches of 128, and 4090 those of 4096: with
+ * more memory than it needs, and with that of its own plan. */
 static void plans_of_any_number_of_tokens(void)
 {
     static const int64_t tokens[] = {1, 8, 100, 252, 500, 1020, 2044, 2047, 4090, 8188, 12284};
@@ -2869,7 +2883,8 @@ static void plans_of_any_number_of_tokens(void)
         plan_t of[2] = {}, own = {};
         lk_status status = LK_OK;
         for (int whole = 0; whole < 2 && !status; whole++) {
-            problem p = plain(TEST_BF16, FORWARD, FUSED, whole ? (tokens[i / 2] + 255) / 256 * 256 : tokens[i / 2], 4096, 131072);
+            const int64_t few = tokens[i / 2], rounded = few <= 128 ? 128 : (few + 255) / 256 * 256;
+            problem p = plain(TEST_BF16, FORWARD, FUSED, whole ? rounded : few, 4096, 131072);
             if (i % 2) at[ENTROPY] = at[ARGMAX] = some, p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = true;
             set_args(&p, at);
             status = plan_of(&p, (size_t)8 << 30, &of[whole]);
@@ -2889,7 +2904,8 @@ static void plans_of_any_number_of_tokens(void)
         plan_t of = {}, least = {};
         lk_status status = plan_of(&p, (size_t)8 << 30, &of);
         if (!status) status = plan_of(&p, of.minimum_bytes, &least);
-        const int want = i / DIRECTIONS < 2 ? (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : (int)FUSED;
+        const bool stored = i / DIRECTIONS == 0 || (i / DIRECTIONS == 1 && i % DIRECTIONS != FORWARD); /* 64: forward reads as fast */
+        const int want = stored ? (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : (int)FUSED;
         if (!test_that(!status && of.path == want && least.workspace_bytes == of.minimum_bytes))
             test_detail("%lld tokens: %s; with the least memory %s", (long long)p.tokens, of.text, least.text);
     }
@@ -3176,6 +3192,7 @@ int main(int argc, char **argv)
     if (test_begin("plans within goals.csv's workspaces")) goal_plans(), test_finish();
     if (test_begin("plans of path 0")) choices(), test_finish();
     if (test_begin("plans of plans")) plans_again(), test_finish();
+    if (test_begin("tail columns")) tails(), test_finish();
     if (fused_here && test_begin("plans of any number of tokens")) plans_of_any_number_of_tokens(), test_finish();
     if (test_begin("queries from shapes alone")) shapes_alone(), test_finish();
     if (test_begin("workspaces by default")) default_bytes(), test_finish();
