@@ -135,14 +135,14 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
  * time, and twice as many bytes of B are on their way. Each block loads half of A for both. Boxes of A have 64 rows, of B 128. */
 LK_DEVICE void lk_gemm_load_few(lk_gemm_ring *ring, unsigned *step, const CUtensorMap *a, const CUtensorMap *b, int col, int steps)
 {
-    const int begin = LK_GEMM_ROWS / 2 * (int)lk_cluster_ctarank(), half = LK_GEMM_COLS / 2;
+    const int begin = LK_GEMM_ROWS / 2 * (int)lk_cluster_ctarank(), box = LK_GEMM_COLS / 2;
     for (int k = 0; k < steps * LK_GEMM_DEPTH; k += LK_GEMM_DEPTH, ++*step) {
         const unsigned stage = *step % LK_GEMM_STAGES, parity = *step / LK_GEMM_STAGES % 2;
         lk_mbarrier *const full = &ring->full[stage];
         lk_mbarrier_wait_parity_relaxed(&ring->empty[stage], parity ^ 1);
         lk_mbarrier_arrive_expect_tx(full, LK_GEMM_STAGE_BYTES);
         lk_cp_async_bulk_tensor_2d_load_multicast(ring->a[stage] + begin * LK_GEMM_DEPTH, a, k, begin, full, 3);
-        for (int i = 0; i < LK_GEMM_COLS; i += half)
+        for (int i = 0; i < LK_GEMM_COLS; i += box)
             lk_cp_async_bulk_tensor_2d_load(ring->b[stage] + i * LK_GEMM_DEPTH, b, k, col + i, full);
     }
 }
