@@ -524,10 +524,10 @@ typedef struct {
 template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, const lk_srms_norm_args *a, lk_srms_norm_layout *layout)
 {
     const lk_srms_norm_input *const in = &layout->call.in;
-    const int threads = LK_SRMS_NORM_SHORT_THREADS, teams = threads >> in->team_log2;
+    const int threads = LK_SRMS_NORM_SHORT_THREADS;
     const bool usual = a->path == LK_SRMS_NORM_AUTO || a->path == LK_SRMS_NORM_WARP;
     if (!usual || in->team_log2 < 0 || !in->aligned || layout->edges || a->cols > 32 * LK_VEC<T> || layout->few) return false;
-    const int64_t blocks = lk_ceil_div(a->rows, (int64_t)teams * LK_SRMS_NORM_SHORT_ROWS);
+    const int64_t blocks = lk_ceil_div(a->rows, (int64_t)(threads >> in->team_log2) * LK_SRMS_NORM_SHORT_ROWS);
     if (blocks < (int64_t)LK_SRMS_NORM_SHORT_BLOCKS / 2 * device->sms) return false;
     layout->narrow = true, layout->threads = threads, layout->grid = blocks;
     return true;
@@ -1233,9 +1233,11 @@ LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_s
     constexpr int Num = LK_VEC<T>;
     lk_srms_norm_call *const call = &layout->call;
     const bool plain = a->dy && a->dy_dtype == lk_dtype<T> && call->in.x.data && !call->in.r.data && !call->in.dr.data && !a->dresidual;
-    const int64_t most = (int64_t)LK_SRMS_NORM_SHORT_BLOCKS * device->sms, teams = LK_SRMS_NORM_SHORT_THREADS >> call->in.team_log2;
+    const int64_t most = (int64_t)LK_SRMS_NORM_SHORT_BLOCKS * device->sms;
+    if (!plain || call->in.team_log2 < 0) return false;
+    const int64_t teams = LK_SRMS_NORM_SHORT_THREADS >> call->in.team_log2;
     const int64_t sets = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* of blocks, with rows of all groups */
-    if (!plain || sets > most || !lk_srms_norm_are_short<T>(device, a, layout)) return false;
+    if (sets > most || !lk_srms_norm_are_short<T>(device, a, layout)) return false;
     if (layout->grid > most) layout->grid = most;
     if (a->weight || a->dweight) {
         layout->grid -= layout->grid % sets;
