@@ -518,7 +518,7 @@ typedef struct {
  * a length per team leaves too few loads in flight. */
 #define LK_SRMS_NORM_SHORT_ROWS 2
 #define LK_SRMS_NORM_SHORT_THREADS 128
-#define LK_SRMS_NORM_SHORT_BLOCKS 8 /* per SM: 64 registers per thread */
+#define LK_SRMS_NORM_SHORT_BLOCKS(T) (lk_dtype<T> == LK_DTYPE_F16 ? 6 : 8) /* per SM: 64 registers per thread spill in f16 */
 
 /* Whether there are enough short rows to keep all SMs busy. `layout` is that of teams of lanes, and gets the other threads. */
 template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, const lk_srms_norm_args *a, lk_srms_norm_layout *layout)
@@ -528,7 +528,7 @@ template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, 
     const bool usual = a->path == LK_SRMS_NORM_AUTO || a->path == LK_SRMS_NORM_WARP;
     if (!usual || in->team_log2 < 0 || !in->aligned || layout->edges || a->cols > 32 * LK_VEC<T> || layout->few) return false;
     const int64_t blocks = lk_ceil_div(a->rows, (int64_t)(threads >> in->team_log2) * LK_SRMS_NORM_SHORT_ROWS);
-    if (blocks < (int64_t)LK_SRMS_NORM_SHORT_BLOCKS / 2 * device->sms) return false;
+    if (blocks < (int64_t)LK_SRMS_NORM_SHORT_BLOCKS(T) / 2 * device->sms) return false;
     layout->narrow = true, layout->threads = threads, layout->grid = blocks;
     return true;
 }
@@ -708,7 +708,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, LK_SRMS_NORM_FORWARD_BLOC
 
 /* Short rows, of BARE or WEIGHED without residual and bias; weight may be of groups. */
 template <class T>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_BLOCKS(T))
     lk_srms_norm_forward_short_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
     constexpr int Num = LK_VEC<T>, Rows = LK_SRMS_NORM_SHORT_ROWS;
@@ -1156,7 +1156,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
 /* Short rows, where s and dy are one tensor of T each and dx is all that is written of a row. Weight: there is weight or dweight. A
  * team has every step-th row, all of one group. Where a block has whole sets of groups it adds up its teams' sums for dweight. */
 template <class T, bool Weight>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_BLOCKS)
+LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_BLOCKS(T))
     lk_srms_norm_backward_short_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
     constexpr int Num = LK_VEC<T>, Rows = LK_SRMS_NORM_SHORT_ROWS;
@@ -1233,7 +1233,7 @@ LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_s
     constexpr int Num = LK_VEC<T>;
     lk_srms_norm_call *const call = &layout->call;
     const bool plain = a->dy && a->dy_dtype == lk_dtype<T> && call->in.x.data && !call->in.r.data && !call->in.dr.data && !a->dresidual;
-    const int64_t most = (int64_t)LK_SRMS_NORM_SHORT_BLOCKS * device->sms;
+    const int64_t most = (int64_t)LK_SRMS_NORM_SHORT_BLOCKS(T) * device->sms;
     if (!plain || call->in.team_log2 < 0) return false;
     const int64_t teams = LK_SRMS_NORM_SHORT_THREADS >> call->in.team_log2;
     const int64_t sets = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* of blocks, with rows of all groups */
