@@ -91,6 +91,7 @@
  * What runs, in the order of a call. A plan says how a call is done; lk_head_plan.cuh chooses it. lk_head.cuh has the matmuls, and
  * this file what happens to rows of logits, as a table of functions that the head calls: lk_lce_labels.
  *   every call, first     lk_lce_prepare_kernel: what the targets mean, the divisor of a mean, the factor of each row's gradient
+ *   CHUNKS, PANELS        lk_head_tail_kernel, where logits of the columns behind a multiple of 8 take weight from a copy
  *   CHUNKS, each chunk    logits by cuBLASLt, all columns at once or in slices of tokens; the kernels of cross_entropy.cuh compute
  *                         losses and dZ from them; lk_head_columns_kernel sums dbias; dweight and dx by cuBLASLt
  *   PANELS, each chunk    a panel is to cross_entropy.cuh's kernels what a rank's columns are. For each panel logits by
@@ -414,7 +415,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.call.type == LK_DTYPE_F16 && p.call.gradient;
     lk_lce_tally s = {};
-    constexpr int Ahead = 8; /* targets that a thread loads before it looks at the first: one after the other would take 0.4 us each */
+    constexpr int Ahead = 8; /* targets that a thread loads before it looks at the first */
     for (int64_t first = thread; first < a.tokens; first += Ahead * LK_HEAD_THREADS) {
         int64_t target[Ahead];
         int y[Ahead];

@@ -200,7 +200,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_logits(lk_head_job<Call
     return lk_head_multiply(job, &m);
 }
 
-/* Copies weight of the tail columns. */
+/* Copies weight of the tail columns, and writes rows of zeros behind them, up to eight. */
 template <class T, class Call>
 LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_head_tail_kernel(const __grid_constant__ lk_head_work<Call> p)
 {

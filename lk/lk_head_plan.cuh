@@ -245,7 +245,7 @@ LK_HOST int64_t lk_head_tail_cols(const lk_head_shape *s, int64_t cols)
 }
 
 /* Whether a matmul for logits takes the tail columns from a copy that has eight rows. cuBLASLt has no fast algorithm for 3, 5 or 7
- * of them, and for many tokens for no other number; the copy costs 2 us. A bias would need a copy too. */
+ * of them, and for many tokens for no other number; the copy is a launch more. A bias would need a copy too. */
 LK_HOST bool lk_head_copies_tail(const lk_head_shape *s)
 {
     const int64_t tail = lk_head_tail_cols(s, s->vocab);

@@ -506,7 +506,7 @@ typedef struct {
     int64_t grid;
     bool edges;  /* rows have single elements at their ends */
     bool few;    /* the kernel for few rows takes them */
-    bool narrow; /* the kernel for short rows takes them */
+    bool short_rows; /* the kernel for short rows takes them */
     bool reread; /* backward's Reread */
     size_t smem, workspace;
 } lk_srms_norm_layout;
@@ -529,7 +529,7 @@ template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, 
     if (!usual || in->team_log2 < 0 || !in->aligned || layout->edges || a->cols > 32 * LK_VEC<T> || layout->few) return false;
     const int64_t blocks = lk_ceil_div(a->rows, (int64_t)(threads >> in->team_log2) * LK_SRMS_NORM_SHORT_ROWS);
     if (blocks < (int64_t)LK_SRMS_NORM_SHORT_BLOCKS(T) / 2 * device->sms) return false;
-    layout->narrow = true, layout->threads = threads, layout->grid = blocks;
+    layout->short_rows = true, layout->threads = threads, layout->grid = blocks;
     return true;
 }
 
@@ -1353,8 +1353,8 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     lk_srms_norm_call *const call = &layout.call;
     lk_srms_norm_input *const in = &call->in;
     lk_srms_norm_backward_are_short<T>(device, a, &layout);
-    layout.smem = layout.few || layout.narrow ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
-    if (weight && !layout.few && !layout.narrow && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
+    layout.smem = layout.few || layout.short_rows ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
+    if (weight && !layout.few && !layout.short_rows && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
         call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
         const int64_t fit = device->smem * 1024 / ((int64_t)layout.smem + 8 * 1024); /* static shared memory and the system's */
         const int64_t by_smem = fit > 1 ? fit : 1;
@@ -1393,7 +1393,7 @@ LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout
     const bool reread = layout.reread;
     if (layout.few) return lk_srms_norm_backward_few_kernel<T, Res>;
     if constexpr (sizeof(Dy) == sizeof(T))
-        if (layout.narrow)
+        if (layout.short_rows)
             return layout.call.a.weight || layout.call.a.dweight ? lk_srms_norm_backward_short_kernel<T, true>
                                                                  : lk_srms_norm_backward_short_kernel<T, false>;
     if (layout.call.a.weight || layout.call.a.dweight)

@@ -726,7 +726,8 @@ static void short_rows(int type, int direction, int path)
             const int vec = type == LK_DTYPE_F32 ? 4 : 8, vecs = shapes[i][0];
             int teams = 128;
             while (128 / teams < vecs) teams /= 2;
-            const int64_t rows = (int64_t)(3 * test.sms + 2) * teams * 4 - 3;
+            /* The last kind: more rows than the blocks of backward, which stay, have at a time. */
+            const int64_t rows = (int64_t)(3 * test.sms + 2) * teams * (k < 3 ? 4 : 12) - 3;
             problem p = drawn(type, direction, path, rows, vecs * vec, 390 + k, k == 1 ? GAPS : PACKED);
             const bool back = direction == BACKWARD;
             for (int t = 0; t < TENSORS; t++) p.home[t] = t, p.has[t] = false;
