@@ -1267,11 +1267,9 @@ LK_HOST lk_linear_cross_entropy_plan lk_lce_answer(const lk_head_planner *planne
 LK_HOST lk_status lk_lce_query_planner(const char *op, lk_head_planner *planner, size_t before, size_t budget, bool least,
                                        lk_linear_cross_entropy_plan *answer)
 {
-    const size_t needed = before + planner->least;
     lk_head_plan plan;
-    if (budget < needed && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
-    lk_head_choose(planner, budget < needed ? planner->least : budget - before, &plan);
+    const lk_status status = lk_head_query(op, planner, before, budget, least, &plan);
+    if (status) return status;
     *answer = lk_lce_answer(planner, &plan);
     answer->workspace_bytes += before, answer->minimum_bytes += before;
     return LK_OK;

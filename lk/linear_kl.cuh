@@ -56,11 +56,11 @@
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
  * What runs. Tokens come in chunks, the logits of a chunk in slices. The matmuls and their order are lk_head.cuh's, as CHUNKS; what
- * happens to rows is a table of functions that the head calls, lk_linear_kl_table. The plan is of this file.
+ * happens to rows is a table of functions that the head calls, lk_linear_kl_table. lk_head_plan.cuh chooses the plan.
  *   every call, first     lk_linear_kl_prepare_kernel: the factor of each row's gradient
  *   each slice            logits of student and teacher by cuBLASLt; kl.cuh's kernel computes losses and dZ from them
- *   each chunk            lk_linear_kl_bias_kernel sums dbias; dweight and dx by cuBLASLt
- *   after the chunks      lk_move_kernel rounds dweight, where its sums lie in the workspace
+ *   each chunk            lk_head_columns_kernel sums dbias; dweight and dx by cuBLASLt
+ *   after the chunks      lk_move_kernel rounds dweight, where its sums lie in the workspace; lk_linear_kl_finish_kernel: dbias
  * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -108,7 +108,7 @@ typedef struct {
     float *teacher_lse;         /* F FB out   f32 [tokens]; NULL to skip */
     float *entropy;             /* F FB out   f32 [tokens]; NULL to skip */
     void *dx;                   /* B FB out   T [tokens, hidden]; NULL to skip */
-    void *dweight;              /* B FB out   dweight_dtype [vocab, hidden]; NULL to skip */
+    void *dweight;              /* B FB out   dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
     void *dbias;                /* B FB out   T [vocab]; NULL to skip */
     void *workspace;            /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
     size_t workspace_bytes;     /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
@@ -153,7 +153,8 @@ typedef struct {
  *
  * Each direction has three functions that take the same struct: ..._<T> is the call, ..._workspace_bytes the workspace of its
  * default plan, ..._plan the plan within `budget` bytes. The last two need shapes and options, and no tensors: a pointer other than
- * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). */
+ * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). A packed dweight on 256 bytes
+ * may hold logits; minimum_bytes is enough for any. */
 #define LK_LINEAR_KL_FUNCTIONS(X, T)                                                                                           \
     X##_PLANNED(linear_kl, forward, LK_FORWARD, linear_kl, T)                                                                  \
     X##_PLANNED(linear_kl, backward, LK_BACKWARD, linear_kl, T)                                                                \
@@ -167,19 +168,10 @@ typedef struct {
 
 /* ---- A call, and its plan ------------------------------------------------------------------------------------------------ */
 
-/* Arrays of the workspace besides lk_head_workspace's. NULL: not there. */
-typedef struct {
-    float *upstream;     /* [tokens], over alpha */
-    void *teacher_bias;  /* [vocab], in the logits' type and on 16 bytes, as cuBLASLt wants it */
-    void *teacher;       /* its logits, of a slice */
-} lk_linear_kl_arrays;
-
 struct lk_linear_kl_call {
     typedef lk_linear_kl_args args;
     lk_linear_kl_args a; /* with every default filled in; without the outputs of other calls */
-    lk_linear_kl_arrays ws; /* once they are laid out */
     bool gradient;       /* dx, dweight or dbias is wanted */
-    bool separate;       /* dZ has memory of its own, since the student's logits have another type */
     int type, logits_type;
 };
 
@@ -188,148 +180,32 @@ typedef lk_head_work<lk_linear_kl_call> lk_linear_kl_work;
 typedef lk_head_job<lk_linear_kl_call> lk_linear_kl_job;
 typedef lk_head_rows<lk_linear_kl_call> lk_linear_kl_table;
 
-#define LK_LINEAR_KL_SLICE 512 /* tokens that a slice has if there is room: its matmuls read both weights */
-#define LK_LINEAR_KL_LEAST 64  /* tokens of a chunk in the smallest workspace */
-
-/* An array of rows, which may be more than there can be. */
-LK_HOST void *lk_linear_kl_take(lk_arena *arena, bool wanted, int64_t rows, int64_t row_bytes)
-{
-    return lk_take_bytes(arena, wanted, lk_head_min(lk_count(rows, row_bytes), (int64_t)1 << 61));
-}
-
-/* What the head's steps follow from. Its planner is not asked. */
+/* What the plan of a call follows from. */
 LK_HOST lk_head_shape lk_linear_kl_shape(const lk_linear_kl_call *call)
 {
     const lk_linear_kl_args &a = call->a;
     lk_head_shape s = {};
-    s.rows = a.tokens, s.hidden = a.hidden, s.vocab = s.classes = a.vocab;
-    s.type = call->type, s.logits_type = call->logits_type, s.gradient = call->gradient, s.tf32 = a.tf32;
+    s.rows = a.tokens, s.hidden = a.hidden, s.vocab = s.classes = a.vocab, s.dweight_stride = a.dweight_stride;
+    s.chunk_tokens = lk_head_min(a.chunk_tokens, a.tokens), s.slice_tokens = lk_head_min(a.slice_tokens, a.tokens);
+    s.dweight = a.dweight, s.why_not_fused = "", s.type = call->type, s.logits_type = call->logits_type;
+    s.dweight_dtype = a.dweight_dtype, s.gradient = call->gradient, s.no_panels = s.no_targets = s.two_heads = true;
+    s.bias = a.bias, s.other_bias = a.teacher_bias, s.dx = a.dx, s.dbias = a.dbias, s.accumulate = a.accumulate, s.tf32 = a.tf32;
     return s;
 }
 
-/* Puts the arrays of a plan into a workspace, or counts their bytes. */
-LK_HOST lk_head_workspace lk_linear_kl_lay_out(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, void *workspace,
-                                               lk_linear_kl_arrays *own)
+/* What the caller gets of a plan. passes: how often the logits are read. They are computed as often, unless all of them exist at a
+ * time. */
+LK_HOST lk_linear_kl_plan lk_linear_kl_answer(const lk_head_planner *planner, lk_head_plan plan, int passes)
 {
-    const lk_linear_kl_args &a = call->a;
-    const lk_head_shape s = lk_linear_kl_shape(call);
-    const int64_t stride = lk_head_round_up(a.vocab, 64), bytes = lk_head_bytes_of(call->type), f32 = sizeof(float);
-    const int64_t logits_bytes = stride * lk_head_bytes_of(call->logits_type);
-    lk_arena arena = {((uintptr_t)workspace + 255) / 256 * 256, 0, 256};
-    lk_head_workspace ws = {};
-    ws.logits_stride = stride;
-    lk_take(&ws.counts, &arena, call->gradient, 1);
-    lk_take(&own->upstream, &arena, call->gradient, a.tokens);
-    ws.bias = lk_take_bytes(&arena, a.bias != NULL, a.vocab * f32);
-    own->teacher_bias = lk_take_bytes(&arena, a.teacher_bias != NULL, a.vocab * f32);
-    void *const student = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
-    own->teacher = lk_linear_kl_take(&arena, true, plan->slice_tokens, logits_bytes);
-    ws.logits = lk_linear_kl_take(&arena, call->separate, plan->chunk_tokens, stride * bytes);
-    if (call->separate) ws.slice = (float *)student;
-    else ws.logits = student; /* and dZ overwrites them */
-    const bool two_matmuls = a.dx && call->type != LK_DTYPE_F32 && lk_head_tail_cols(&s, a.vocab);
-    ws.dx = (float *)lk_linear_kl_take(&arena, two_matmuls, plan->chunk_tokens, a.hidden * f32);
-    ws.dweight = (float *)lk_linear_kl_take(&arena, plan->dweight_sums, a.vocab, a.hidden * f32);
-    lk_take(&ws.dbias, &arena, a.dbias != NULL, a.vocab);
-    ws.cublas = lk_take_bytes(&arena, plan->cublas_bytes > 0, (int64_t)plan->cublas_bytes);
-    ws.bytes = arena.used + 256 - LK_WORKSPACE_ALIGNMENT; /* the arrays start at a multiple of 256 */
-    return ws;
-}
-LK_HOST size_t lk_linear_kl_bytes(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan)
-{
-    lk_linear_kl_arrays unused;
-    return lk_linear_kl_lay_out(call, plan, NULL, &unused).bytes;
-}
-
-/* Whether the plan's arrays take no more than `budget` bytes. */
-LK_HOST bool lk_linear_kl_fits(const lk_linear_kl_call *call, const lk_linear_kl_plan *plan, size_t budget)
-{
-    return lk_linear_kl_bytes(call, plan) <= budget;
-}
-
-/* Raises *tokens, a field of plan, to the largest number up to `most` that fits; same: slice_tokens with it. */
-LK_HOST void lk_linear_kl_raise(const lk_linear_kl_call *call, lk_linear_kl_plan *plan, int64_t lk_linear_kl_plan::*tokens,
-                                bool same, int64_t most, size_t budget)
-{
-    int64_t low = plan->*tokens, high = most;
-    while (low < high) {
-        const int64_t middle = low + (high - low + 1) / 2;
-        lk_linear_kl_plan tried = *plan;
-        tried.*tokens = middle;
-        if (same) tried.slice_tokens = middle;
-        if (lk_linear_kl_fits(call, &tried, budget)) low = middle;
-        else high = middle - 1;
-    }
-    plan->*tokens = low;
-    if (same) plan->slice_tokens = low;
-}
-
-/* The smallest plan with these options: the one that raising begins with. */
-LK_HOST lk_linear_kl_plan lk_linear_kl_smallest(const lk_linear_kl_call *call)
-{
-    const lk_linear_kl_args &a = call->a;
-    lk_linear_kl_plan plan = {};
-    plan.chunk_tokens = lk_head_min(a.chunk_tokens ? a.chunk_tokens : LK_LINEAR_KL_LEAST, a.tokens);
-    plan.slice_tokens = lk_head_min(a.slice_tokens && call->separate ? a.slice_tokens : LK_LINEAR_KL_LEAST, plan.chunk_tokens);
-    if (!call->separate) plan.slice_tokens = plan.chunk_tokens;
-    return plan;
-}
-
-/* `most` tokens, or fewer where as many parts of `all` can then be of nearly equal lengths. */
-LK_HOST int64_t lk_linear_kl_even(int64_t all, int64_t most)
-{
-    return lk_head_min(most, lk_head_round_up(lk_ceil_div(all, lk_ceil_div(all, most)), 64));
-}
-
-/* The plan with as long chunks as fit, and slices as long as fit then. False: not even the smallest plan fits. */
-LK_HOST bool lk_linear_kl_search(const lk_linear_kl_call *call, int sums, size_t cublas_bytes, size_t budget,
-                                 lk_linear_kl_plan *plan)
-{
-    const lk_linear_kl_args &a = call->a;
-    *plan = lk_linear_kl_smallest(call);
-    plan->dweight_sums = sums, plan->cublas_bytes = cublas_bytes;
-    if (!lk_linear_kl_fits(call, plan, budget)) return false;
-    const bool chunks = !a.chunk_tokens, slices = call->separate && !a.slice_tokens;
-    if (chunks) { /* first slices of some length, then chunks of any */
-        const int64_t most = slices ? lk_head_min(LK_LINEAR_KL_SLICE, a.tokens) : a.tokens;
-        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, slices || !call->separate, most, budget);
-        lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::chunk_tokens, !call->separate, a.tokens, budget);
-        plan->chunk_tokens = lk_linear_kl_even(a.tokens, plan->chunk_tokens);
-        plan->slice_tokens = call->separate ? lk_head_min(plan->slice_tokens, plan->chunk_tokens) : plan->chunk_tokens;
-    }
-    if (slices) lk_linear_kl_raise(call, plan, &lk_linear_kl_plan::slice_tokens, false, plan->chunk_tokens, budget);
-    return true;
-}
-
-/* The plan within a budget; false if there is none. The first of these that fits:
- *   one chunk, so that dweight is one matmul
- *   chunks of a slice or more, dweight's sums in float in the workspace
- *   chunks of any length, dweight rounded after each; then the same without a workspace for cuBLASLt
- * passes: how often the logits are read. They are computed as often, unless all of them exist at a time. */
-LK_HOST bool lk_linear_kl_choose(const lk_linear_kl_call *call, size_t budget, lk_linear_kl_plan *plan, int passes = 1)
-{
-    const lk_linear_kl_args &a = call->a;
-    const bool sums = a.dweight && a.dweight_dtype != LK_DTYPE_F32 && call->gradient;
-    lk_linear_kl_plan with = {};
-    const int64_t enough = a.chunk_tokens ? 1 : lk_head_min(LK_LINEAR_KL_SLICE, a.tokens);
-    if (!lk_linear_kl_search(call, 0, LK_HEAD_CUBLAS_BYTES, budget, plan) && !lk_linear_kl_search(call, 0, 0, budget, plan))
-        return false;
-    if (sums && plan->chunk_tokens < a.tokens && lk_linear_kl_search(call, 1, plan->cublas_bytes, budget, &with) &&
-        with.chunk_tokens >= enough)
-        *plan = with;
-    const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
-    plan->workspace_bytes = lk_linear_kl_bytes(call, plan); /* these give the plan again; even slices take less */
-    if (!a.slice_tokens) plan->slice_tokens = lk_linear_kl_even(plan->chunk_tokens, plan->slice_tokens);
-    plan->minimum_bytes = lk_linear_kl_bytes(call, &smallest);
-    plan->chunks = lk_ceil_div(a.tokens, plan->chunk_tokens);
-    plan->matmuls = 2 * (plan->slice_tokens < a.tokens ? passes : 1) + (a.dx != NULL) + (a.dweight != NULL);
-    snprintf(plan->text, sizeof plan->text, "%lld x %lld tokens, %s logits of %lld tokens at a time, %d matmuls%s",
-             (long long)plan->chunks, (long long)plan->chunk_tokens, call->logits_type == LK_DTYPE_F32 ? "f32" : "16-bit",
-             (long long)plan->slice_tokens, plan->matmuls,
-             !sums || plan->chunks == 1 ? ""
-             : plan->dweight_sums       ? ", dweight summed in float"
-                                        : ", dweight rounded after each chunk");
-    return true;
+    const lk_head_shape &s = planner->shape;
+    lk_linear_kl_plan to = {};
+    to.workspace_bytes = plan.workspace_bytes, to.minimum_bytes = planner->least, to.cublas_bytes = plan.cublas_bytes;
+    to.chunk_tokens = plan.chunk_tokens, to.chunks = plan.chunks;
+    to.slice_tokens = plan.slice_tokens ? plan.slice_tokens : plan.chunk_tokens;
+    if (plan.chunks && to.slice_tokens < s.rows) plan.matmuls += 2 * (passes - 1);
+    to.matmuls = plan.matmuls, to.dweight_sums = lk_head_sums_dweight(&s, plan.chunk_tokens) && !plan.rounds;
+    lk_head_describe(&s, &plan, to.text, sizeof to.text);
+    return to;
 }
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
@@ -353,23 +229,20 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_prepare_kernel(lk
     const int e = p.call.type == LK_DTYPE_F32 ? 0 : lk_cublas_exponent(most);
     const float shift = __int_as_float((127 + p.power - e) << 23);
     for (int64_t token = thread; token < a.tokens; token += LK_HEAD_THREADS)
-        p.call.ws.upstream[token] = shift * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
+        p.ws.factor[token] = shift * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
     lk_head_counts *const counts = p.ws.counts;
     if (thread == 0) counts->alpha = __int_as_float((127 + e - p.power) << 23), counts->zero = 0.0f, counts->one = 1.0f;
 }
 
-/* A thread sums a column of dZ over a chunk. */
-template <class T> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_bias_kernel(lk_linear_kl_work p)
+/* A thread completes a column of dbias. */
+template <class T> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_finish_kernel(lk_linear_kl_work p)
 {
     const lk_linear_kl_args &a = p.call.a;
     const int64_t col = (int64_t)blockIdx.x * LK_HEAD_THREADS + threadIdx.x;
+    float sum = 0.0f;
     lk_griddepcontrol_wait();
     if (col >= a.vocab) return;
-    const T *const dz = (const T *)p.ws.logits + col;
-    float sum = p.first_row == 0 ? 0.0f : p.ws.dbias[col];
-    LK_UNROLL_BY(8) for (int64_t row = 0; row < p.rows; row++) sum += lk_to_float(dz[row * p.ws.logits_stride]);
-    p.ws.dbias[col] = sum;
-    if (p.first_row + p.rows < a.tokens) return;
+    for (int64_t split = 0; split < p.ws.splits; split++) sum += p.ws.dbias[split * a.vocab + col];
     T *const out = (T *)a.dbias + col;
     lk_put(out, fmaf(p.ws.counts->alpha, sum, a.accumulate ? lk_to_float(*out) : 0.0f));
 }
@@ -396,7 +269,7 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_prepare(const lk_
         status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_prepare_kernel, 1, 1, LK_HEAD_THREADS, 0, job->stream, p);
     for (int i = 0; i < 2 && !status && a.vocab > 0; i++) {
         const void *const from = i ? a.teacher_bias : a.bias;
-        void *const to = i ? p.call.ws.teacher_bias : p.ws.bias;
+        void *const to = i ? p.ws.other_bias : p.ws.bias;
         if (to) status = lk_head_move_rows<T, Logit>(job, {from, to, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL});
     }
     return status;
@@ -411,7 +284,7 @@ template <class T> LK_HOST lk_status lk_linear_kl_teacher(const lk_linear_kl_job
     m.key.m = a.vocab, m.key.n = slice.rows, m.key.k = a.teacher_hidden;
     m.key.lda = a.teacher_weight_stride, m.key.ldb = a.teacher_x_stride, m.key.ldd = slice.ws.logits_stride;
     m.a = a.teacher_weight, m.b = (const T *)a.teacher_x + slice.first_row * a.teacher_x_stride;
-    m.bias = slice.call.ws.teacher_bias, m.d = slice.call.ws.teacher;
+    m.bias = slice.ws.other_bias, m.d = slice.ws.other_logits;
     return lk_head_multiply_columns(job, &m, &lk_cublas_key::m);
 }
 
@@ -422,7 +295,7 @@ template <class T> LK_HOST lk_status lk_linear_kl_slice(const lk_linear_kl_job *
     const lk_head_workspace &ws = slice.ws;
     const int64_t first_row = slice.first_row;
     lk_kl_args f = {};
-    f.logits = ws.slice ? ws.slice : ws.logits, f.teacher = slice.call.ws.teacher, f.rows = slice.rows, f.vocab = a.vocab;
+    f.logits = ws.slice ? ws.slice : ws.logits, f.teacher = ws.other_logits, f.rows = slice.rows, f.vocab = a.vocab;
     f.logits_stride = f.teacher_stride = f.dlogits_stride = ws.logits_stride;
     f.logit_scale = a.logit_scale, f.teacher_scale = a.teacher_scale;
     f.softcap = a.softcap, f.teacher_softcap = a.teacher_softcap, f.beta = a.beta, f.divergence = a.divergence;
@@ -432,33 +305,31 @@ template <class T> LK_HOST lk_status lk_linear_kl_slice(const lk_linear_kl_job *
     if (a.teacher_lse) f.teacher_lse = a.teacher_lse + first_row;
     if (a.entropy) f.entropy = a.entropy + first_row;
     if (job->shape.gradient) {
-        f.upstream = slice.call.ws.upstream + first_row, f.upstream_per_row = 1;
+        f.upstream = ws.factor + first_row, f.upstream_per_row = 1;
         f.dlogits = (T *)ws.logits + lk_head_in_chunk(job, slice) * ws.logits_stride;
     }
     return (*(const lk_linear_kl_rows *)job->rows->args)(job, f, first_row);
 }
 
-/* dbias of a chunk's dZ; with the last chunk it is complete. */
-template <class T> LK_HOST lk_status lk_linear_kl_dbias(const lk_linear_kl_job *job, const lk_linear_kl_work &chunk)
+/* dbias, after the last chunk. */
+template <class T> LK_HOST lk_status lk_linear_kl_finish(const lk_linear_kl_job *job, const lk_linear_kl_work &p)
 {
-    const lk_linear_kl_args &a = chunk.call.a;
-    if (!a.dbias) return LK_OK;
-    return lk_head_launch(job, lk_linear_kl_bias_kernel<T>, lk_ceil_div(a.vocab, LK_HEAD_THREADS), chunk);
+    if (!job->shape.gradient || !p.call.a.dbias) return LK_OK;
+    return lk_head_launch(job, lk_linear_kl_finish_kernel<T>, lk_ceil_div(p.call.a.vocab, LK_HEAD_THREADS), p);
 }
 
-/* A rank without columns still has rows. */
-template <class T, class Logit> LK_HOST lk_status lk_linear_kl_no_columns(const lk_linear_kl_job *job, lk_direction)
+/* A rank without columns still has rows, and their states. */
+template <class T> LK_HOST lk_status lk_linear_kl_no_columns(const lk_linear_kl_job *job, lk_direction)
 {
     lk_linear_kl_work all = job->p;
     all.rows = all.call.a.tokens;
-    const lk_status status = lk_linear_kl_prepare<T, Logit>(job);
-    return status ? status : lk_linear_kl_slice<T>(job, all);
+    return job->shape.gradient ? LK_OK : lk_linear_kl_slice<T>(job, all);
 }
 
 template <class T, class Logit> LK_HOST lk_linear_kl_table lk_linear_kl_table_of(const lk_linear_kl_rows *rows)
 {
-    return {lk_linear_kl_prepare<T, Logit>, lk_linear_kl_teacher<T>, lk_linear_kl_slice<T>, lk_linear_kl_dbias<T>, NULL, NULL,
-            lk_linear_kl_no_columns<T, Logit>, NULL, NULL, NULL, NULL, NULL, rows};
+    return {lk_linear_kl_prepare<T, Logit>, lk_linear_kl_teacher<T>, lk_linear_kl_slice<T>, lk_head_dbias<T, lk_linear_kl_call>, NULL,
+            lk_linear_kl_finish<T>, lk_linear_kl_no_columns<T>, NULL, NULL, NULL, NULL, NULL, rows};
 }
 
 /* ---- The context --------------------------------------------------------------------------------------------------------- */
@@ -471,19 +342,18 @@ LK_CUBLAS_CONTEXT(linear_kl)
 
 /* What linear_kl_parallel.cuh adds to the checks. */
 typedef struct {
-    int passes; /* as in lk_linear_kl_choose */
-    size_t fixed; /* bytes of the workspace that it takes before all others */
+    int passes;   /* as in lk_linear_kl_answer */
+    size_t bytes; /* of the workspace that it takes before all others */
     lk_tensor list[2];
 } lk_linear_kl_more;
 
-/* Validates a call and fills it in. A query looks at shapes and options; its pointers say what is wanted. plan: that of the
- * workspace, or of `budget` in a query. least: a budget below the smallest workspace counts as that. more: NULL for all columns. */
+/* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted. more: NULL
+ * for all columns. */
 template <class T>
 LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *args, lk_direction direction, bool query,
-                                     size_t budget, bool least, lk_linear_kl_call *call, lk_linear_kl_plan *plan,
-                                     const lk_linear_kl_more *more = NULL)
+                                     lk_linear_kl_call *call, lk_head_planner *planner, const lk_linear_kl_more *more = NULL)
 {
-    *call = {}, *plan = {};
+    *call = {};
     lk_linear_kl_args *const a = &call->a;
     *a = *args;
     lk_kl_fill_in(a);
@@ -494,7 +364,6 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     const bool some = a->tokens != 0, written = backward && (some || !a->accumulate); /* without tokens nothing is read */
     const int64_t vocab = some ? a->vocab : 0, tokens = a->tokens;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT : LK_UNUSED;
-    const size_t fixed = more ? more->fixed : 0;
     const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
     lk_tensor list[] = {
         {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{tokens, &a->x_stride, "x_stride"}}},
@@ -538,21 +407,11 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     if (tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8), a->teacher_x_stride = lk_head_round_up(a->teacher_hidden, 8);
     call->gradient = a->dx || a->dweight || a->dbias;
     call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-    call->separate = call->gradient && call->type != call->logits_type;
-    size_t needed = 0;
-    if (some) {
-        const lk_linear_kl_plan smallest = lk_linear_kl_smallest(call);
-        needed = fixed + lk_linear_kl_bytes(call, &smallest);
-        if (least && budget < needed) budget = needed;
-        if ((budget < fixed || !lk_linear_kl_choose(call, budget - fixed, plan, more ? more->passes : 1)) && query)
-            return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
-        plan->workspace_bytes += fixed, plan->minimum_bytes += fixed;
-    } else {
-        snprintf(plan->text, sizeof plan->text, "no tokens, no workspace");
-    }
+    const lk_head_shape shape = lk_linear_kl_shape(call);
+    lk_head_plan_begin(planner, &shape);
     if (query) return LK_OK;
     lk_check_alignment(&checks, list, count);
-    lk_check_workspace(&checks, a->workspace, a->workspace_bytes, needed);
+    lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least + (more ? more->bytes : 0));
     lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
     return checks.status;
@@ -578,16 +437,14 @@ LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *ar
 {
     const cudaError_t error = lk_current_device(&job->device);
     lk_linear_kl_call &call = job->p.call;
-    const size_t given = args ? args->workspace_bytes : 0;
-    lk_linear_kl_plan plan;
-    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, given, false, &call, &plan, more)};
+    const size_t before = more ? more->bytes : 0;
+    lk_head_planner planner;
+    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, &call, &planner, more)};
     lk_check_device(&checks, error);
     if (checks.status || call.a.tokens == 0) return checks.status;
-    job->op = op, job->stream = stream, job->shape = lk_linear_kl_shape(&call);
-    job->plan.path = LK_HEAD_PATH_CHUNKS, job->plan.panel_vocab = call.a.vocab, job->plan.panels = 1;
-    job->plan.chunk_tokens = plan.chunk_tokens, job->plan.chunks = plan.chunks, job->plan.slice_tokens = plan.slice_tokens;
-    job->plan.cublas_bytes = plan.cublas_bytes;
-    job->p.ws = lk_linear_kl_lay_out(&call, &plan, (char *)call.a.workspace + (more ? more->fixed : 0), &call.ws);
+    job->op = op, job->stream = stream, job->shape = planner.shape;
+    lk_head_choose(&planner, call.a.workspace_bytes - before, &job->plan);
+    if (call.a.vocab > 0) job->p.ws = lk_head_lay_out(&job->shape, &job->plan, (char *)call.a.workspace + before);
     const int power = 8 - (int)ceilf(log2f(call.a.logit_scale)); /* so |dZ| below 2^8 times its factors fits f16 */
     job->p.power = call.type == LK_DTYPE_F32 ? 0 : power < -20 ? -20 : power > 40 ? 40 : power;
     return LK_OK;
@@ -607,16 +464,21 @@ LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args
     return lk_head_run<T>(&job);
 }
 
-/* The plan within a budget; least: or the smallest, where that is more. */
+/* The plan within a budget; least: or the smallest, where that is more. more: as in lk_linear_kl_check. */
 template <class T>
 LK_HOST lk_status lk_linear_kl_find(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t budget,
-                                    bool least, lk_linear_kl_plan *plan)
+                                    bool least, lk_linear_kl_plan *answer, const lk_linear_kl_more *more = NULL)
 {
     lk_linear_kl_call call;
-    lk_linear_kl_plan answer;
-    const lk_status status = lk_linear_kl_check<T>(op, args, direction, true, budget, least, &call, &answer);
-    if (!status) *plan = answer;
-    return status;
+    lk_head_planner planner;
+    lk_head_plan plan;
+    const size_t before = more ? more->bytes : 0;
+    lk_status status = lk_linear_kl_check<T>(op, args, direction, true, &call, &planner, more);
+    if (!status) status = lk_head_query(op, &planner, before, budget, least, &plan);
+    if (status) return status;
+    *answer = lk_linear_kl_answer(&planner, plan, more ? more->passes : 1);
+    answer->workspace_bytes += before, answer->minimum_bytes += before;
+    return LK_OK;
 }
 
 template <class T>

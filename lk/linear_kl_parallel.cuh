@@ -77,7 +77,7 @@ LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, lk_d
     lk_linear_kl_more more = {1 + again + (direction == LK_BOTH), 0, {}};
     lk_arena arena = {(uintptr_t)x->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_kl_place_states(x->parallel, x->common.tokens, direction, &arena, &x->states, &x->all_states, &more.list);
-    more.fixed = arena.used;
+    more.bytes = arena.used;
     return more;
 }
 
@@ -185,15 +185,10 @@ LK_HOST lk_status lk_linear_kl_find_split(const char *op, const lk_linear_kl_par
                                           size_t budget, bool least, lk_linear_kl_plan *plan)
 {
     lk_linear_kl_parallel_args x = {};
-    lk_linear_kl_call call;
-    lk_linear_kl_plan answer;
-    lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
+    const lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    const lk_direction gives = lk_ranks_give(args->parallel, direction);
-    status = lk_linear_kl_check<T>(op, &args->common, gives, true, budget, least, &call, &answer, &more);
-    if (!status) *plan = answer;
-    return status;
+    return lk_linear_kl_find<T>(op, &args->common, lk_ranks_give(args->parallel, direction), budget, least, plan, &more);
 }
 
 template <class T>

@@ -426,6 +426,17 @@ template <class T, class Call> LK_HOST lk_status lk_head_run(lk_head_job<Call> *
     return status;
 }
 
+/* The plan of a checked call within a budget; least: or the smallest, where that is more. before: bytes of the workspace that come
+ * before its arrays, and are not the plan's. */
+LK_HOST lk_status lk_head_query(const char *op, lk_head_planner *planner, size_t before, size_t budget, bool least, lk_head_plan *plan)
+{
+    const size_t needed = before + planner->least;
+    if (budget < needed && !least)
+        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, needed);
+    lk_head_choose(planner, budget < needed ? planner->least : budget - before, plan);
+    return LK_OK;
+}
+
 /* The call of a rank without columns, which adds 0 to dx. */
 template <class T, class Call> LK_HOST lk_status lk_head_no_columns(const lk_head_job<Call> *job, lk_direction direction)
 {

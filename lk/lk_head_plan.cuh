@@ -49,9 +49,11 @@ typedef struct {
     bool split;                 /* the columns are split over ranks */
     bool stores;                /* `saved` has logits, not exponentials */
     bool no_panels;             /* the plan may not be LK_HEAD_PATH_PANELS; with `split` it is CHUNKS */
+    bool no_targets;            /* a row has no target, and no lse */
+    bool two_heads;             /* logits of a second head exist beside, in other_logits; dZ takes the place of neither */
     bool fused;                 /* the plan may be, or must be, LK_HEAD_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
-    bool bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
+    bool bias, other_bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
     bool row_weight, statistics, lse_low; /* likewise */
     bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
 } lk_head_shape;
@@ -150,7 +152,7 @@ typedef struct {
     float *base;           /* saved: [rows], what the row's exponentials are relative to */
     float *target_dz;      /* fused: [rows], the target's dZ, which is in neither the exponentials nor dz */
     lk_head_owner *owners;  /* fused: [vocab], of the rows with this target and a target_dz that is not 0 */
-    void *bias;            /* [vocab], in the logits' type, as cuBLASLt wants it */
+    void *bias, *other_bias; /* [vocab], in the logits' type, as cuBLASLt wants it */
     float *class_weight;   /* [vocab], panels: [classes], those of all ranks. Each weight times valid_rows / weight_sum, so that
                               class and z-loss terms have one divisor */
     float *dbias;          /* [splits, vocab], sums over tokens */
@@ -166,6 +168,7 @@ typedef struct {
     /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
     lk_head_dweight_part dweight_parts[LK_HEAD_DWEIGHT_PARTS];
     float *slice;          /* [slice, logits_stride], f32 logits of a slice, or in saved; logits then holds dZ alone, in T */
+    void *other_logits;    /* two heads: [slice, logits_stride], or without slices [chunk, logits_stride] */
     void *cublas;
     int64_t stretches;     /* fused: the most of a row that sums has room for */
     int64_t logits_stride, x_stride, splits;
@@ -211,7 +214,7 @@ LK_HOST bool lk_head_may_round(const lk_head_shape *s)
     return s->no_panels && s->dweight && s->dweight_dtype != LK_DTYPE_F32;
 }
 
-/* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. */
+/* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. With two heads it has slices then. */
 LK_HOST bool lk_head_slices(const lk_head_shape *s, int path)
 {
     const bool wider = s->type != LK_DTYPE_F32 && s->logits_type == LK_DTYPE_F32;
@@ -230,11 +233,12 @@ LK_HOST bool lk_head_dx_in_dweight(const lk_head_shape *s)
     return lk_head_lends(s) && s->rows * 4 <= s->vocab * lk_head_bytes_of(s->dweight_dtype);
 }
 
-/* The rows of logits that fit into dweight, until its one product or its sums are written. */
+/* The tokens whose logits fit into dweight, until its one product or its sums are written. */
 LK_HOST int64_t lk_head_rows_in_dweight(const lk_head_shape *s, int64_t chunk)
 {
     if (!lk_head_lends(s) || !(chunk >= s->rows || lk_head_sums_dweight(s, chunk))) return 0;
-    return s->vocab * s->hidden * lk_head_bytes_of(s->dweight_dtype) / (lk_head_round_up(s->vocab, 64) * 4);
+    const int64_t each = lk_head_round_up(s->vocab, 64) * 4 * (s->two_heads ? 2 : 1);
+    return s->vocab * s->hidden * lk_head_bytes_of(s->dweight_dtype) / each;
 }
 
 /* The number of tail columns, which have matmuls of their own: cuBLASLt is several times slower with 16-bit factors whose rows
@@ -320,7 +324,7 @@ LK_HOST lk_head_workspace lk_head_lay_out_rows(const lk_head_shape *s, bool fuse
     ws.x_stride = lk_head_round_up(s->hidden, 64);
     ws.splits = lk_head_min(lk_ceil_div(512, lk_ceil_div(s->vocab, LK_HEAD_THREADS)), lk_ceil_div(rows, 64));
     lk_take(&ws.counts, arena, true, 1);
-    lk_take(&ws.target, arena, true, rows);
+    lk_take(&ws.target, arena, !s->no_targets, rows);
     lk_take(&ws.weight, arena, s->class_weight, rows);
     lk_take(&ws.row_weight, arena, s->gives_loss && s->row_weight, rows);
     lk_take(&ws.token, arena, s->compact, rows);
@@ -329,11 +333,12 @@ LK_HOST lk_head_workspace lk_head_lay_out_rows(const lk_head_shape *s, bool fuse
     lk_take(&ws.dentropy, arena, s->gradient && s->dentropy, rows);
     lk_take(&ws.loss, arena, s->gives_loss && s->loss, rows);
     lk_take(&ws.z, arena, s->gives_loss && s->z_loss_out && s->z_loss, rows);
-    lk_take(&ws.lse, arena, true, rows);
+    lk_take(&ws.lse, arena, !s->no_targets, rows);
     lk_take(&ws.lse_low, arena, s->lse_low || (s->gives_loss && s->gradient), rows);
     lk_take(&ws.entropy, arena, s->entropy || s->dentropy, s->statistics ? 4 * rows : rows);
     lk_take(&ws.argmax, arena, s->argmax, rows);
     ws.bias = lk_take_bytes(arena, s->bias, s->vocab * lk_head_bytes_of(fused ? LK_DTYPE_F32 : s->logits_type));
+    ws.other_bias = lk_take_bytes(arena, s->other_bias, s->vocab * lk_head_bytes_of(s->logits_type));
     const bool scaled = s->class_weight && s->mean && !s->denominator && s->z_loss && !(s->split && s->gives_loss);
     lk_take(&ws.class_weight, arena, scaled, fused ? s->vocab : s->classes);
     lk_take(&ws.dbias, arena, s->dbias, ws.splits * s->vocab);
@@ -375,6 +380,9 @@ LK_HOST lk_head_workspace lk_head_lay_out_stored(const lk_head_shape *s, const l
     ws.logits = lk_take_bytes(&arena, !s->stores || s->gradient, chunk * row);
     lk_take(&ws.slice, &arena, slice > in_dweight, slice * ws.logits_stride);
     if (slice && slice <= in_dweight) ws.slice = (float *)s->dweight;
+    const int64_t other = s->two_heads ? (slice ? slice : chunk) * ws.logits_stride * lk_head_bytes_of(s->logits_type) : 0;
+    if (slice && slice <= in_dweight) ws.other_logits = (char *)s->dweight + other;
+    else ws.other_logits = lk_take_bytes(&arena, s->two_heads, other);
     if (s->stores) (void)lk_head_lay_out_saved(s, s->saved, &ws);
     ws.cublas = (void *)(arena.base + arena.used), ws.bytes = arena.used + 256;
     return ws;
@@ -551,7 +559,7 @@ LK_HOST void lk_head_narrow(lk_head_bracket *b, int64_t tried, size_t need, size
  * than `fewest`. */
 LK_HOST bool lk_head_fit_chunk(lk_head_planner *p, lk_head_plan *plan, size_t budget, int64_t fewest)
 {
-    const int64_t given = p->shape.chunk_tokens, rows = p->shape.rows, whole = 128;
+    const int64_t given = p->shape.chunk_tokens, rows = p->shape.rows, whole = p->shape.two_heads ? 8 : 128;
     plan->chunk_tokens = given ? given : rows;
     const bool fits = lk_head_fits(p, plan, budget);
     if (given || fits || fewest >= rows) return fits;
@@ -737,11 +745,12 @@ LK_HOST size_t lk_head_smallest(lk_head_planner *p, int path)
         const size_t at_once = must_chunk ? SIZE_MAX : lk_head_need(p, &once);
         return in_chunks < at_once ? in_chunks : at_once;
     }
-    const int64_t few = given ? given : lk_head_min(s->rows, 64), slice = lk_head_slices(s, path) ? s->slice_tokens : 0;
+    const int64_t few = given ? given : lk_head_min(s->rows, 64);
+    const int64_t slice = !lk_head_slices(s, path) ? 0 : s->slice_tokens || !s->two_heads ? s->slice_tokens : 64;
     const int64_t panel = path == LK_HEAD_PATH_CHUNKS ? vocab : lk_head_panel_cols(s, LK_HEAD_NARROW);
     lk_head_plan some = lk_head_stored_plan(path, few, panel, slice);
-    some.rounds = lk_head_may_round(s);
     lk_head_plan all = lk_head_stored_plan(path, given ? given : s->rows, panel, slice);
+    some.rounds = all.rounds = s->no_panels; /* so dweight holds no logits, wherever it lies */
     const size_t in_chunks = lk_head_need(p, &some), at_once = lk_head_need(p, &all);
     return in_chunks < at_once ? in_chunks : at_once;
 }
@@ -760,7 +769,8 @@ LK_HOST void lk_head_plan_begin(lk_head_planner *p, const lk_head_shape *shape)
 }
 
 /* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
- * lie in dweight. rounds: of the plan. */
+ * lie in dweight. With two heads the fewest chunks win, by any slices of 512 tokens or more, which keep tensor cores busy; shorter
+ * ones are for a caller's long chunks. rounds: of the plan. */
 LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewest, lk_head_plan *plan, bool rounds = false)
 {
     const lk_head_shape *const s = &p->shape;
@@ -768,14 +778,20 @@ LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewe
     const bool slices = lk_head_slices(s, path);
     const int64_t given = slices ? s->slice_tokens : 0;
     const int64_t in_dweight = rounds ? 0 : lk_head_rows_in_dweight(s, fewest) / 128 * 128;
-    const int64_t lengths[] = {given, 4096, 2048, in_dweight};
+    const int64_t one[] = {0, 4096, 2048, in_dweight}, two[] = {4096, 2048, in_dweight > 512 ? in_dweight : 512, 512, 256, 128, 64};
+    const int64_t *const lengths = !slices || given ? &given : s->two_heads ? two : one;
+    const int count = !slices || given ? 1 : s->two_heads && s->chunk_tokens ? 7 : 4;
+    int64_t best = 0;
     if (!lk_head_may_be(s, path)) return false;
-    for (int i = 0; i < (slices && !given ? LK_COUNT(lengths) : 1); i++) {
-        *plan = lk_head_stored_plan(path, 0, s->vocab, lengths[i]);
-        plan->rounds = rounds;
-        if (lk_head_fit_chunk(p, plan, budget, fewest)) return true;
+    for (int i = 0; i < count; i++) {
+        lk_head_plan tried = lk_head_stored_plan(path, 0, s->vocab, lengths[i]);
+        tried.rounds = rounds;
+        if (!lk_head_fit_chunk(p, &tried, budget, fewest)) continue;
+        const int64_t chunks = lk_ceil_div(s->rows, tried.chunk_tokens);
+        if (!best || chunks < best) *plan = tried, best = chunks;
+        if (!s->two_heads) break;
     }
-    return false;
+    return best > 0;
 }
 
 /* Panels of about `cols` columns: of all tokens, else of the fewest chunks. Then they are doubled while they fit. */
@@ -832,11 +848,13 @@ LK_HOST void lk_head_choose(lk_head_planner *p, size_t budget, lk_head_plan *pla
     const bool fused = plan->path == LK_HEAD_PATH_FUSED;
     const int64_t again = fused && s->gradient ? s->vocab - plan->kept_vocab : 0; /* columns computed again */
     plan->workspace_bytes = budget;
+    if (plan->slice_tokens && !s->slice_tokens) /* about equal ones; shorter ones need no more memory */
+        plan->slice_tokens = lk_head_equal(plan->chunk_tokens, plan->slice_tokens, 64);
     plan->slice_tokens = lk_head_min(plan->slice_tokens, plan->chunk_tokens);
     plan->chunks = lk_ceil_div(s->rows, plan->chunk_tokens);
     plan->panel_vocab = lk_head_min(plan->panel_vocab, s->vocab);
     plan->panels = lk_ceil_div(again ? again : s->vocab, plan->panel_vocab);
-    plan->matmuls = !(s->saves && s->gradient) + s->dx + (s->dweight != NULL);
+    plan->matmuls = !(s->saves && s->gradient) + s->two_heads + s->dx + (s->dweight != NULL);
     if (plan->path == LK_HEAD_PATH_PANELS && s->gradient && !s->split) plan->matmuls++;
     if (again && s->gives_loss) plan->matmuls++;
     plan->exact = fused || s->logits_type == LK_DTYPE_F32; /* as the sums of tensor cores are */
@@ -860,7 +878,7 @@ LK_HOST void lk_head_describe(const lk_head_shape *s, const lk_head_plan *plan, 
     if (s->stores) snprintf(parts, sizeof parts, " in saved");
     else if (plan->slice_tokens)
         snprintf(parts, sizeof parts, " of %lld tokens at a time%s", (long long)plan->slice_tokens,
-                 plan->slice_tokens <= lk_head_rows_in_dweight(s, plan->chunk_tokens) ? " in dweight" : "");
+                 !plan->rounds && plan->slice_tokens <= lk_head_rows_in_dweight(s, plan->chunk_tokens) ? " in dweight" : "");
     if (plan->lent_vocab || (plan->kept_vocab && plan->kept_vocab < s->vocab))
         snprintf(parts, sizeof parts, " of %lld columns, %lld of them in dweight", (long long)plan->kept_vocab,
                  (long long)plan->lent_vocab);

@@ -71,6 +71,7 @@ static void expect_plans(const lk_head_shape &s)
                "its own bytes have another plan", budget);
         lk_head_plan fewer = plan; /* chunks */
         fewer.chunk_tokens = plan.chunks > 1 ? lk_head_equal(s.rows, lk_ceil_div(s.rows, plan.chunks - 1), 128) : plan.chunk_tokens;
+        if (s.two_heads && plan.slice_tokens < 512) fewer.slice_tokens = 512; /* those of a chunk are about equal, so shorter */
         expect(plan.path == LK_HEAD_PATH_FUSED || plan.chunks == 1 || lk_head_need(&planner, &fewer) > budget,
                "fewer chunks fit", budget);
     }
@@ -146,6 +147,13 @@ int main()
     expect_text(rounded, 256,
                 "22 x 384 tokens, 1 x 131072 columns, f32 logits, dweight rounded after each chunk, 3 matmuls: exact");
     expect_plans(rounded);
+    lk_head_shape two = rounded; /* as of linear_kl */
+    two.two_heads = two.no_targets = true, two.gives_loss = false;
+    expect_text(two, 1024,
+                "5 x 1640 tokens, 1 x 131072 columns, f32 logits of 448 tokens at a time, dweight rounded after each chunk, "
+                "4 matmuls: exact");
+    expect_text(two, 2400, "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
+    expect_plans(two);
     lk_head_shape weighted = shape_of(true, LK_DTYPE_BF16);
     const lk_head_plan plan = lk_head_fused_plan(weighted.rows, weighted.vocab, 0, weighted.vocab);
     const size_t bytes = lk_head_lay_out(&weighted, &plan, NULL).bytes;
