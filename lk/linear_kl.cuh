@@ -88,7 +88,7 @@ typedef struct {
     int64_t slice_tokens;   /* tokens of a chunk whose logits exist at a time */
     int matmuls;            /* of 2 * tokens * hidden * vocab operations, or of teacher_hidden */
     int dweight_sums;       /* not 0: dweight of 16 bits is summed over chunks in float, in the workspace */
-    char text[240];         /* all of this in words */
+    char text[300];         /* all of this in words */
 } lk_linear_kl_plan;
 
 /* One struct for all calls. F: forward, B: backward, FB: forward_backward; without a letter: all three. A call ignores the fields

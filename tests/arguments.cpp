@@ -16,6 +16,7 @@
 #include "lk/cross_entropy_ids_parallel.cuh"
 #include "lk/cross_entropy_probabilities.cuh"
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
+#include "lk/linear_cross_entropy_probabilities.cuh"
 #include "lk/linear_kl_parallel.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
@@ -45,6 +46,8 @@ LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY(bf16)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(bf16)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_PROBABILITIES(f32)
+LK_DEFINE_LINEAR_CROSS_ENTROPY_PROBABILITIES(bf16)
 LK_DEFINE_LINEAR_KL(f32)
 LK_DEFINE_LINEAR_KL_PARALLEL(f32)
 LK_DEFINE_LOGSUMEXP(f32)
@@ -139,6 +142,10 @@ static const fields of_linear_cross_entropy_ids = fields{
     F(target_ids), F(target_weight), F(dlogp), F(logp), F(ids_per_row), F(target_ids_stride), F(target_weight_stride),
     F(dlogp_stride), F(logp_stride), F(tail_weight), F(dtail), F(tail)} + WITHIN(common, of_linear_cross_entropy);
 #undef S
+#define S lk_linear_cross_entropy_probabilities_args
+static const fields of_linear_cross_entropy_probabilities = fields{
+    F(target_prob), F(target_prob_stride), F(target_prob_dtype)} + WITHIN(common, of_linear_cross_entropy);
+#undef S
 #define S lk_linear_cross_entropy_ids_parallel_args
 static const fields of_linear_cross_entropy_ids_parallel = RANKS_OF(of_linear_cross_entropy_ids);
 #undef S
@@ -220,6 +227,7 @@ typedef struct {
 #define LCE_SMALL "hidden=8 saved=0 "
 #define LCE_IDS "ids_per_row=3 common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.class_weight=0 "        \
                 "common.saved=0 "
+#define LCE_PROB "common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.saved=0 "
 #define LKL "tokens=6 hidden=16 vocab=40 "
 /* Of ranks, with GATHERS a call with a collective of its own. */
 #define RANKS "parallel.vocab_total=80 parallel.ranks=2 "
@@ -285,6 +293,9 @@ static const function functions[] = {
     PLANNED(linear_cross_entropy_ids_parallel, backward, f32, linear_cross_entropy, LCE_IDS_RANKS RANKS),
     PLANNED(linear_cross_entropy_ids_parallel, forward_backward, f32, linear_cross_entropy, LCE_IDS_RANKS GATHERS),
     CALL(linear_cross_entropy_ids_parallel, finish, f32, LCE_IDS_RANKS RANKS),
+    PLANNED(linear_cross_entropy_probabilities, forward, f32, linear_cross_entropy, LCE_PROB),
+    PLANNED(linear_cross_entropy_probabilities, backward, f32, linear_cross_entropy, LCE_PROB),
+    PLANNED(linear_cross_entropy_probabilities, forward_backward, bf16, linear_cross_entropy, LCE_PROB "common.fast_logits=1"),
     PLANNED(linear_kl, forward, f32, linear_kl, LKL),
     PLANNED(linear_kl, backward, f32, linear_kl, LKL),
     PLANNED(linear_kl, forward_backward, f32, linear_kl, LKL),
@@ -481,9 +492,11 @@ static std::vector<wrong> all_wrong(const function &f)
         const field &x = (*f.list)[i];
         const std::string name = last(x);
         const bool prob = strstr(f.name, "probabilities"), ranks = strstr(f.good, "vocab_total");
+        const bool head_prob = prob && strstr(f.name, "linear");
         const bool first = x.name.find("parallel.") != std::string::npos || (name == "target_prob" && !prob) ||
                            (name == "vocab" && ranks) || (name == "statistics" && (backward || ids || prob)) ||
                            (ids && is_one_of(name, "target class_weight label_smoothing saved max_counted batch_invariant")) ||
+                           (head_prob && is_one_of(name, "target saved max_counted batch_invariant target_prob_dtype")) ||
                            (name == "divergence" && strstr(f.name, "between"));
         int64_t numbers[] = {0, address(i) + 1, address(0)};
         int count = name == "context" ? 1 : 3;

@@ -1425,6 +1425,74 @@ def linear_case(t, spread, hidden, vocab, options, weight, bias_type=None, wants
          ours, exact, inputs, bounds, upstream, stats, dtypes=[F32] * (3 if stats else 1), twice=reduced)
 
 
+def linear_prob_case(t, spread, hidden, vocab, options, weight, q_type=F32, bias_type=None, stats=None, **more):
+    """Class probabilities as targets of a head, against PyTorch in float64."""
+    o, reduced = types.SimpleNamespace(**{**PLAIN, **options}), options["reduction"] != "none"
+    q = torch.softmax(normal(*spread, vocab, sigma=2.0), -1).to(q_type)
+    inputs = [leaf(normal(*spread, hidden), t), leaf(normal(vocab, hidden, sigma=2 * hidden**-0.5), t)]
+    if bias_type:
+        inputs.append(leaf(normal(vocab), bias_type))
+    u = q.double().reshape(-1, vocab) * (1 - o.label_smoothing) + o.label_smoothing / vocab
+    u = u if weight is None else u * weight.double()
+
+    def exact(x, w, b=None):
+        z = capped(F.linear(x, w, b).reshape(-1, vocab), o)
+        lse = torch.logsumexp(z, 1)
+        loss = (u * (lse[:, None] - z)).sum(1) + o.z_loss * lse**2
+        over = 1 if o.reduction != "mean" else o.denominator.double().reshape(()) if o.denominator is not None else len(loss)
+        loss = loss.sum() / over if reduced else loss.reshape(spread)
+        logp = z - lse[:, None]
+        return (loss, lse.reshape(spread), -(logp.exp() * logp).sum(1).reshape(spread)) if stats else loss
+
+    def ours(x, w, b=None):
+        function = LF.linear_cross_entropy_stats if stats else LF.linear_cross_entropy
+        out = function(x, w, q, linear_bias=b, weight=weight, **options, **more)
+        return (out.loss, out.lse, out.entropy) if stats else out
+
+    def bounds(doubles, outs, ups, gradients):
+        x, w = doubles[0].reshape(-1, hidden), doubles[1]
+        size = (x.abs() @ w.abs().t()).max() + (doubles[2].abs().max() if bias_type else 0.0)
+        off = (2 * hidden + 4) * U * size + (HALF[t] * size if more.get("fast_logits") else 0.0)  # of a logit
+        errors = [(1e-5 + 4 * off) * (u.abs().sum() if a.dim() == 0 and o.reduction == "sum" else 1) * (1 + magnitude(a)) for a in outs]
+        if not gradients:
+            return errors, []
+        up = sum(magnitude(a).max() for a in ups if a is not None)
+        over = len(u) if o.reduction == "mean" else 1
+        dz = up / over * (1 + u.sum(1).max()) * (HALF[t] + 8 * off + 2e-6) * torch.ones_like(u)
+        parts = (dz @ w.abs(), dz.t() @ x.abs(), dz.sum(0))
+        return errors, [2 * e.view_as(d) for e, d in zip(parts, doubles)]
+    hold(case_name(t, (*spread, hidden, vocab), options, weight, f"probabilities {NAMES[q_type]}, bias {NAMES.get(bias_type)}", more),
+         ours, exact, inputs, bounds, outputs=stats, dtypes=[F32] * (3 if stats else 1), twice=reduced)
+
+
+def linear_probabilities():
+    for t, reduction, (spread, hidden, vocab) in itertools.product(TYPES, ("none", "mean", "sum"), [((6,), 16, 50), ((3, 4), 24, 101), ((), 8, 30)]):
+        options, weight = draw_options(vocab, reduction)
+        options = {k: v for k, v in options.items() if k not in ("ignore_index", "row_weight", "zero_when_empty")}
+        fast = rng.random() < 0.5
+        linear_prob_case(t, spread, hidden, vocab, options, weight, rng.choice((F32, t)), rng.choice((None, t, F32)), fast_logits=fast,
+                         workspace_mib=rng.choice((1, 64, None)))
+        linear_prob_case(t, spread, hidden, vocab, options, weight, stats=(0, 1, 2))
+    x, w, q = leaf(normal(6, 16), BF16), leaf(normal(40, 16), BF16), torch.softmax(normal(6, 40), 1)
+    loss = lambda x, w, **more: LF.linear_cross_entropy(x, w, q, **more)
+    torch._dynamo.reset()
+    fast = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    close("linear probabilities: compiled", torch.autograd.grad(fast(x, w), [x, w]), torch.autograd.grad(loss(x, w), [x, w]),
+          4 * HALF[BF16])
+    torch._dynamo.reset()
+    close("linear probabilities: keep", loss(x, w, reduction="none", keep=True), loss(x, w, reduction="none"))
+    one = torch.nn.functional.one_hot(classes(40, 6), 40).float()
+    close("linear probabilities of 1", LF.linear_cross_entropy(x, w, one), LF.linear_cross_entropy(x, w, one.argmax(1)), 1e-5)
+    for name, call, says in (
+            ("max_counted", lambda: loss(x, w, max_counted=3), "max_counted"),
+            ("batch_invariant", lambda: loss(x, w, batch_invariant=True), "batch_invariant"),
+            ("ignore_index", lambda: loss(x, w, ignore_index=1), "ignore_index"),
+            ("statistics", lambda: LF.linear_cross_entropy_stats(x, w, q, statistics=True), "statistics"),
+            ("shape", lambda: LF.linear_cross_entropy(x, w, q[:, :39]), "target"),
+            ("gradient", lambda: LF.linear_cross_entropy(x, w, q.clone().requires_grad_()), "target")):
+        raises(f"linear probabilities: {name}", call, says)
+
+
 def linear_cross_entropy():
     shapes = [((6,), 16, 50), ((3, 4), 24, 101), ((9,), 8, 256), ((), 16, 30), ((2, 2, 3), 32, 64)]
     for t, reduction, (spread, hidden, vocab) in itertools.product(TYPES, ("none", "mean", "sum"), shapes):
@@ -1460,6 +1528,7 @@ def linear_cross_entropy():
             linear_case(t, spread, hidden, vocab, dict(reduction="mean"), None, workspace_mib=mib)
     kept_logits()
     batch_invariant()
+    linear_probabilities()
 
 
 def kept_bytes(f):
@@ -3165,7 +3234,8 @@ def mistakes():
                 ("linear_cross_entropy: float64", lambda: lce(a.double(), b.double(), t), "double", "float64"),
                 ("linear_cross_entropy: bias", lambda: lce(a, b, t, linear_bias=zeros(8)), "linear_bias"),
                 ("linear_cross_entropy: targets", lambda: lce(a, b, t[:3]), "target"),
-                ("linear_cross_entropy: targets of float", lambda: lce(a, b, t.float()), "target"),
+                ("linear_cross_entropy: shape of probabilities", lambda: lce(a, b, t.float()), "probabilities"),
+                ("linear_cross_entropy: type of probabilities", lambda: lce(a, b, zeros(4, 9).double()), "probabilities"),
                 ("linear_cross_entropy: workspace_mib", lambda: lce(a, b, t, workspace_mib=-1), "workspace"),
                 ("linear_cross_entropy: denominator", lambda: lce(a, b, t, denominator=zeros(2)), "denominator"),
                 ("linear_cross_entropy: batch_invariant in float32", lambda: lce(a, b, t, batch_invariant=True),

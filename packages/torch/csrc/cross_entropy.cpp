@@ -128,11 +128,6 @@ variable_list LossBackward::apply(variable_list &&upstream)
 }
 
 // Class probabilities, as F.cross_entropy takes them for a target: of a floating type, in the shape of the logits.
-static bool probable(const Tensor &target) { return target.is_floating_point(); }
-static at::IntArrayRef target_sizes(const Tensor &target)
-{
-    return probable(target) ? target.sizes().slice(0, target.dim() - 1) : target.sizes();
-}
 static Rows fill_prob(lk_cross_entropy_args &a, const Tensor &x, const Tensor &prob, int64_t ignore_index)
 {
     TORCH_CHECK_VALUE(prob.sizes() == x.sizes(), "lk: target has shape ", prob.sizes(), "; probabilities of classes need ",

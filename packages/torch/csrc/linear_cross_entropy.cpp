@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // linear_cross_entropy and linear_cross_entropy_stats, on one device or with the classes split over the ranks of a group:
-// lk/linear_cross_entropy.cuh and lk/linear_cross_entropy_parallel.cuh.
+// lk/linear_cross_entropy.cuh and lk/linear_cross_entropy_parallel.cuh; with class probabilities as targets, on one device:
+// lk/linear_cross_entropy_probabilities.cuh.
 #include "lk_torch.h"
 
 #include <algorithm>
@@ -9,8 +10,10 @@
 #include <ATen/autocast_mode.h>
 
 #include "lk/linear_cross_entropy_parallel.cuh"
+#include "lk/linear_cross_entropy_probabilities.cuh"
 LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY)
 LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_PARALLEL)
+LK_DECLARE_ALL(LINEAR_CROSS_ENTROPY_PROBABILITIES)
 
 namespace lk_torch {
 
@@ -52,6 +55,7 @@ struct HeadCall {
     Tensor t, b, w, d, r, dx, dweight, dbias;
     size_t budget, backward_least = 0;
     std::string group;
+    lk_linear_cross_entropy_probabilities_args prob = {}; // where targets are probabilities of classes
     HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
         : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight, "linear_weight"), group(group)
     {
@@ -61,7 +65,8 @@ struct HeadCall {
                          ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         if (!shards.empty()) take_slice(shards, rank);
-        fill_target(a, x, target, &t);
+        if (probable(target)) fill_prob(x, target, ignore_index, fast_logits);
+        else fill_target(a, x, target, &t);
         fill_loss(a, x, class_weight, shards.empty() ? columns.rows : split.parallel.vocab_total, &w, &d, &r, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
@@ -76,6 +81,25 @@ struct HeadCall {
         a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
     }
     bool ranks() const { return split.parallel.vocab_total != 0; }
+    void fill_prob(const Tensor &x, const Tensor &target, int64_t ignore_index, bool fast_logits)
+    {
+        TORCH_CHECK_VALUE(!ranks(), "lk: with group, target must be numbers of classes, not probabilities of them");
+        const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
+        TORCH_CHECK_VALUE(target.dim() == x.dim() && target_sizes(target) == tokens && target.size(-1) == columns.rows,
+                          "lk: target has shape ", target.sizes(), "; probabilities of classes need ", tokens, " and ", columns.rows);
+        TORCH_CHECK_VALUE(ignore_index < 0, "lk: ignore_index is ", ignore_index, "; it does not apply to probabilities of classes");
+        type_beside(target, x.scalar_type(), "target, as probabilities of classes,");
+        const Rows of(fast_logits ? target : target.to(at::kFloat), "target"); // f32 logits have probabilities in f32
+        t = of.t, prob.target_prob = of.data(), prob.target_prob_stride = of.stride;
+        prob.target_prob_dtype = t.scalar_type() == at::kFloat ? LK_DTYPE_F32 : LK_DTYPE_T;
+    }
+    bool has_probabilities() const { return probable(t); }
+    // The call with class probabilities, of what `a` has by now.
+    const lk_linear_cross_entropy_probabilities_args *with_probabilities()
+    {
+        prob.common = a;
+        return &prob;
+    }
     void take_slice(at::IntArrayRef shards, int64_t rank)
     {
         TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows, "lk: linear_weight has ",
@@ -118,7 +142,11 @@ struct HeadCall {
         back.dx = want_dx ? &back : nullptr, back.dweight = want_dweight ? &back : nullptr;
         if (want_dbias) back.dbias = &back, back.dbias_dtype = back.bias_dtype;
         if (stats) back.dlse = back.dentropy = (const float *)&back;
-        if (ranks()) LK_RUN(lk_linear_cross_entropy_parallel_backward_plan, x, &whole, SIZE_MAX, &plan);
+        if (has_probabilities()) {
+            lk_linear_cross_entropy_probabilities_args of = prob;
+            of.common = back;
+            LK_RUN(lk_linear_cross_entropy_probabilities_backward_plan, x, &of, SIZE_MAX, &plan);
+        } else if (ranks()) LK_RUN(lk_linear_cross_entropy_parallel_backward_plan, x, &whole, SIZE_MAX, &plan);
         else LK_RUN(lk_linear_cross_entropy_backward_plan, x, &back, SIZE_MAX, &plan);
         backward_least = plan.minimum_bytes;
     }
@@ -143,13 +171,21 @@ struct HeadCall {
         LK_RUN(function, x, args, call.stream);                                                                                \
     } while (0)
 
+// The same on one device, for the call's kind of targets.
+#define RUN_HERE(direction, call, x)                                                                                           \
+    do {                                                                                                                       \
+        if (call.has_probabilities())                                                                                          \
+            RUN(lk_linear_cross_entropy_probabilities_##direction, call.with_probabilities(), call, x);                        \
+        else RUN(lk_linear_cross_entropy_##direction, &call.a, call, x);                                                       \
+    } while (0)
+
 // forward; returns what backward would compute again in so many bytes, if that is wanted. Where they turn out not to do, which
 // only a program for any number of tokens can see (saved_bytes), nothing is in them.
 static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
 {
     const auto run = [&] {
         if (c.ranks()) RUN(lk_linear_cross_entropy_parallel_forward, &c.split, c, x);
-        else RUN(lk_linear_cross_entropy_forward, &c.a, c, x);
+        else RUN_HERE(forward, c, x);
     };
     if (!saved_bytes) return run(), Tensor();
     const Tensor saved = make({saved_bytes}, x, at::kByte);
@@ -165,10 +201,10 @@ static Tensor run_forward(HeadCall &c, const Tensor &x, int64_t saved_bytes)
 static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward(PARAMETERS, WANTS_PARAMETERS, int64_t saved_bytes)
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), lse, lse_low;
+    Tensor loss = make(reduction ? at::IntArrayRef() : target_sizes(target), x, at::kFloat), lse, lse_low;
     c.a.loss = loss.mutable_data_ptr<float>();
     c.expect_backward(x, want_dx, want_dweight, want_dbias, false);
-    if (want_dx || want_dweight || want_dbias) c.keep_lse(target.sizes(), x, &lse, &lse_low);
+    if (want_dx || want_dweight || want_dbias) c.keep_lse(target_sizes(target), x, &lse, &lse_low);
     return {loss, lse, lse_low, run_forward(c, x, saved_bytes)};
 }
 
@@ -178,14 +214,14 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entrop
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     c.expect_backward(x, want_dx, want_dweight, want_dbias, true);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
-    Tensor lse, lse_low, argmax = make(target.sizes(), x, at::kLong);
+    Tensor loss = make(reduction ? at::IntArrayRef() : target_sizes(target), x, at::kFloat);
+    Tensor lse, lse_low, argmax = make(target_sizes(target), x, at::kLong);
     Statistics of_tokens;
-    of_tokens.want(statistics, target.sizes(), x), c.keep_lse(target.sizes(), x, &lse, &lse_low);
+    of_tokens.want(statistics, target_sizes(target), x), c.keep_lse(target_sizes(target), x, &lse, &lse_low);
     c.a.loss = loss.mutable_data_ptr<float>();
     c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
     c.a.statistics = statistics;
-    RUN(lk_linear_cross_entropy_forward, &c.a, c, x);
+    RUN_HERE(forward, c, x);
     of_tokens.split();
     return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics, lse_low};
 }
@@ -201,7 +237,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
     c.a.loss = loss.mutable_data_ptr<float>();
     if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
     c.want(x, weight, want_dx, want_dweight, want_dbias);
-    RUN(lk_linear_cross_entropy_forward_backward, &c.a, c, x);
+    RUN_HERE(forward_backward, c, x);
     return {loss, c.dx, c.dweight, c.dbias};
 }
 
@@ -228,7 +264,7 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
         c.a.saved = kept->at.mutable_data_ptr();
     }
     if (c.ranks()) RUN(lk_linear_cross_entropy_parallel_backward, &c.split, c, x);
-    else RUN(lk_linear_cross_entropy_backward, &c.a, c, x);
+    else RUN_HERE(backward, c, x);
     return {c.dx, c.dweight, c.dbias};
 }
 static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy,
@@ -344,7 +380,7 @@ struct LinearCrossEntropyBackward : Node {
 static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
                                bool fast_logits, int64_t max_counted, int64_t classes)
 {
-    if (!keep || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
+    if (!keep || probable(target) || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
     const Stream on_device(x);
     lk_linear_cross_entropy_parallel_args split = {};
     lk_linear_cross_entropy_args &a = split.common;

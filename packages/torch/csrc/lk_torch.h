@@ -354,6 +354,12 @@ template <class Args> void fill_row_weight(Args &a, const Tensor &x, const Maybe
 
 // What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w, d and r keep the memory
 // of copies.
+// Whether targets are probabilities of classes; the sizes of their rows.
+inline bool probable(const Tensor &target) { return target.is_floating_point(); }
+inline at::IntArrayRef target_sizes(const Tensor &target)
+{
+    return probable(target) ? target.sizes().slice(0, target.dim() - 1) : target.sizes();
+}
 template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &target, Tensor *t)
 {
     TORCH_CHECK_VALUE(target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, x.dim() - 1), "lk: target has shape ",

@@ -230,7 +230,7 @@ def head(x, weight, bias, want_dx, want_dweight, want_dbias):
 @fake
 def linear_cross_entropy_forward(x, weight, target, bias, class_weight, reduction, *options):
     *wants, saved_bytes = options[-4:]
-    return (loss(x, target, reduction), *(x.new_empty(target.shape, dtype=F32) if any(wants) else None for _ in range(2)),
+    return (loss(x, target, reduction), *(x.new_empty(rows(target), dtype=F32) if any(wants) else None for _ in range(2)),
             x.new_empty(saved_bytes, dtype=torch.uint8) if saved_bytes else None)
 
 
@@ -241,8 +241,8 @@ def linear_cross_entropy_forward_backward(x, weight, target, bias, class_weight,
 
 @fake
 def linear_cross_entropy_stats_forward(x, weight, target, bias, class_weight, reduction, *options):
-    per_token = [x.new_empty(target.shape, dtype=t) for t in (F32, F32, torch.int64)]
-    return (loss(x, target, reduction), *per_token, more(x, target.shape, options[-1]), x.new_empty(target.shape, dtype=F32))
+    per_token = [x.new_empty(rows(target), dtype=t) for t in (F32, F32, torch.int64)]
+    return (loss(x, target, reduction), *per_token, more(x, rows(target), options[-1]), x.new_empty(rows(target), dtype=F32))
 
 
 @fake

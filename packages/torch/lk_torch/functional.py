@@ -587,7 +587,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
     if group is not None:
         name += "_parallel"
         ranks = (group.group_name, shards, group.rank())
-    if CHECK_TARGETS and not is_compiling():
+    if CHECK_TARGETS and not is_compiling() and not target.is_floating_point():
         _check_targets(target, ignore_index, sum(shards) if ranks else linear_weight.shape[0])
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
@@ -649,8 +649,10 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
                          batch_invariant=False, group=None, shards=None, keep=False, temperature=1.0, grad_scale=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
-    input is [..., hidden], target [...]. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most
-    a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group,
+    input is [..., hidden], target [...], or as a probability for each class [..., classes], float32 or of input's type: the loss is then
+    that of F.cross_entropy for probabilities. They need logits in memory, some tokens at a time, and are copied to float32 where
+    they are not, unless with fast_logits; there is no group, max_counted, batch_invariant or statistics, and keep changes nothing.
+    workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group,
     where backward computes the gradients.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
     row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
