@@ -275,7 +275,7 @@ def kl():
             jnp.ones(3), like="bfloat16")
     for name, f, error in (("teacher's shape", lambda: lk.kl(x, y[:2]), ValueError),
                            ("teacher's type", lambda: lk.kl(x, y.astype(jnp.bfloat16)), TypeError),
-                           ("beta", lambda: lk.kl(x, y, beta=1.0), ValueError),
+                           ("beta", lambda: lk.kl(x, y, beta=1.5), ValueError),
                            ("divergence", lambda: lk.kl(x, y, divergence="jsd"), ValueError),
                            ("temperature", lambda: lk.kl(x, y, temperature=0.0), ValueError),
                            ("teacher's gradient", lambda: jax.grad(lambda y: lk.kl(x, y))(y), TypeError)):
@@ -284,6 +284,46 @@ def kl():
             check(f"{name}: refused", False)
         except error as found:
             check(f"{name}: a sentence", name.split("'")[0] in str(found), str(found))
+
+
+def ports():
+    """What other libraries' calls pass: None for off, masks, targets of uint8, the ends of beta."""
+    x, y, targets = normal(1, 6, 40), normal(2, 6, 40), integers(3, 40, 6)
+    h, w, th, tw = normal(4, 6, 16), normal(5, 40, 16), normal(6, 6, 24), normal(7, 40, 24)
+    mask, zeros = targets % 2 == 0, jnp.zeros(6)
+
+    def alike(name, ours, theirs, *arrays):
+        """The loss and its gradients."""
+        near(name, *(jax.value_and_grad(f, tuple(range(len(arrays))))(*arrays) for f in (ours, theirs)))
+
+    heads = (("cross_entropy", (x,), lambda *a, t=targets, **more: lk.cross_entropy(*a, t, **more)),
+             ("linear_cross_entropy", (h, w), lambda *a, t=targets, **more: lk.linear_cross_entropy(*a, t, **more)))
+    off = dict(softcap=None, z_loss=None, label_smoothing=None, logit_scale=None, temperature=None, denominator=None)
+    for name, arrays, f in heads:
+        alike(f"{name}: None is off", functools.partial(f, **off), f, *arrays)
+        alike(f"{name}: uint8 targets", functools.partial(f, t=targets.astype(np.uint8)), f, *arrays)
+        alike(f"{name}: a mask", functools.partial(f, row_weight=mask), functools.partial(f, row_weight=mask.astype(np.float32)), *arrays)
+    divergences = (("kl", (x,), lambda *a, **more: lk.kl(*a, y, **more)),
+                   ("linear_kl", (h, w), lambda *a, **more: lk.linear_kl(*a, th, tw, **more)))
+    for name, arrays, f in divergences:
+        with_ = lambda **more: functools.partial(f, **more)
+        alike(f"{name}: beta 0", with_(divergence="jensen_shannon", beta=0), f, *arrays)
+        alike(f"{name}: beta 1", with_(divergence="jensen_shannon", beta=1.0), with_(divergence="reverse"), *arrays)
+        alike(f"{name}: None is off", with_(softcap=None, teacher_scale=None, logit_scale=None, temperature=None), f, *arrays)
+        total = lambda over: lambda *a: f(*a, reduction="sum") / over
+        alike(f"{name}: batchmean", with_(reduction="batchmean"), total(6), *arrays)
+        alike(f"{name}: denominator", with_(denominator=4), total(4), *arrays)
+        alike(f"{name}: a traced denominator", lambda *a: jax.jit(lambda d, *a: f(*a, denominator=d))(jnp.asarray([4]), *a), total(4), *arrays)
+        alike(f"{name}: a mask", with_(row_weight=mask), with_(row_weight=mask.astype(np.float32)), *arrays)
+        alike(f"{name}: zero_when_empty of some", with_(row_weight=zeros + 2, zero_when_empty=True), f, *arrays)
+        alike(f"{name}: zero_when_empty", with_(row_weight=zeros, zero_when_empty=True), lambda *a: 0 * f(*a), *arrays)
+        check(f"{name}: a mean over nothing", bool(jnp.isnan(f(*arrays, row_weight=zeros))))
+        for says, more in (("denominator", dict(reduction="sum", denominator=4)), ("beta", dict(divergence="jensen_shannon", beta=-0.5))):
+            try:
+                f(*arrays, **more)
+                check(f"{name}, {says}: refused", False)
+            except ValueError as found:
+                check(f"{name}, {says}: a sentence", says in str(found), str(found))
 
 
 def linear_kl():
@@ -355,7 +395,7 @@ def linear_kl():
                 v, m, v, m, teacher_bias=m[:, 0].astype("bfloat16")), TypeError),
             ("row_weight has the shape (3,); it must have (4,)", lambda: lk.linear_kl(v, m, v, m, row_weight=np.ones(3)),
              ValueError),
-            ("beta is 1.0", lambda: lk.linear_kl(v, m, v, m, beta=1.0), ValueError),
+            ("beta is 1.5", lambda: lk.linear_kl(v, m, v, m, beta=1.5), ValueError),
             ("divergence is 'jsd'", lambda: lk.linear_kl(v, m, v, m, divergence="jsd"), ValueError),
             ("reduction is 'max'", lambda: lk.linear_kl(v, m, v, m, "max"), ValueError),
             ("softcap is -1", lambda: lk.linear_kl(v, m, v, m, softcap=-1.0), ValueError),
@@ -833,7 +873,7 @@ def linear_cross_entropy_ids():
     for expected, g, error in (
             ("weight has the shape (43, 23); it must have (43, 24)", lambda: lk.linear_cross_entropy_ids(
                 x, weights[:, 1:], ids), ValueError),
-            ("target_ids is float32; it must be int32 or int64", lambda: f(w), TypeError),
+            ("target_ids is float32; it must be int32, int64 or uint8", lambda: f(w), TypeError),
             ("target_ids has the shape (1, 4); the shape of x asks for (2,) and the number of ids", lambda: f(ids[:1]), ValueError),
             ("target_weight has the shape (2, 3); it must have (2, 4)", lambda: f(ids, w[:, 1:]), ValueError),
             ("tail_weight has the shape (2, 4); it must have (2,)", lambda: f(ids, tail_weight=w), ValueError),
@@ -1422,7 +1462,7 @@ def mistakes():
         (ValueError, "residual has the shape (4, 7)", lambda: lk.add_rms_norm(x, x[:, :7])),
         (ValueError, "x has the shape ()", lambda: lk.rms_norm(jnp.float32(1))),
         (ValueError, "cols is 0", lambda: lk.rms_norm(jnp.zeros((4, 0)))),
-        (TypeError, "targets is float32; it must be int32 or int64", lambda: lk.cross_entropy(x, w)),
+        (TypeError, "targets is float32; it must be int32, int64 or uint8", lambda: lk.cross_entropy(x, w)),
         (ValueError, "targets has the shape (3,)", lambda: lk.cross_entropy(x, t[:3])),
         (ValueError, "label_smoothing is 2", lambda: lk.cross_entropy(x, t, label_smoothing=2.0)),
         (ValueError, "softcap is -1", lambda: lk.cross_entropy(x, t, softcap=-1.0)),
@@ -1460,7 +1500,7 @@ def mistakes():
         (ValueError, "layout is 'BTDH'", lambda: lk.md_lrpe_cosine(z, theta, 4, layout="BTDH")),
         (ValueError, "must have 1 to 8 axes", lambda: lk.md_lrpe_cosine(z, theta, (1,) * 9)),
         (ValueError, "as many axes as shape", lambda: lk.md_lrpe_cosine(z, theta, (2, 2), offset=(1,))),
-        (TypeError, "target_ids is float32; it must be int32 or int64", lambda: lk.cross_entropy_ids(x, x)),
+        (TypeError, "target_ids is float32; it must be int32, int64 or uint8", lambda: lk.cross_entropy_ids(x, x)),
         (ValueError, "target_ids has the shape (3, 2); the shape of logits asks for (4,) and the number of ids",
          lambda: lk.cross_entropy_ids(x, wide[:3, :2])),
         (ValueError, "target_ids has the shape (4,); the shape of logits", lambda: lk.cross_entropy_ids(x, t)),
@@ -2356,7 +2396,7 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "rms_norm", "fp8", "scales", "launches", "transforms",
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "fp8", "scales", "launches", "transforms",
               "everywhere", "mistakes", "x64", *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

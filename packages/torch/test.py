@@ -329,7 +329,7 @@ def kl():
     raises("teacher with a gradient", lambda: LF.kl(x, x), "teacher", kind=ValueError)
     raises("another shape", lambda: LF.kl(x, y[:3]), "teacher", kind=ValueError)
     raises("another type", lambda: LF.kl(x, y.to(BF16)), "teacher", kind=TypeError)
-    raises("beta 1", lambda: LF.kl(x, y, divergence="jensen_shannon", beta=1.0), "beta", kind=ValueError)
+    raises("beta above 1", lambda: LF.kl(x, y, divergence="jensen_shannon", beta=1.01), "beta", kind=ValueError)
     raises("no such divergence", lambda: LF.kl(x, y, divergence="jsd"), "divergence", kind=ValueError)
     raises("row_weight of another shape", lambda: LF.kl(x, y, row_weight=y[0]), "row_weight", kind=ValueError)
     raises("temperature 0", lambda: LF.kl(x, y, temperature=0.0), "temperature", kind=ValueError)
@@ -1491,6 +1491,66 @@ def linear_probabilities():
             ("shape", lambda: LF.linear_cross_entropy(x, w, q[:, :39]), "target"),
             ("gradient", lambda: LF.linear_cross_entropy(x, w, q.clone().requires_grad_()), "target")):
         raises(f"linear probabilities: {name}", call, says)
+
+
+def ports():
+    """What other libraries' calls pass: None for off, masks, weights of another type, the ends of beta."""
+    x, target = leaf(normal(6, 40)), classes(40, 6)
+    h, w, b = leaf(normal(6, 16), BF16), leaf(normal(40, 16)), leaf(normal(40))
+    heads = (("cross_entropy", [x], lambda x, t=target, **more: LF.cross_entropy(x, t, **more)),
+             ("linear_cross_entropy", [h, w], lambda h, w, t=target, **more: LF.linear_cross_entropy(h, w.to(h.dtype), t, **more)))
+    for name, leaves, f in heads:
+        alike = lambda what, ours, theirs: close(f"{name}: {what}", (ours, *torch.autograd.grad(ours, leaves)),
+                                                 (theirs, *torch.autograd.grad(theirs, leaves)))
+        off = dict(softcap=None, z_loss=None, label_smoothing=None, logit_scale=None, temperature=None, denominator=None)
+        alike("None is off", f(*leaves, **off), f(*leaves))
+        alike("ignore_index None", f(*leaves, ignore_index=None), f(*leaves))
+        verdict(f"{name}: ignore_index None ignores no -100", bool(f(*leaves, torch.full_like(target, -100), ignore_index=None).isnan()), "")
+        alike("uint8 targets", f(*leaves, target.to(torch.uint8)), f(*leaves))
+        mask = target % 2 == 0
+        alike("a mask as row_weight", f(*leaves, row_weight=mask), f(*leaves, row_weight=mask.float()))
+    ids = classes(40, 6, 3)
+    close("cross_entropy_ids: None is off", LF.cross_entropy_ids(x, ids, ignore_index=None, softcap=None, z_loss=None),
+          LF.cross_entropy_ids(x, ids))
+    for name, f in (("linear_cross_entropy", lambda h, w, b: LF.linear_cross_entropy(h, w, target, linear_bias=b)),
+                    ("of each token", lambda h, w, b: LF.linear_cross_entropy(h, w, target, linear_bias=b, reduction="none").mean()),
+                    ("linear_cross_entropy_ids", lambda h, w, b: LF.linear_cross_entropy_ids(h, w, ids, linear_bias=b).loss)):
+        for layout in ("packed", "gaps"):
+            wide = w if layout == "packed" else leaf(w.detach(), F32, layout)
+            ours, theirs = f(h, wide, b), f(h, wide.to(BF16), b)
+            mine, cast = (torch.autograd.grad(loss, [h, wide, b]) for loss in (ours, theirs))
+            verdict(f"float32 weight, {name}, {layout}: types", mine[1].dtype == F32, str(mine[1].dtype))
+            close(f"float32 weight, {name}, {layout}", (ours, mine[0], mine[2]), (theirs, cast[0], cast[2]))
+            close(f"float32 weight, {name}, {layout}: its gradient", mine[1], cast[1], 2 * HALF[BF16])
+    f32, half = leaf(normal(6, 16)), leaf(normal(40), BF16)
+    close("bias of 16 bits beside float32", LF.linear_cross_entropy(f32, w, target, linear_bias=half),
+          LF.linear_cross_entropy(f32, w, target, linear_bias=half.float()))
+    scale = leaf(normal(16), BF16)
+    close("norm's weight of 16 bits beside float32", LF.rms_norm(f32, (16,), scale), LF.rms_norm(f32, (16,), scale.float()))
+    y = normal(6, 40)
+    q = dict(divergence="jensen_shannon")
+    teacher = normal(6, 24).to(BF16), torch.nn.Parameter(normal(40, 24).to(BF16)), torch.nn.Parameter(normal(40))
+    kl_of = lambda x, **more: LF.kl(x, y, **more)
+    head_of = lambda h, w, **more: LF.linear_kl(h, w, teacher[0], teacher[1], teacher_bias=teacher[2], **more)
+    zeros = torch.zeros(6, device=D)
+    for name, leaves, f in (("kl", [x], kl_of), ("linear_kl", [h, w], head_of)):
+        alike = lambda what, ours, theirs, slack=8 * U: close(f"{name}: {what}", (ours, *torch.autograd.grad(ours, leaves)),
+                                                              (theirs, *torch.autograd.grad(theirs, leaves)), slack)
+        some = 8 * U if name == "kl" else 4 * HALF[BF16]
+        alike("beta 0", f(*leaves, beta=0, **q), f(*leaves))
+        alike("beta 1", f(*leaves, beta=1.0, **q), f(*leaves, divergence="reverse"))
+        alike("None is off", f(*leaves, softcap=None, teacher_softcap=None, logit_scale=None, temperature=None), f(*leaves))
+        alike("batchmean", f(*leaves, reduction="batchmean"), f(*leaves, reduction="sum") / 6, some)
+        alike("denominator", f(*leaves, denominator=4), f(*leaves, reduction="sum") / 4, some)
+        alike("denominator, a tensor", f(*leaves, denominator=torch.tensor([4], device=D)), f(*leaves, denominator=4.0), some)
+        alike("a mask as row_weight", f(*leaves, row_weight=target % 2 == 0), f(*leaves, row_weight=(target % 2 == 0).float()))
+        alike("zero_when_empty of some", f(*leaves, row_weight=zeros + 2, zero_when_empty=True), f(*leaves), some)
+        alike("zero_when_empty", f(*leaves, row_weight=zeros, zero_when_empty=True), 0 * f(*leaves))
+        verdict(f"{name}: a mean over nothing", bool(f(*leaves, row_weight=zeros).isnan()), "")
+        raises(f"{name}: denominator of a sum", lambda: f(*leaves, reduction="sum", denominator=4), "denominator")
+        raises(f"{name}: beta", lambda: f(*leaves, beta=1.5, **q), "beta")
+    raises("teacher's hidden states with a gradient", lambda: LF.linear_kl(h, w, teacher[0].clone().requires_grad_(), teacher[1]),
+           "teacher_input")
 
 
 def linear_cross_entropy():
@@ -3125,7 +3185,7 @@ def mistakes():
                 ("rms_norm: normalized_shape too long", lambda: rms(a, (2, 4, 8)), "normalized_shape"),
                 ("rms_norm: an empty normalized_shape", lambda: rms(a, ()), "normalized_shape"),
                 ("rms_norm: length of weight", lambda: rms(a, (8,), zeros(7)), "weight"),
-                ("rms_norm: type of weight", lambda: rms(a, (8,), zeros(8, dtype=BF16)), "weight"),
+                ("rms_norm: type of weight", lambda: rms(a, (8,), zeros(8, dtype=torch.float64)), "weight"),
                 ("rms_norm: eps below 0", lambda: rms(a, (8,), None, -1.0), "eps"),
                 ("rms_norm: eps NaN", lambda: rms(a, (8,), None, NAN), "eps"),
                 ("rms_norm: weight_offset NaN", lambda: rms(a, (8,), zeros(8), weight_offset=NAN), "weight_offset"),
@@ -3162,7 +3222,7 @@ def mistakes():
                 ("cross_entropy: shape of denominator", lambda: ce(a, t, denominator=zeros(2)), "denominator"),
                 ("cross_entropy: denominator is a string", lambda: ce(a, t, denominator="3"), "denominator"),
                 ("cross_entropy: logit_scale is a string", lambda: ce(a, t, logit_scale="3"), "logit_scale"),
-                ("cross_entropy: z_loss is a half", lambda: ce(a, t, z_loss=None), "z_loss"),
+                ("cross_entropy: z_loss is a string", lambda: ce(a, t, z_loss="small"), "z_loss"),
                 ("cross_entropy: shape of logit_scale", lambda: ce(a, t, logit_scale=zeros(3) + 1), "logit_scale"),
                 ("cross_entropy: temperature", lambda: ce(a, t, temperature=0.0), "temperature"),
                 ("cross_entropy: temperatures and softcap", lambda: ce(a, t, softcap=3.0, temperature=zeros(4) + 1), "softcap"),
@@ -3170,7 +3230,7 @@ def mistakes():
                 ("cross_entropy: targets, not a tensor", lambda: ce(a, [0, 1, 2, 3]), "target"),
                 ("rms_norm: shape of bias", lambda: rms(a, (8,), bias=zeros(7)), "bias"),
                 ("rms_norm: shape of bias beside weight", lambda: rms(a, (8,), zeros(8), bias=zeros(1, 8)), "bias"),
-                ("rms_norm: type of bias", lambda: rms(a, (8,), bias=zeros(8, dtype=BF16)), "bias"),
+                ("rms_norm: type of bias", lambda: rms(a, (8,), bias=zeros(8, dtype=torch.float64)), "bias"),
                 ("rms_norm: type of bias beside weight",
                  lambda: rms(a.to(BF16), (8,), zeros(8), bias=zeros(8, dtype=BF16)), "bias"),
                 ("rms_norm: groups", lambda: rms(a, (8,), zeros(3, 8), groups=3), "groups"),
@@ -3214,14 +3274,14 @@ def mistakes():
                 ("linear_kl: type of the weight", lambda: lkl(a, b.to(BF16), x, w), "linear_weight"),
                 ("linear_kl: type of the teacher's input", lambda: lkl(a, b, x.to(BF16), w), "teacher_input"),
                 ("linear_kl: type of the teacher's weight", lambda: lkl(a, b, x, w.to(BF16)), "teacher_weight"),
-                ("linear_kl: type of the bias", lambda: lkl(a, b, x, w, linear_bias=zeros(9).to(BF16)), "linear_bias"),
+                ("linear_kl: type of the bias", lambda: lkl(a, b, x, w, linear_bias=zeros(9).double()), "linear_bias"),
                 ("linear_kl: float64", lambda: lkl(a.double(), b.double(), x.double(), w.double()), "double", "float64"),
                 ("linear_kl: bias", lambda: lkl(a, b, x, w, linear_bias=zeros(8)), "linear_bias"),
                 ("linear_kl: the teacher's bias", lambda: lkl(a, b, x, w, teacher_bias=zeros(8)), "teacher_bias"),
                 ("linear_kl: the teacher's weight, not a tensor", lambda: lkl(a, b, x, [1.0]), "teacher_weight"),
                 ("linear_kl: divergence", lambda: lkl(a, b, x, w, divergence="jsd"), "divergence"),
-                ("linear_kl: beta", lambda: lkl(a, b, x, w, divergence="jensen_shannon", beta=1.0), "beta"),
-                ("linear_kl: reduction", lambda: lkl(a, b, x, w, reduction="batchmean"), "reduction"),
+                ("linear_kl: beta", lambda: lkl(a, b, x, w, divergence="jensen_shannon", beta=-0.1), "beta"),
+                ("linear_kl: reduction", lambda: lkl(a, b, x, w, reduction="average"), "reduction"),
                 ("linear_kl: temperature", lambda: lkl(a, b, x, w, temperature=0.0), "temperature"),
                 ("linear_kl: logit_scale", lambda: lkl(a, b, x, w, logit_scale=-1.0), "logit_scale"),
                 ("linear_kl: teacher_softcap", lambda: lkl(a, b, x, w, teacher_softcap=-1.0), "teacher_softcap"),
@@ -3563,7 +3623,7 @@ GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "fp8": fp8, "cross_e
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
           "upstreams": upstreams, "launches": launches,
-          "linear_cross_entropy": linear_cross_entropy, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
+          "linear_cross_entropy": linear_cross_entropy, "ports": ports, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
           "md_lrpe_cosine": md_lrpe_cosine, "layouts": layouts, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,
           "modules": modules, "autograd": autograd, "differences": differences, "autocast": autocast, "inference": inference,
           "mistakes": mistakes, "opcheck": functools.partial(of_one_rank, opcheck), "compile": compiled, "training": training,

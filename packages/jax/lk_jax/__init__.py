@@ -152,8 +152,9 @@ def _whole(targets, name):
         most = max(targets.max(), -targets.min() - 1)
         _demand(most < 2**31, f"{name} has a number outside of int32, which JAX would cut off without jax_enable_x64")
     targets = _read(targets, name)
-    _demand(targets.dtype in (jnp.int32, jnp.int64), f"{name} is {targets.dtype.name}; it must be int32 or int64", TypeError)
-    return targets
+    _demand(targets.dtype in (jnp.int32, jnp.int64, jnp.uint8), f"{name} is {targets.dtype.name}; it must be int32, int64 or uint8",
+            TypeError)
+    return targets.astype(jnp.int32) if targets.dtype == jnp.uint8 else targets
 
 
 def _check_targets(name, vocab, ignore_index, *arrays):
@@ -310,16 +311,30 @@ def _logsumexp(scale, dtype, outer, cols, inner, row):
 # ---- kl and linear_kl --------------------------------------------------------------------------------------------------------
 
 
+def _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight):
+    """What the sum of kl or linear_kl is divided by, float32; None: nothing."""
+    if reduction == "batchmean":
+        _demand(denominator is None, "reduction is 'batchmean'; with a denominator it must be 'mean'")
+        return jnp.asarray(max(shape[0], 1) if shape else 1, _f32)
+    mean = _choice(reduction, REDUCTIONS, "reduction") == 1
+    over = _denominator(denominator, reduction)
+    if over is None:
+        over = None if not mean else jnp.asarray(math.prod(shape), _f32) if row_weight is None else row_weight.sum()
+    return over if over is None or not _flag(zero_when_empty, "zero_when_empty") else over + (over == 0)
+
+
 @public
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
-       teacher_scale=1.0, softcap=None, teacher_softcap=None, axis_name=None):
+       teacher_scale=1.0, softcap=None, teacher_softcap=None, denominator=None, zero_when_empty=False, axis_name=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
     teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
 
     divergence: "forward" is KL(teacher || student), "reverse" KL(student || teacher), "jensen_shannon" beta KL(teacher || m) +
-    (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student. temperature divides both logits. row_weight: a factor of
-    each row's loss; rows of weight 0 are not read. A mean is over all rows, or with row_weight over the sum of the weights. All
-    numbers are part of the compiled program.
+    (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student; beta 0 is "forward" and 1 "reverse", as in TRL. temperature
+    divides both logits. row_weight: a factor of each row's loss, or a mask; rows of weight 0 are not read. A mean is over all rows, or
+    with row_weight over the sum of the weights, or over denominator, that of all micro-batches, say, which may be traced.
+    zero_when_empty: a mean over nothing is 0, not NaN. "batchmean" divides the sum by the first size. All other numbers are part of the
+    compiled program.
 
     axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
     row, two for "jensen_shannon".
@@ -333,17 +348,19 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
         divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
     arrays = _placed(ranks, "logits", ("teacher",), logits=logits, teacher=teacher, row_weight=row_weight)
     loss = _kl(tuple(fields.items()), ranks)(*arrays)
-    if _choice(reduction, REDUCTIONS, "reduction") == 1:
-        return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
-    return loss if reduction == "none" else loss.sum()
+    over = _kl_divisor(reduction, denominator, zero_when_empty, rows, row_weight)
+    return loss if reduction == "none" else loss.sum() if over is None else loss.sum() / over
 
 
 def _kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap):
     """The options that kl and linear_kl share, as fields. A temperature divides the logits after the softcap."""
-    temperature, beta = _number(temperature, "temperature"), _number(beta, "beta")
+    temperature, beta = 1.0 if temperature is None else _number(temperature, "temperature"), _number(beta, "beta")
     _demand(temperature > 0, f"temperature is {temperature}; it must be above 0")
-    _demand(0 < beta < 1, f"beta is {beta}; it must be above 0 and below 1")
-    scales = {name: _number(value, name) / temperature for name, value in (
+    _demand(0 <= beta <= 1, f"beta is {beta}; it must be 0 to 1")
+    if divergence == "jensen_shannon" and beta in (0, 1):  # the ends that TRL gives it
+        divergence = "reverse" if beta else "forward"
+    beta = beta if 0 < beta < 1 else 0.5  # not used
+    scales = {name: (1.0 if value is None else _number(value, name)) / temperature for name, value in (
         ("logit_scale", logit_scale), ("teacher_scale", teacher_scale))}
     _demand(all(scales.values()), "a scale is 0; it must be above 0")
     caps = {name: 0.0 if value is None else _number(value, name) / temperature for name, value in (
@@ -390,7 +407,7 @@ def _kl(fields, ranks):
 @public
 def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
-              fast_logits=False, tf32=False, workspace_mib=None, axis_name=None):
+              denominator=None, zero_when_empty=False, fast_logits=False, tf32=False, workspace_mib=None, axis_name=None):
     """kl of two heads, from their hidden states: of the logits x @ weight.T + bias and teacher_x @ teacher_weight.T + teacher_bias,
     without storing all logits of either. For distillation over the whole vocabulary. float32; of tokens for "none".
 
@@ -399,8 +416,8 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     have the type of x, but weight may be float32 beside 16-bit x: the matmuls then have x's type, and its gradient is float32,
     not rounded. Vocabularies of different lengths: pass the rows of both weights that stand for the same tokens.
 
-    divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap and row_weight are those of kl; all numbers
-    are part of the compiled program. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds nothing to
+    divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap, row_weight, reduction, denominator and
+    zero_when_empty are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds nothing to
     gradients; keep its x and teacher_x finite.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
@@ -422,9 +439,7 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     row_weight = _row_weight(row_weight, shape)
     fields = dict(_kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap),
                   fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib))
-    divisor = None
-    if _choice(reduction, REDUCTIONS, "reduction") == 1:
-        divisor = jnp.asarray(math.prod(shape), _f32) if row_weight is None else row_weight.sum()
+    divisor = _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight)
     arrays = _placed(ranks, "weight", ("x", "bias", "teacher_weight", "teacher_bias"), x=x, weight=weight, **others,
                      row_weight=row_weight, divisor=divisor)
     return _linear_kl(tuple(fields.items()), reduction != "none", ranks)(*arrays)
@@ -612,12 +627,12 @@ def _forward_ids(ranks, run, arrays, outputs, ids, itemsize):
 
 def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty):
     """The options that these ops share, as fields. Those that are operands are off."""
-    logit_scale, z_loss = (off if _operand(v) else _number(v, name) for v, name, off in (
+    logit_scale, z_loss = (off if v is None or _operand(v) else _number(v, name) for v, name, off in (
         (logit_scale, "logit_scale", 1), (z_loss, "z_loss", 0)))
     _demand(np.float32(logit_scale) != 0, "logit_scale is 0; it must be above 0")
     return dict(reduction=_choice(reduction, REDUCTIONS, "reduction"), use_ignore_index=int(ignore_index is not None),
                 ignore_index=0 if ignore_index is None else _number(ignore_index, "ignore_index", numbers.Integral),
-                label_smoothing=_number(label_smoothing, "label_smoothing"), z_loss=float(z_loss),
+                label_smoothing=_number(0.0 if label_smoothing is None else label_smoothing, "label_smoothing"), z_loss=float(z_loss),
                 softcap=0.0 if softcap is None else _number(softcap, "softcap"),
                 logit_scale=0.0 if logit_scale == 1 else float(logit_scale),
                 zero_when_empty=_flag(zero_when_empty, "zero_when_empty"))
@@ -625,6 +640,7 @@ def _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logi
 
 def _tempered(temperature, logit_scale, softcap):
     """logit_scale and softcap of logits that are divided by a temperature at the end. A softcap stands before that."""
+    logit_scale = 1.0 if logit_scale is None else logit_scale
     if temperature is None:
         return logit_scale, softcap
     if not _operand(temperature):
@@ -741,7 +757,8 @@ def _class_weight(class_weight, vocab):
 
 def _row_weight(row_weight, shape, name="row_weight"):
     if row_weight is not None:
-        row_weight = _floats(row_weight, name)
+        row_weight = _read(row_weight, name)
+        row_weight = row_weight.astype(_f32) if row_weight.dtype == bool else _floats(row_weight, name)
         _demand(row_weight.shape == shape, f"{name} has the shape {row_weight.shape}; it must have {shape}")
     return row_weight
 
@@ -754,10 +771,10 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
     ignore_index: such targets count nowhere; None: none. z_loss k adds k lse^2. logit_scale multiplies the logits, before
-    softcap s makes them s tanh(logits / s); 0 or None is off. temperature divides them at the end: it is logit_scale /
+    softcap s makes them s tanh(logits / s). None is off, for all of these. temperature divides them at the end: it is logit_scale /
     temperature and softcap / temperature. class_weight [vocab]: a factor per class. zero_when_empty: a mean over nothing is 0,
     not NaN. denominator: what a mean divides by instead of its own count, the targets of all micro-batches, say; it may be
-    traced. row_weight [...]: a factor of each target's loss and gradient, advantages, say. A mean divides by what it divides by
+    traced. row_weight [...]: a factor of each target's loss and gradient, advantages, say, or a mask. A mean divides by what it divides by
     without it; for a weighted mean pass denominator=row_weight.sum().
     logit_scale, temperature and z_loss may be arrays of JAX, also traced; they then have gradients. The first two may have one
     number per target. README.md says what that costs.

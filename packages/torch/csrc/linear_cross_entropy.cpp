@@ -57,12 +57,11 @@ struct HeadCall {
     std::string group;
     lk_linear_cross_entropy_probabilities_args prob = {}; // where targets are probabilities of classes
     HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight, "linear_weight"), group(group)
+        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight_beside(weight, x, "linear_weight", &a.dweight_dtype), "linear_weight"),
+          group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
-        TORCH_CHECK_TYPE(weight.scalar_type() == x.scalar_type(), "lk: linear_weight is ", c10::toString(weight.scalar_type()),
-                         ", but input is ", c10::toString(x.scalar_type()));
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         if (!shards.empty()) take_slice(shards, rank);
         if (probable(target)) fill_prob(x, target, ignore_index, fast_logits);

@@ -24,14 +24,15 @@ namespace lk_torch {
 // The hidden states, the weight and the bias of one of the two heads, beside input. b keeps the memory of a copy.
 struct Head {
     Rows rows, columns;
+    int dweight_dtype;
     Tensor b;
     Head(const Tensor &input, const Tensor &x, const Tensor &weight, const Maybe &bias, const char *x_name,
          const char *weight_name, const char *bias_name)
-        : rows(head_rows(x, x_name)), columns(weight, weight_name)
+        : rows(head_rows(x, x_name)), columns(weight_beside(weight, input, weight_name, &dweight_dtype), weight_name)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: ", weight_name, " has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
-        check_type(input, x, x_name), check_type(input, weight, weight_name);
+        check_type(input, x, x_name);
         if (!has(bias)) return;
         TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: ", bias_name, " has shape ", bias->sizes(),
                           "; it must be [", columns.rows, "]");
@@ -75,7 +76,7 @@ struct HeadsCall {
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         fill_row_weight(a, x, row_weight, &w);
         a.x = student.rows.data(), a.x_stride = student.rows.stride, a.tokens = student.rows.rows;
-        a.hidden = student.rows.cols, a.vocab = student.columns.rows;
+        a.hidden = student.rows.cols, a.vocab = student.columns.rows, a.dweight_dtype = student.dweight_dtype;
         a.weight = student.columns.data(), a.weight_stride = student.columns.stride, a.bias = student.bias();
         a.teacher_x = teacher.rows.data(), a.teacher_x_stride = teacher.rows.stride, a.teacher_hidden = teacher.rows.cols;
         a.teacher_weight = teacher.columns.data(), a.teacher_weight_stride = teacher.columns.stride;

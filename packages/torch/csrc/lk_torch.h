@@ -182,9 +182,15 @@ template <class... A> const Tensor &check_devices(const std::string &op, const A
 inline int type_beside(const Tensor &t, at::ScalarType x, const char *name)
 {
     if (t.scalar_type() == x) return LK_DTYPE_T;
-    TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat, "lk: ", name, " must be ", c10::toString(x), " or Float, not ",
-                     c10::toString(t.scalar_type()));
+    TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat, "lk: ", name, " must be ", c10::toString(x), x == at::kFloat ? "" : " or Float",
+                     ", not ", c10::toString(t.scalar_type()));
     return LK_DTYPE_F32;
+}
+// A head's weight in the type of x, a copy where it is float32 beside x of 16 bits; its gradient is float32 then.
+inline Tensor weight_beside(const Tensor &weight, const Tensor &x, const char *name, int *dweight_dtype)
+{
+    *dweight_dtype = type_beside(weight, x.scalar_type(), name);
+    return *dweight_dtype == LK_DTYPE_T ? weight : weight.to(x.scalar_type());
 }
 
 // The device and the current stream of a tensor.
@@ -346,28 +352,30 @@ template <class Args> void fill_row_weight(Args &a, const Tensor &x, const Maybe
     if (!has(row_weight)) return;
     const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
     TORCH_CHECK_VALUE(row_weight->sizes() == rows, "lk: row_weight has shape ", row_weight->sizes(), "; it must be ", rows);
-    TORCH_CHECK_TYPE(row_weight->is_floating_point(), "lk: row_weight must have a floating type, not ",
+    TORCH_CHECK_TYPE(row_weight->is_floating_point() || row_weight->scalar_type() == at::kBool,
+                     "lk: row_weight must have a floating type or be a mask of bool, not ",
                      c10::toString(row_weight->scalar_type()));
     *r = row_weight->to(at::kFloat).contiguous();
     a.row_weight = r->const_data_ptr<float>();
 }
 
-// What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w, d and r keep the memory
-// of copies.
 // Whether targets are probabilities of classes; the sizes of their rows.
 inline bool probable(const Tensor &target) { return target.is_floating_point(); }
 inline at::IntArrayRef target_sizes(const Tensor &target)
 {
     return probable(target) ? target.sizes().slice(0, target.dim() - 1) : target.sizes();
 }
+// What cross_entropy and linear_cross_entropy share of their arguments: the target, and the rest. t, w, d and r keep the memory
+// of copies.
 template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &target, Tensor *t)
 {
     TORCH_CHECK_VALUE(target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, x.dim() - 1), "lk: target has shape ",
                       target.sizes(), "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
-    TORCH_CHECK_TYPE(target.scalar_type() == at::kLong || target.scalar_type() == at::kInt,
-                     "lk: target must be int64 or int32 numbers of classes, not ", c10::toString(target.scalar_type()));
-    *t = target.contiguous();
-    a.target = t->const_data_ptr(), a.target_dtype = target.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
+    const at::ScalarType type = target.scalar_type();
+    TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt || type == at::kByte,
+                     "lk: target must be int64, int32 or uint8 numbers of classes, not ", c10::toString(type));
+    *t = type == at::kByte ? target.to(at::kInt, false, false, at::MemoryFormat::Contiguous) : target.contiguous();
+    a.target = t->const_data_ptr(), a.target_dtype = type == at::kLong ? LK_TARGET_INT64 : LK_TARGET_INT32;
 }
 // The same for several ids per row; returns how many.
 template <class Args>

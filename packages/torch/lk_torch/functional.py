@@ -85,8 +85,10 @@ def _value(table, name, key):
     return table[key]
 
 
-def _number(name, value):
-    """A float. What float() would silently take for a constant is refused."""
+def _number(name, value, off=None):
+    """A float. What float() would silently take for a constant is refused. off: that of None."""
+    if value is None and off is not None:
+        return off
     if isinstance(value, Tensor):
         if value.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"lk: {name} requires a gradient, and gets none; detach it")
@@ -119,6 +121,11 @@ def _integer(name, value):
 def _constant(name, value):
     """An int, also of a symbol: a program that torch.compile makes has it as a constant."""
     return operator.index(_integer(name, value))
+
+
+def _ignored(ignore_index):
+    """A number; that of None, which ignores nothing, is no class and no sign of one."""
+    return -2**63 if ignore_index is None else _constant("ignore_index", ignore_index)
 
 
 def _tensors(**tensors):
@@ -161,45 +168,70 @@ def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
 
 def _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap):
     """divergence, beta, logit_scale, teacher_scale, softcap, teacher_softcap, as the ops take them."""
-    temperature = _number("temperature", temperature)
+    temperature = _number("temperature", temperature, 1.0)
     if not temperature > 0:
         raise ValueError(f"lk: temperature is {temperature}; it must be above 0")
     inverse = 1 / temperature
-    scales = [_number(name, scale) * inverse for name, scale in (("logit_scale", logit_scale), ("teacher_scale", teacher_scale))]
-    caps = [_number(name, cap) * inverse for name, cap in (("softcap", softcap), ("teacher_softcap", teacher_softcap))]
+    scales = [_number(name, scale, 1.0) * inverse for name, scale in (("logit_scale", logit_scale), ("teacher_scale", teacher_scale))]
+    caps = [_number(name, cap, 0.0) * inverse for name, cap in (("softcap", softcap), ("teacher_softcap", teacher_softcap))]
     beta = _number("beta", beta)
-    if not 0 < beta < 1:
-        raise ValueError(f"lk: beta is {beta}; it must be above 0 and below 1")
+    if not 0 <= beta <= 1:
+        raise ValueError(f"lk: beta is {beta}; it must be 0 to 1")
+    if divergence == "jensen_shannon" and beta in (0, 1):  # the ends that TRL gives it
+        divergence = "reverse" if beta else "forward"
+    beta = beta if 0 < beta < 1 else 0.5  # not used
     return _value(_DIVERGENCES, "divergence", divergence), beta, *scales, *caps
 
 
+def _kl_reduction(reduction, denominator, input):
+    """The op's reduction, and what its sum is divided by besides."""
+    if reduction == "batchmean":
+        if denominator is not None:
+            raise ValueError("lk: denominator is what a mean divides by; reduction must be 'mean'")
+        return 2, max(input.shape[0], 1) if input.dim() > 1 else 1
+    reduced = _value(_REDUCTIONS, "reduction", reduction)
+    if denominator is None:
+        return reduced, None
+    if reduced != 1:
+        raise ValueError("lk: denominator is what a mean divides by; reduction must be 'mean'")
+    denominator = _denominator(denominator, input)
+    if denominator.numel() != 1 or denominator.is_complex() or denominator.requires_grad:
+        raise ValueError(f"lk: denominator has shape {list(denominator.shape)} and type {denominator.dtype}; it must be one real number, "
+                         "which gets no gradient")
+    return 2, denominator.to(input.device, torch.float32).reshape(())
+
+
 def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0,
-       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0, group=None, shards=None):
+       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0, denominator=None, zero_when_empty=False, group=None, shards=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. input: the student's logits
     [..., classes]; teacher: the teacher's, of the same shape and type; it gets no gradient. In float32, [...] for "none".
 
     divergence: "forward" is KL(teacher || student), as F.kl_div(input.log_softmax(-1), teacher.softmax(-1)) sums it; "reverse" is
     KL(student || teacher); "jensen_shannon" is beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta)
-    student, with 0 < beta < 1. Temperature divides both logits; multiply the loss by temperature**2 where gradients should not
+    student; beta 0 is "forward" and 1 is "reverse", as in TRL. Temperature divides both logits; multiply the loss by temperature**2 where gradients should not
     shrink with it. logit_scale and softcap are the student's, teacher_scale and teacher_softcap the teacher's. row_weight [...]: a
-    factor of each row's loss; rows of weight 0, padding say, are not read. A mean is over all rows, or with row_weight over the sum
-    of the weights.
+    factor of each row's loss, or a mask; rows of weight 0, padding say, are not read. A mean is over all rows, or with row_weight over
+    the sum of the weights, or over denominator: that of all micro-batches, say. zero_when_empty=True: a mean over weights that are all 0
+    is 0 and not NaN. "batchmean" divides the sum by input.shape[0], as F.kl_div does.
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
     the same classes. All ranks pass the same row_weight and options, and get the same loss, bit for bit; the gradient is that of
     this rank's logits. shards is how many classes each rank has; without it all have as many. Forward has one all-gather of 32
     bytes a row, two in "jensen_shannon"; backward has none."""
     _tensors(input=input, teacher=teacher)
-    reduced = _value(_REDUCTIONS, "reduction", reduction)
+    reduced, over = _kl_reduction(reduction, denominator, input)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     shards = _shards(group, shards, input.shape[-1] if input.dim() else 0, input.device, "input has {} classes")
     if group is not None:
         loss = _ops.kl_parallel.default(input, teacher, row_weight, *options, group.group_name, shards, group.rank())
     else:
         loss = (_ops.kl.default if is_compiling() else _C.kl)(input, teacher, row_weight, *options)
-    if reduced == 1:
-        return loss.mean() if row_weight is None else loss.sum() / row_weight.sum()
-    return loss.sum() if reduced else loss
+    if over is None and reduced != 1:
+        return loss.sum() if reduced else loss
+    if over is None and row_weight is None:
+        return loss.sum() if zero_when_empty and not loss.numel() else loss.mean()
+    over = row_weight.sum() if over is None else over
+    return loss.sum() / (over + (over == 0) if zero_when_empty else over)
 
 
 def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_offset, groups):
@@ -210,6 +242,8 @@ def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_off
         return _dtensor.norm(local, input, residual, dims, groups, weight, bias)
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     first = (input,) if residual is None else (input, residual)
+    if input.dtype == torch.float32:
+        weight, bias = _bias_beside(weight, input), _bias_beside(bias, input)
     if type(weight_offset) is not float:
         weight_offset = _number("weight_offset", weight_offset)
     if eps is not None and type(eps) is not float:
@@ -280,7 +314,7 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
 
 def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None,
              scaling="row", scale=None, power_of_two=False, scale_rounding="up", amax=False, transposed=False):
-    """F.rms_norm. weight has input's type or is float32; the result has input's type. The factor is weight_offset + weight;
+    """F.rms_norm. weight has input's type or is float32, or has 16 bits beside a float32 input; the result has input's type. The factor is weight_offset + weight;
     Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
 
     groups: weight and bias are [groups, *normalized_shape], for an input of [..., groups, *normalized_shape]: one for each head
@@ -352,7 +386,7 @@ def _scales(logit_scale, softcap, temperature):
             else:
                 factor = value
             value = 1.0
-        values.append(_number(name, value))
+        values.append(_number(name, value, 1.0))
     if not values[1] > 0:
         raise ValueError(f"lk: temperature is {temperature}; it must be above 0")
     return values[0] / values[1], softcap / values[1], factor
@@ -371,11 +405,11 @@ def _per_row(factor, rows):
 def _options(label_smoothing, z_loss, softcap, logit_scale, temperature):
     """The first four as numbers, and the factor of _scales."""
     if type(label_smoothing) is not float:
-        label_smoothing = _number("label_smoothing", label_smoothing)
+        label_smoothing = _number("label_smoothing", label_smoothing, 0.0)
     if type(z_loss) is not float:
-        z_loss = _number("z_loss", z_loss)
+        z_loss = _number("z_loss", z_loss, 0.0)
     if type(softcap) is not float:
-        softcap = 0.0 if softcap is None else _number("softcap", softcap)
+        softcap = _number("softcap", softcap, 0.0)
     factor = None
     if type(logit_scale) is not float or type(temperature) is not float or temperature != 1.0:
         logit_scale, softcap, factor = _scales(logit_scale, softcap, temperature)
@@ -413,7 +447,7 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
             target = target.movedim(1, -1)
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
-        ignore_index = _constant("ignore_index", ignore_index)
+        ignore_index = _ignored(ignore_index)
     if factor is not None and input.dtype in _TYPES and input.dim():  # rounded to float32 alone
         input = input.float() * _per_row(factor, input.shape[:-1])
         target = target.float() if target.dtype in _TYPES else target
@@ -532,7 +566,7 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
         raise TypeError("lk: input is a DTensor, which cross_entropy_ids does not take; pass its local tensor")
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
-        ignore_index = _constant("ignore_index", ignore_index)
+        ignore_index = _ignored(ignore_index)
     if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
         raise ValueError("lk: with group logit_scale and temperature must be numbers")
     if factor is not None and input.dtype in _TYPES and input.dim():
@@ -570,7 +604,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
         _tensors(input=input, linear_weight=linear_weight, target=target)
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
-        ignore_index = _constant("ignore_index", ignore_index)
+        ignore_index = _ignored(ignore_index)
     if type(max_counted) is not int or is_compiling():
         max_counted = _constant("max_counted", max_counted)
     if factor is not None and input.dtype in _TYPES and input.dim():
@@ -582,6 +616,8 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
             if factor.dim():
                 raise ValueError("lk: logit_scale or temperature has a number for each target; with linear_bias it must be one")
             linear_bias = linear_bias.float() * factor
+    if linear_bias is not None and input.dtype == torch.float32:
+        linear_bias = _bias_beside(linear_bias, input)
     ranks = ()
     shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
     if group is not None:
@@ -648,6 +684,9 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
                          denominator=None, row_weight=None, workspace_mib=None, fast_logits=False, max_counted=0,
                          batch_invariant=False, group=None, shards=None, keep=False, temperature=1.0, grad_scale=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
+
+    linear_weight has input's type; a float32 one beside an input of 16 bits is rounded to that type in each call, and its gradient is
+    float32. ignore_index=None ignores no target.
 
     input is [..., hidden], target [...], or as a probability for each class [..., classes], float32 or of input's type: the loss is then
     that of F.cross_entropy for probabilities. They need logits in memory, some tokens at a time, and are copied to float32 where
@@ -723,7 +762,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
-        ignore_index = _constant("ignore_index", ignore_index)
+        ignore_index = _ignored(ignore_index)
     if factor is not None and input.dtype in _TYPES and input.dim():
         factor = _per_row(factor, input.shape[:-1])
         input = (input.float() * factor).to(input.dtype)
@@ -733,6 +772,8 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
             if factor.dim():
                 raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
             linear_bias = linear_bias.float() * factor
+    if linear_bias is not None and input.dtype == torch.float32:
+        linear_bias = _bias_beside(linear_bias, input)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
     if group is not None:
@@ -755,19 +796,20 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
-              teacher_softcap=0.0, workspace_mib=None, fast_logits=False, grad_scale=None, group=None, shards=None):
+              teacher_softcap=0.0, denominator=None, zero_when_empty=False, workspace_mib=None, fast_logits=False, grad_scale=None,
+              group=None, shards=None):
     """kl of two heads from their hidden states, without storing all logits of either: distillation, with gradients for input,
-    linear_weight and linear_bias. The teacher's tensors get none, and are refused where they require one: detach them, or run
-    the teacher under torch.no_grad().
+    linear_weight and linear_bias. The teacher's tensors get none: its weight and bias may be Parameters, but hidden states that
+    require a gradient are refused: detach them, or run the teacher under torch.no_grad().
 
         kl(F.linear(input, linear_weight, linear_bias), F.linear(teacher_input, teacher_weight, teacher_bias))
 
     input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]. The teacher's are [..., teacher_hidden],
-    [classes, teacher_hidden] and [classes]; its hidden size may be another one. All have input's type. Where one vocabulary is
+    [classes, teacher_hidden] and [classes]; its hidden size may be another one. All have input's type, or are float32 beside 16 bits. Where one vocabulary is
     padded, pass the first rows alone: teacher_weight[:classes]. A bias of -inf masks a class. Logits are float32, whatever the
     type. The loss is float32, [...] for "none".
 
-    divergence, beta, temperature, scales, softcaps, reduction: as in kl. row_weight [...] is a factor of each token's loss and
+    divergence, beta, temperature, scales, softcaps, reduction, denominator, zero_when_empty: as in kl. row_weight [...] is a factor of each token's loss and
     gradient: 0 for the prompt and padding, whose input has to be finite all the same. A mean is over all tokens, or with
     row_weight over the sum of the weights. Over the tokens of several micro-batches: reduction="sum" and
     row_weight=mask / tokens.
@@ -784,16 +826,33 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     has the same bits on all ranks. Forward has one all-gather of 32 bytes a token; backward computes the logits again and sums the
     gradient of input. "jensen_shannon" has a second all-gather, and computes the logits once more. There is no grad_scale then."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
-    reduced = _value(_REDUCTIONS, "reduction", reduction)
+    reduced, over = _kl_reduction(reduction, denominator, input)
+    if reduced == 1 and zero_when_empty:
+        reduced, over = 2, max(input.numel() // max(input.shape[-1], 1), 1) if row_weight is None else row_weight.sum()
+    if zero_when_empty and over is not None:
+        over = over + (over == 0)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
+    linear_bias = _bias_beside(linear_bias, input)
+    teacher_weight, teacher_bias = (t.detach() if isinstance(t, torch.nn.Parameter) else t for t in (teacher_weight, teacher_bias))
     shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
-    arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, teacher_bias, row_weight, reduced, *options,
-                 _mib(workspace_mib), fast_logits)
+    arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, _bias_beside(teacher_bias, input), row_weight, reduced,
+                 *options, _mib(workspace_mib), fast_logits)
     if group is not None:
         _no_grad_scale(grad_scale)
-        return _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank())
-    op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
-    return op(*arguments, _grad_scale(grad_scale))
+        loss = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank())
+    else:
+        if over is not None and (grad_scale is not None or input.dtype != torch.float16):  # what reaches the op then
+            grad_scale = (1.0 if grad_scale is None else grad_scale) / over
+        op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
+        loss = op(*arguments, _grad_scale(grad_scale))
+    return loss if over is None else loss / over
+
+
+def _bias_beside(bias, input):
+    """A bias in input's type, where that is another floating type than its own."""
+    if not isinstance(bias, Tensor) or bias.dtype == input.dtype or bias.dtype not in _TYPES or input.dtype not in _TYPES:
+        return bias
+    return bias.to(input.dtype)
 
 
 def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):

@@ -174,9 +174,9 @@ class LinearKLLoss(_Head):
         super().__init__()
         self._make(LF.linear_kl, in_features, num_classes, bias, device, dtype, options)
 
-    def forward(self, input, teacher_input, teacher_weight, teacher_bias=None, row_weight=None, grad_scale=None):
+    def forward(self, input, teacher_input, teacher_weight, teacher_bias=None, row_weight=None, grad_scale=None, denominator=None):
         return LF.linear_kl(input, self.weight, teacher_input, teacher_weight, linear_bias=self.bias, teacher_bias=teacher_bias,
-                            row_weight=row_weight, grad_scale=grad_scale, **self._all())
+                            row_weight=row_weight, grad_scale=grad_scale, denominator=denominator, **self._all())
 
 
 class MdLrpeCosine(torch.nn.Module):
