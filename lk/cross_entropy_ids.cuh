@@ -29,30 +29,34 @@
  *                lk_cross_entropy_ids_backward_workspace_bytes_bf16(&args, &args.common.workspace_bytes);
  *                args.common.workspace = ...;
  *                status = lk_cross_entropy_ids_backward_bf16(&args, stream);    // reads the lse of forward
- *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to 32
- *            per row, and 128; with a tail up to 48 per row, and 256; the number of rows is rounded up to 64. The workspace
- *            functions read shapes, options, which outputs are wanted, and which gradients and tail_weight are given.
+ *            lk_cross_entropy_ids_forward_backward_bf16 computes both in one call. The workspace takes 4 bytes for each id, up to
+ *            32 bytes for each row, and 128 bytes; with a tail up to 48 bytes for each row, and 256 bytes. The number of rows is
+ *            rounded up to a multiple of 64. The workspace functions read shapes, options, which outputs are wanted, and which
+ *            gradients and tail_weight are given.
  *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
  * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and statistics. Columns that are
  *            split over ranks: cross_entropy_ids_parallel.cuh.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
- *            Bad id: outside [0, vocab), not skipped. It makes the row one with a bad target: loss, dlogits and all logp of the
- *            row are NaN, and bad_targets counts the row once. Its loss is 0 where row_weight is, and its dlogits are 0 where f,
- *            dlse, dentropy, dtail and the row's dlogp are.
+ *            Bad id: outside [0, vocab), not skipped. It makes the row bad, as a bad target does: loss, dlogits and all logp of the
+ *            row are NaN, and bad_targets counts the row once. But its loss is 0 where row_weight is 0, and its dlogits are 0
+ *            where f, dlse, dentropy, dtail and the row's dlogp are all 0.
+ *            Good id: neither skipped nor bad. Good row: it has a good id, and no bad one. Place: the index k of an id in its row;
+ *            an id that comes twice has two places.
  *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row
  *            need not add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the
  *            weights as denominator. weight_sum is the number of rows that are neither ignored nor bad.
  *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp a NULL
  *            upstream is 0, not 1: then logp is what the caller's loss is made of. z_loss has the same upstream as the loss.
  *            Tail: asked for by tail_weight, in forward by `tail`, in backward by dtail. A skipped id is not in I; an id of weight
- *            0 within the columns is. tail is 0 for an ignored row, NaN for a bad one, and -inf where nothing else has a
- *            probability, as where all columns are ids. A tail_weight of 0 adds nothing to the loss even then. A gradient of a
- *            tail of -inf reaches the ids, as the formula says, and is 0 in the columns at -inf. dtail is added like dlogp: not
- *            divided by D, not times row_weight, and with it a NULL upstream is 0. So a KL of K ids and the rest is a KL:
- *            tail_weight is what the teacher's K probabilities lack to 1. Do not compute the tail from logp: 1 minus the sum of
- *            exp(logp) is off by some 2^-24, which is much where the sum is near 1. Neither `tail` nor its gradient is clamped.
+ *            0 within the columns is. tail is 0 for an ignored row, NaN for a bad one, and -inf where no other column has a
+ *            probability, as where all columns are ids. A tail_weight of 0 adds nothing to the loss even then. Where tail is -inf,
+ *            its gradient still reaches the ids, by the formula, and dlogits of the other columns are 0. dtail is added like dlogp:
+ *            not divided by D, not times row_weight, and with it a NULL upstream is 0. For a KL over K ids and the rest, pass 1
+ *            minus the sum of the teacher's K probabilities as tail_weight; the loss is this KL plus the teacher's entropy over
+ *            the K + 1 bins. Do not compute the tail from logp: 1 minus the sum of exp(logp) has an absolute error of about 2^-24,
+ *            which is a large relative error where the sum is near 1. Neither `tail` nor its gradient is clamped.
  * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
  *            statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes. The tensors of
  *            this header come behind those of cross_entropy.cuh.
@@ -62,16 +66,19 @@
  * A tail changes what is read: forward reads a row again where its ids have more than 63/64 of p, and forward_backward is forward,
  * then backward, so it reads the logits twice.
  *
- * Two kernels around those of cross_entropy.cuh, each with a warp per row:
- *   lk_cross_entropy_ids_read_kernel     looks at the ids, keeps their logits (in place they are about to be overwritten), and makes
- *                                        the one of them with the largest logit the row's target
- *   the rows, as with one target         loss and gradient of that target. What all ids add to the gradient of lse goes through dlse
- *   lk_cross_entropy_ids_write_kernel    logp and the loss of all ids from the target's loss and from differences of logits; computes
- *                                        dlogits of the other ids again and writes each once
+ * Two kernels around the rows' kernel, which is one of cross_entropy.cuh. Each has a warp per row. A row's target, below, is an id
+ * that the first of them chooses; the caller's `target` is NULL.
+ *   lk_cross_entropy_ids_read_kernel     loads the ids and saves their logits, since dlogits may overwrite the logits. The id with
+ *                                        the largest logit becomes the row's target
+ *   the rows' kernel                     loss and gradient of that target. As upstream it gets u of the target. The sum of u of the
+ *                                        other ids is added to dlse
+ *   lk_cross_entropy_ids_write_kernel    computes logp and the loss of all ids, from the target's loss and differences of logits.
+ *                                        It computes dlogits of the other ids again, and writes each once
  * So the columns cost what they cost with one target, and a result is as exact as there: no other id has more than half of p.
- * With a tail lk_cross_entropy_ids_tail_kernel comes between the rows and the write kernel of forward. In backward the rows' kernel
- * gets lse + tail in place of lse, the lse of the columns that are not ids: then what it takes for p is p / P, which neither
- * overflows nor vanishes, however small P is. All ids are the write kernel's.
+ * With a tail lk_cross_entropy_ids_tail_kernel comes between the rows' kernel and the write kernel of forward. In backward the
+ * rows' kernel gets lse + tail in place of lse. That is the lse of the columns that are no ids, so the kernel computes p / P where
+ * it would compute p. In these columns p / P neither overflows nor vanishes, however small P is. The write kernel writes dlogits of
+ * all ids.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -107,7 +114,7 @@ typedef struct {
 
 #define LK_CE_IDS_EACH 4 /* of a lane */
 #define LK_CE_IDS_MOST (32 * LK_CE_IDS_EACH)
-#define LK_CE_IDS_WARPS 4 /* of a block; a row each */
+#define LK_CE_IDS_WARPS 4 /* of a block; each owns a row */
 #define LK_CE_TAIL_THREADS 256
 #define LK_CE_TAIL_BLOCKS 3 /* per SM: as many as registers allow without spills */
 #define LK_CE_TAIL_MARKS 8192
@@ -119,7 +126,7 @@ typedef struct {
     lk_ce_row_losses row_losses; /* of the rows' targets; of all ids later, where a reduced loss is wanted */
     int32_t *target;             /* of each row: a column, LK_BAD or LK_IGNORED */
     float *logit;                /* [rows, ids_per_row]; undefined where an id is not good */
-    float *upstream, *dlse;      /* what the rows' kernel gets: factors of the target's class term and of p */
+    float *upstream, *dlse;      /* what the rows' kernel gets: u of the target, and what is added to the factor of p besides */
     float *lse, *entropy;        /* forward_backward, where the caller does not want them */
     float *tail;                 /* forward with a tail that the caller does not want */
     /* What the rows' kernel gets in backward with a tail; `upstream` and `dlse` are the ids' then. */
@@ -127,7 +134,7 @@ typedef struct {
     size_t bytes;
 } lk_ce_ids_space;
 
-/* What both kernels get. all.a has no outputs of a row that the rows' kernel writes. */
+/* What the read, tail and write kernels get. all.a has NULL for what the rows' kernel writes: lse, lse_low, entropy, argmax. */
 typedef struct {
     lk_cross_entropy_ids_args x; /* its `common` is not used: all.a is */
     lk_cross_entropy_call all;
@@ -135,7 +142,7 @@ typedef struct {
     const float *lse, *lse_low, *entropy; /* of the rows */
     float *tail; /* the caller's or the workspace's; NULL: the call has no tail, as forward_backward never has */
     lk_direction direction;
-    bool bad_is_zero; /* a row with a bad id has gradients of 0 instead of NaN, and the state of its logits */
+    bool bad_is_zero; /* a row with a bad id has gradients of 0 instead of NaN; lse, z-loss and entropy are those of its logits */
 } lk_ce_ids_call;
 
 /* A lane's ids k = lane, lane + 32, ... of a row. */
@@ -188,7 +195,7 @@ LK_DEVICE float lk_ce_ids_factor(const lk_ce_ids_call &call, int64_t row, const 
     return call.x.dlogp ? u - call.x.dlogp[row * call.x.dlogp_stride + (int)threadIdx.x % 32 + 32 * i] : u;
 }
 
-/* The sums of u over a row's ids, by its warp: of those that are y, and of the others; 0 where the row is not good. */
+/* Sums u over a row's places: *own where the id is y, *rest where it is not; 0 in a row that is not good. Called by its warp. */
 LK_DEVICE void lk_ce_ids_sum_factors(const lk_ce_ids_call &call, int64_t row, const lk_ce_ids &s, bool good, int y, float f,
                                      float *own, float *rest)
 {
@@ -201,8 +208,8 @@ LK_DEVICE void lk_ce_ids_sum_factors(const lk_ce_ids_call &call, int64_t row, co
     *own = lk_sum_warp(of_y), *rest = lk_sum_warp(others);
 }
 
-/* Writes logp of a row's ids, by its warp, from the z and the loss of its target; z, minus_logp: of a lane's ids. No sums of large
- * numbers: no other id has a smaller -logp. Returns the row's loss, in all lanes. */
+/* Writes logp of a row's ids, from z and the loss of its target. z, minus_logp: of a lane's ids. Nothing cancels, since no id has a
+ * smaller -logp than the target. Called by the row's warp. Returns the row's loss, in all lanes. */
 LK_DEVICE float lk_ce_ids_put_logp(const lk_ce_ids_call &call, int64_t row, const lk_ce_ids &s, const float (&z)[LK_CE_IDS_EACH],
                                    float first_z, float first_loss, float scale, float (&minus_logp)[LK_CE_IDS_EACH])
 {
@@ -218,15 +225,17 @@ LK_DEVICE float lk_ce_ids_put_logp(const lk_ce_ids_call &call, int64_t row, cons
     return lk_sum_warp(part);
 }
 
-/* Whether the rows' kernel adds the z-loss: it alone has lse then. Its upstream is the z-loss's, so it is not the target's. */
+/* Whether the rows' kernel adds the gradient of the z-loss. It must in forward_backward, where lse is not known before. Its
+ * upstream is then h, that of the z-loss, in place of the target's u. The write kernel corrects the target's dlogits if u is not h.
+ * */
 LK_DEVICE bool lk_ce_ids_keeps_z(const lk_ce_ids_call &call)
 {
     return call.direction == LK_BOTH && call.all.a.z_loss > 0.0f;
 }
 
-/* Backward with a tail: what the rows' kernel gets of a good row, and the ids. With lse + tail for lse what it takes for p is
- * p / P, and dz of a column that is no id is (factor P - u_tail) p / P. own: u of the target; rest: of the others, and the gradient
- * of lse. */
+/* Backward with a tail: what the rows' kernel and the write kernel get of a good row. With lse + tail in place of lse the rows'
+ * kernel computes p / P where it would compute p. dz of a column that is no id is (factor P - u_tail) p / P. own: u of the target;
+ * rest: the sum of u of the other ids, plus the gradient of lse. factor: own + rest + u_tail. */
 LK_DEVICE void lk_ce_ids_put_tail(const lk_ce_ids_call &call, int64_t row, const lk_ce_upstream &up, float own, float rest)
 {
     const lk_cross_entropy_args &a = call.all.a;
@@ -244,7 +253,8 @@ LK_DEVICE void lk_ce_ids_put_tail(const lk_ce_ids_call &call, int64_t row, const
     space.others_dentropy[row] = a.dentropy[row] * p_tail;
 }
 
-/* What the rows' kernel gets as the upstream of a row with a bad id, by its warp: 0 where nothing is asked of the row. */
+/* The upstream that the rows' kernel gets for a row with a bad id: 0 with bad_is_zero, or where no gradient is asked of the row;
+ * else NaN. Called by the row's warp. */
 LK_DEVICE float lk_ce_ids_bad_factor(const lk_ce_ids_call &call, int64_t row)
 {
     if (call.bad_is_zero) return 0.0f;
@@ -291,7 +301,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (call.direction == LK_FORWARD) return;
 
     lk_ce_upstream up = {};
-    float own, rest; /* u of the target; of the other ids, and the gradient of lse */
+    float own, rest; /* u of the target; the sum of u of the other ids, plus the gradient of lse */
     if (good) up = lk_ce_ids_load_upstream(call, row);
     lk_ce_ids_sum_factors(call, row, s, good, y, up.f, &own, &rest);
     rest += up.dlse;
@@ -308,8 +318,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     call.space.dlse[row] = keeps_z ? rest + (own - up.h) : rest;
 }
 
-/* The sum of exp(-loss) over a row's ids, each once, by its warp. The loss of an id is first_loss + scale (first_z - z). Also
- * writes the ids to id, LK_CE_IDS_MOST of shared memory. */
+/* The sum of exp(-loss) over a row's ids, each once. The loss of an id is first_loss + scale (first_z - z). Also writes the ids to
+ * id, LK_CE_IDS_MOST of shared memory. Called by the row's warp. */
 LK_DEVICE float lk_ce_ids_sum_p(int *id, int64_t ids_per_row, const lk_ce_ids &s, const float (&z)[LK_CE_IDS_EACH], float first_z,
                                 float first_loss, float scale)
 {
@@ -336,7 +346,8 @@ typedef struct {
     bool reads;                           /* the row is to be read */
 } lk_ce_tail;
 
-/* The tail of a row whose ids leave enough for a difference, by the block's first warp; else `reads`. */
+/* Called by the block's first warp. If the row's ids leave at least 1/64 of p, it writes the tail: the log of 1 minus the sum of
+ * their p. Else it sets `reads`: the row is read again. The tail of a row that is not good is NaN or 0, and the row is not read. */
 template <class T> LK_DEVICE void lk_ce_tail_begin(const lk_ce_ids_call &call, int64_t row, lk_ce_tail *tail)
 {
     const lk_cross_entropy_args &a = call.all.a;
@@ -407,8 +418,8 @@ template <class T> LK_DEVICE lk_lse lk_ce_tail_read(const lk_ce_ids_call &call, 
 LK_DEVICE const lk_ce_ids_call &lk_ce_tail_ids(const lk_ce_ids_call &call) { return call; }
 LK_DEVICE float *lk_ce_tail_result(const lk_ce_ids_call &call, int64_t row) { return call.tail + row; }
 
-/* A block owns a row, and where there are very many those behind it. Call: lk_ce_ids_call, or lk_ce_ids_slice of
- * cross_entropy_ids_parallel.cuh, where its lk_ce_tail_ids, lk_ce_tail_result and lk_ce_tail_begin are. */
+/* A block owns a row; if there are more rows than blocks, also every gridDim.x-th row after it. Call: lk_ce_ids_call, or
+ * lk_ce_ids_slice of cross_entropy_ids_parallel.cuh, where its lk_ce_tail_ids, lk_ce_tail_result and lk_ce_tail_begin are. */
 template <class T, class Call>
 LK_KERNEL void __launch_bounds__(LK_CE_TAIL_THREADS, LK_CE_TAIL_BLOCKS)
     lk_cross_entropy_ids_tail_kernel(const __grid_constant__ Call call)
@@ -449,8 +460,8 @@ typedef struct {
     float u;
 } lk_ce_ids_term;
 
-/* Adds up u over all places of each id of a row, by its warp. terms: of all places; sum: of a lane's ids. writes stays true in an
- * id's first place alone, which writes its column. */
+/* Adds up u over all places of each id of a row. terms: of all places; sum: of a lane's ids. writes stays true in an id's first
+ * place alone, which writes its column. Called by the row's warp. */
 LK_DEVICE void lk_ce_ids_add_places(const lk_ce_ids_term *terms, int64_t ids_per_row, const lk_ce_ids &s,
                                     float (&sum)[LK_CE_IDS_EACH], bool (&writes)[LK_CE_IDS_EACH])
 {
@@ -464,8 +475,8 @@ LK_DEVICE void lk_ce_ids_add_places(const lk_ce_ids_term *terms, int64_t ids_per
     }
 }
 
-/* The gradients of a row's ids, by its warp. z, slope, minus_logp: of a lane's ids; the last not in backward. given_others: with
- * a tail the caller has the sum of p of all columns but the target's. */
+/* Writes the gradients of a row's ids. z, slope, minus_logp: of a lane's ids; backward has no minus_logp. given_others: with a tail
+ * all.slice.others has the sum of p of all columns but the target's. Called by the row's warp. */
 template <class T, bool eight, bool given_others = false>
 LK_DEVICE void lk_ce_ids_write_gradients(const lk_ce_ids_call &call, lk_ce_ids_term *terms, int64_t row, const lk_ce_ids &s,
                                          const float (&z)[LK_CE_IDS_EACH], const float (&slope)[LK_CE_IDS_EACH],
@@ -675,8 +686,8 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* What the rows' kernels get in place of the caller's arguments: a target per row and what all ids add. The terms of the losses
- * are written into the workspace, without row_weight. */
+/* The arguments that the rows' kernels get: the caller's, but with a target per row, and with upstream and dlse that follow from
+ * all ids. The terms of the losses go to the workspace, without row_weight. */
 LK_HOST lk_cross_entropy_call lk_ce_ids_rows(const lk_ce_ids_call &call)
 {
     lk_cross_entropy_call rows = call.all;
@@ -761,7 +772,7 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     return !status && reduced ? lk_cross_entropy_sum(op, &device, call.all, stream) : status;
 }
 
-/* forward_backward with a tail, which the gradients need before the rows are read for them: forward, then backward. */
+/* forward_backward with a tail: forward, then backward, since the gradients need the tail. */
 template <class T>
 LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
 {

@@ -2,17 +2,17 @@
 /* cross_entropy_ids_parallel.cuh - cross_entropy_ids.cuh for columns that are split over ranks (GPUs, or processes), as those of a
  * vocabulary-parallel head are: each rank has some columns of every row, and gets the results of all columns.
  *
- *   a rank's state of a row   as in cross_entropy_parallel.cuh, with that one of the row's ids for the target which has the
- *                             largest logit of those in the rank's columns. Behind the states of all rows lie the logits of all
- *                             ids, -inf where another rank has the column
+ *   a rank's state of a row   as in cross_entropy_parallel.cuh. The rank's target is the id with the largest logit, of the row's
+ *                             ids in the rank's columns. Behind the states of all rows lie the logits of all ids, -inf where
+ *                             another rank has the column
  *   the collective            every rank gets the states and logits of all ranks, in their order
  *   finish                    merges the states. Of the ranks' targets the one with the largest logit is the row's target; the
  *                             others are columns like all others. Then loss and logp of all ids are computed as on one GPU
  *   backward                  each rank computes dlogits of its own columns, from lse and from others[r], the sum of p[r,j] over
  *                             all columns but the target
- *   the tail, an option       a rank's part is the sum of exp(z) over its columns that are no ids; ids of other ranks are none of
- *                             its columns. It is in the rank's state, as a log. finish adds up the parts where the ids have more
- *                             than 63/64 of p. backward reads tail
+ *   the tail, an option       a rank's part is the sum of exp(z) over its own columns that are no ids. Its log is in the rank's
+ *                             state. If the ids have more than 63/64 of p, finish adds up the parts. Else the tail is the log of
+ *                             1 minus the sum of the ids' p. backward reads tail
  *
  * Use        In one .cu file:                                       Anywhere, C included:
  *                #include "lk/cross_entropy_ids_parallel.cuh"           #include "lk/cross_entropy_ids_parallel.cuh"
@@ -20,10 +20,10 @@
  *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_cross_entropy_ids_args, and
  *            common.common has the rows: logits, dlogits and vocab are of this rank's columns; target_ids has columns of the whole
  *            vocabulary. The workspace is that of common.common.
- * States     16 bytes per row, 32 with entropy or argmax, aligned to 16; then for each row the logits of its ids, in T, and as many
- *            more as make that a multiple of 16 bytes. The caller gathers [ranks][those bytes]. entropy and argmax are set in
- *            forward too; without tail or tail_weight there, the states have no tail. backward reads others there, f32 [rows],
- *            which finish leaves at the start; and lse, lse_low if given, entropy with dentropy, tail with tail_weight or dtail,
+ * States     16 bytes per row, 32 with entropy or argmax, aligned to 16; then for each row the logits of its ids, in T, padded to a
+ *            multiple of 16 bytes. The caller gathers [ranks][those bytes]. Set entropy and argmax in forward too. The states have
+ *            a tail only if forward gets tail or tail_weight. finish writes `others`, f32 [rows], to the start of `states`.
+ *            backward reads it there. It also reads lse, lse_low if given, entropy with dentropy, tail with tail_weight or dtail,
  *            and valid_rows for a mean. Each call needs a workspace.
  * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of cross_entropy_ids.cuh. Every rank counts all rows with a bad id; without all_gather, finish and backward
@@ -37,10 +37,11 @@
  *   lk_cross_entropy_ids_finish_kernel  finish
  *   lk_cross_entropy_ids_weigh_kernel   before it in backward: keeps the logits of the rank's ids, and sums the factors of all ids
  *   lk_cross_entropy_ids_put_kernel     behind it: computes dlogits of the rank's ids again and writes each once
- * No rank needs to know in backward which id is the row's target: only an id with more than half of p needs `others`, since 1 - p of
- * any other one is at least 1/2 and loses nothing, and an id with more than half of p is the target.
- * A rank's state leaves out its target. Where the rank's other ids have at most 63/64 of the state's sum, its part of the tail is a
- * difference; elsewhere the rank reads its columns of the row again. No rank knows then how much of p all ids have.
+ * In backward no rank needs to know which id is the row's target. `others` is needed only for an id with more than half of p, and
+ * such an id is always the target. 1 - p of every other id is at least 1/2, so it is computed from p and loses no digits.
+ * The sum in a rank's state leaves out the rank's target. If the rank's other ids have at most 63/64 of that sum, its part of the
+ * tail is the log of a difference: that sum minus theirs. Else the rank reads its columns of the row again. No rank knows in
+ * forward how much of p all ids have.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -77,7 +78,7 @@ typedef struct {
     int64_t vocab;     /* this rank's columns, from parallel.vocab_start on */
     int64_t block;     /* bytes of a rank's states and logits */
     int state_bytes;   /* of a row, without logits */
-    int logits_of_row; /* with those that fill up 16 bytes */
+    int logits_of_row; /* in a block, with padding to 16 bytes */
 } lk_ce_ids_slice;
 
 /* The logits of a row's ids in a rank's block. */
@@ -123,8 +124,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     if (there && lane == 0) call.ids.space.target[row] = s.any || s.bad ? y : LK_IGNORED;
 }
 
-/* A rank's part of a row's tail: log of the sum of exp(z) over its columns that are no ids, less its state's max in z. It takes the
- * fourth float of the state, which nothing else of ids has a use for. */
+/* A rank's part of a row's tail: the log of the sum of exp(z - max) over its columns that are no ids, with max of the rank's state,
+ * as a z. It is the fourth float of the state, which nothing else of ids has a use for. */
 LK_DEVICE float *lk_ce_ids_tail_part(const lk_ce_ids_slice &call, const void *states, int64_t row)
 {
     return (float *)(const_cast<char *>((const char *)states) + row * call.state_bytes) + 3;
@@ -184,8 +185,8 @@ LK_DEVICE lk_ce_row lk_ce_ids_alone(float v, float scale)
     return lk_ce_row_add(lk_ce_row_empty(), values, weights, scale);
 }
 
-/* A row's state of all columns, and in *others, where it has a target, the sum of p of the columns but that one: the one with the
- * largest value of the ranks' targets. Every lane computes it. */
+/* A row's state of all columns. Of the ranks' targets the one with the largest value is the row's. *others: in a good row the sum
+ * of p of all columns but that target's, else 0. Every lane computes it. */
 LK_DEVICE lk_ce_row lk_ce_ids_merge(const lk_ce_ids_slice &call, int64_t row, bool good, float *others)
 {
     const lk_cross_entropy_args &a = call.ids.all.a;
@@ -301,7 +302,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
         if (a.softcap > 0.0f) largest = lk_ce_cap(largest, a.logit_scale, a.softcap, &slope);
         if (p_scale * lk_ex2(fmaf(g.rate, largest, -g.base)) > 0.5f) y = lk_ce_top_col(top);
     }
-    float own, rest; /* u of the target; of the other ids of all ranks, and the gradient of lse */
+    float own, rest; /* u of the target; the sum of u of the other ids of all ranks, plus the gradient of lse */
     lk_ce_ids_sum_factors(call.ids, row, s, good, y, up.f, &own, &rest);
     rest += up.dlse;
     if (s.bad && !bad_is_zero) own = lk_ce_ids_bad_factor(call.ids, row);

@@ -4,7 +4,7 @@
  *
  *   a rank's state of a row   max, sum and what the options add, over the rank's columns without the target's: lk_ce_row of
  *                             lk_loss.cuh. The rank that has the target's column stores that logit beside them
- *   the collective            every rank gets the states of all ranks, in their order
+ *   the collective            every rank gets the states of all ranks, in the order of ranks
  *   finish                    merges them, adds the target, and computes loss, lse and the other results by cross_entropy.cuh's
  *                             formulas
  *   backward                  each rank computes dlogits of its own columns, from lse and from others[r] = sum_{j != y} p[r,j]
@@ -15,15 +15,15 @@
  *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_cross_entropy_args: logits,
  *            dlogits and vocab are of this rank's columns; target has columns of the whole vocabulary, and class_weight has
  *            vocab_total elements on every rank.
- * States     16 bytes per row, 32 with label_smoothing, entropy or argmax, aligned to 16; with statistics 40, aligned to 8. These
- *            options are set in forward too. backward reads others there, f32 [rows], which finish leaves at the start; and lse,
- *            lse_low if given, and entropy with dentropy.
+ * States     Per row 16 bytes, or 32 with label_smoothing, entropy or argmax, aligned to 16; with statistics 40, aligned to 8. So
+ *            set these in forward too, even where it writes only states. finish writes `others`, f32 [rows], to the start of
+ *            `states`. backward reads `others`, lse, lse_low if given, and with dentropy entropy.
  * Mean       backward reads valid_rows or weight_sum, which finish writes.
- * Workspace  Without all_gather forward needs none, finish one for a reduced loss, backward one for class_weight with
- *            label_smoothing.
+ * Workspace  Without all_gather: forward needs none. finish needs one if the loss is reduced. backward needs one if class_weight
+ *            and label_smoothing are both given.
  * Needs      cross_entropy.cuh, lk_ranks.cuh and what these need.
- * Options    Those of cross_entropy.cuh, without target_prob. Every rank counts all bad targets; without all_gather, finish and
- *            backward count them, and forward does not.
+ * Options    Those of cross_entropy.cuh, without target_prob. Every rank counts all bad targets. Without all_gather, finish and
+ *            backward both add the number of bad rows to bad_targets, so together they add it twice; forward adds nothing.
  * Errors     Those of lk_ranks.cuh, then as in cross_entropy.cuh.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.
  *
@@ -108,8 +108,8 @@ LK_HOST lk_status lk_cross_entropy_run_finish(const char *op, const lk_device *d
 
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
-/* What lies in the workspace of a call, besides what is gathered: the counts and losses, then what backward reads of what the
- * caller did not give. */
+/* What lies in the workspace of a call, besides the states: the counts and losses; then what backward reads and the caller did not
+ * give. */
 typedef struct {
     lk_ce_space rows;
     float *lse, *lse_low, *entropy;
@@ -129,8 +129,8 @@ LK_HOST lk_ce_ranks_space lk_ce_ranks_space_of(const lk_cross_entropy_args *a, l
     return s;
 }
 
-/* Validates a call; x becomes its arguments with every default filled in, and where the call gathers, with the arrays of the
- * workspace. */
+/* Validates a call; x becomes its arguments with every default filled in. If the call gathers, states and all_states lie in the
+ * workspace, unless the caller gave `states`. */
 LK_HOST lk_status lk_ce_ranks_check(const char *op, lk_cross_entropy_parallel_args *x, lk_direction direction, lk_ce_more *more,
                                     lk_ce_ranks_space *space)
 {

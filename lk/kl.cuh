@@ -5,13 +5,13 @@
  *   z = scale logits,  with a softcap c: z = c tanh(scale logits / c)          y: the teacher's, with its own scale and softcap
  *   p = softmax(z),  q = softmax(y),  m = beta q + (1 - beta) p,  d = log q - log p
  *
- *                     loss / w, w = row_weight                                gradient of z / (upstream w)
+ *                     loss, divided by w = row_weight                         gradient with respect to z, divided by upstream * w
  *   FORWARD           KL(q || p) = sum q log(q / p)                           p - q
  *   REVERSE           KL(p || q) = sum p log(p / q)                           p (log(p / q) - KL(p || q))
  *   JENSEN_SHANNON    beta KL(q || m) + (1 - beta) KL(p || m)                 (1 - beta) p (log(p / m) - KL(p || m))
  *
  *   entropy = - sum p log p, the student's;   lse = log sum exp(z),  teacher_lse = log sum exp(y)
- *   dlogits[r,j] = the gradient of z, times the softcap's slope and scale
+ *   dlogits[r,j] = the gradient with respect to z, times the softcap's slope and scale
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/kl.cuh"                      #include "lk/kl.cuh"
@@ -21,19 +21,19 @@
  *                args.logits = logits, args.teacher = teacher, args.rows = rows, args.vocab = vocab;
  *                args.loss = loss, args.dlogits = dlogits;
  *                lk_status status = lk_kl_forward_backward_bf16(&args, stream);
- *            forward computes loss, lse, teacher_lse and entropy; backward dlogits, from the logits alone: it needs nothing of
- *            forward; forward_backward all of them. How often they read a row, kl.md says.
+ *            forward computes loss, lse, teacher_lse and entropy. backward computes dlogits from both tensors of logits; it
+ *            needs no result of forward. forward_backward computes all of them. kl.md says how often each call reads a row.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh. No workspace: ..._workspace_bytes_<T> sets *bytes
  *            to 0.
  * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight
  *            0, padding say, is not read: its loss is 0, and so are its other results and dlogits.
- *            Temperature t: logit_scale = teacher_scale = 1 / t, and under softcaps softcap / t and teacher_softcap / t. People
- *            then multiply the loss by t^2: for the gradient pass t^2 as upstream (one number, or with upstream_per_row one for
- *            each row), or as row_weight, which multiplies the loss too.
+ *            Temperature t: set logit_scale = teacher_scale = 1 / t, and divide softcap and teacher_softcap by t. The loss is
+ *            usually multiplied by t^2. Pass t^2 as row_weight: it multiplies the loss and the gradient. Or pass t^2 as upstream
+ *            (one number, or with upstream_per_row one for each row): it multiplies only the gradient.
  *            Without a softcap, a logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its
  *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
- *            where p is 0. JENSEN_SHANNON is finite. A row of -inf alone, or with +inf or NaN, in either tensor: the loss is
- *            NaN, and so is the gradient, which may be 0 where p is 0.
+ *            where p is 0. JENSEN_SHANNON is finite. If a row of either tensor has only -inf, or has a +inf or NaN, the loss is
+ *            NaN. Each element of the gradient is NaN then, or may be 0 where p is 0.
  *            Columns that are split over ranks: kl_parallel.cuh, which has these options.
  * Exact      A term q log(q / p) is added as q (e^-d - 1 + d), which is never negative, so the sums have no cancellation: the
  *            loss is never negative, and has relative accuracy where p and q nearly agree. (The two forms have the same sum,
@@ -46,7 +46,8 @@
  * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring the
  * first vectors of both rows into shared memory. The team sums the exponentials of both, then the terms of the divergence. It
  * computes the gradient in the same pass as the terms in FORWARD, else in a pass after them. For example, a row of 131072 columns
- * in bf16 on an H100: 8 blocks, 8 vectors of each tensor per thread, of which 6 are read from memory once, 2 in every pass.
+ * in bf16 on an H100 has 8 blocks. A thread has 8 vectors of each tensor. It reads 6 of them from memory once, and the other 2 in
+ * every pass.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -76,10 +77,10 @@ typedef struct {
     float *entropy;          /* F FB out   f32 [rows]; NULL to skip */
     void *dlogits;           /* B FB out   T [rows, vocab]; may be logits */
     int64_t rows;            /* at least 0 */
-    int64_t vocab;           /* 1 to 2^30; of a rank 0 to 2^30 */
+    int64_t vocab;           /* 1 to 2^30; with ranks 0 to 2^30 */
     int64_t logits_stride;   /* elements between rows; 0 means packed, vocab */
     int64_t teacher_stride;  /* likewise */
-    int64_t dlogits_stride;  /* B FB likewise; 0 where dlogits is logits: logits' */
+    int64_t dlogits_stride;  /* B FB likewise; if dlogits is logits, 0 means logits_stride */
     float logit_scale;       /* 2^-100 to 2^100; 0 means 1 */
     float teacher_scale;     /* likewise */
     float softcap;           /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
@@ -88,12 +89,13 @@ typedef struct {
     int divergence;          /* LK_KL_*; 0: FORWARD */
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
     int path;                /* LK_KL_*; 0 chooses */
-    void *workspace;         /* of kl_parallel.cuh alone: at least the queried bytes, aligned to 128; NULL where that is 0 */
+    void *workspace;         /* only for kl_parallel.cuh: at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;  /* of workspace */
 } lk_kl_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
- *   LK_ERR_NULL       logits or teacher is NULL and has elements; dlogits is, in backward and forward_backward; all outputs are
+ *   LK_ERR_NULL       logits or teacher is NULL and has elements; in backward and forward_backward likewise dlogits; or all
+ *                     outputs are NULL
  *   LK_ERR_SHAPE      rows or vocab out of range; a stride that is not 0 and below vocab; a tensor of more than 2^62 elements
  *                     with its gaps
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence or path is none of its enum
@@ -120,8 +122,8 @@ typedef struct {
     lk_lse student, teacher;
 } lk_kl_state;
 
-/* What kl_parallel.cuh has of a row: the state of a rank's columns, or of all; and the sums of lk_kl_add_terms over them, the first
- * in natural logarithms. */
+/* What kl_parallel.cuh has of a row: the state of a rank's columns, or of all columns; and their sums by lk_kl_add_terms, all in
+ * natural logarithms. */
 typedef struct {
     lk_kl_state of;
     float divergence, entropy, of_student, unused; /* of_student: of KL(p || m) */
@@ -204,8 +206,9 @@ LK_DEVICE void lk_kl_normalize_one(lk_kl_values<1> *v, const lk_kl_softmax &p, c
     else lk_kl_normalize<false, exact>(v, p, q, a);
 }
 
-/* log2(p / m) and log2(q / m), for JENSEN_SHANNON: first that of the larger one, from m over the larger one: share + weight e with
- * share + weight = 1, or 1 + weight (e - 1), which is more exact where e is near 1. Not used where p and q are 0. */
+/* log2(p / m) and log2(q / m), for JENSEN_SHANNON. Let L be the larger of p and q, and e the smaller one over L. Then
+ * m / L = share + weight e, with share + weight = 1. Where e is near 1, 1 + weight (e - 1) is more exact. log2(L / m) follows from
+ * it, and then the other logarithm. Where p and q are 0, the result is not used. */
 typedef struct {
     float p, q;
 } lk_kl_ratios;
@@ -218,7 +221,7 @@ LK_DEVICE lk_kl_ratios lk_kl_ratios_of(float log2_p, float log2_q, float beta)
     return d < 0.0f ? lk_kl_ratios{larger, smaller} : lk_kl_ratios{smaller, larger};
 }
 
-/* The sums of a row: of the divergence, of the entropy and, for JENSEN_SHANNON, of KL(p || m). */
+/* The sums of a row: of the divergence, of the entropy (here in log2) and, for JENSEN_SHANNON, of KL(p || m). */
 #define LK_KL_SUMS(Divergence) (Divergence == LK_KL_JENSEN_SHANNON ? 3 : 2)
 
 /* Adds the columns' terms to the sums. */
@@ -241,8 +244,9 @@ LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(Divergence)], const lk_kl
     LK_UNROLL for (int j = 0; j < Num; j++) sum[1] = fmaf(v.p[j], -fmaxf(v.x[j], -1000.0f), sum[1]); /* 0 where p is */
 }
 
-/* The factors of a row's gradient. of_x: upstream row_weight logit_scale, in JENSEN_SHANNON times 1 - beta; of_q: of q, besides;
- * mean: the row's sum of p log(p / q), or of p log(p / m). Where p and q are plain, all three take low out. */
+/* The factors of a row's gradient. of_x: upstream * row_weight * logit_scale, in JENSEN_SHANNON also times 1 - beta. of_q: one more
+ * factor, for q alone; 1 unless the row is plain. mean: the row's sum of p log(p / q), or of p log(p / m). In a plain row all three
+ * also correct for the low of p and q. */
 typedef struct {
     float of_x, of_q, mean;
 } lk_kl_factors;
@@ -481,9 +485,9 @@ LK_DEVICE void lk_kl_differentiate_vecs(float (&g)[LK_VEC<T>], float (&sum)[LK_K
     }
 }
 
-/* Adds up the sums of a row's team, and writes what they are; other steps than LK_KL_WHOLE to the row's state. Where p and q are
- * plain the divergence's terms have w 2^low and log(w / other) + shift. Over a row w and other add up to 1, so their sum is
- * 2^low (the divergence + e^-shift - 1 + shift). */
+/* Adds up the sums of a row's team, and writes the results; other steps than LK_KL_WHOLE write them to the row's state. In a plain
+ * row the terms of the divergence have w 2^low instead of w, and log(w / other) + shift instead of the log. Over the row w sums to
+ * 1, and so does other. So the sum of the terms is 2^low (the divergence + e^-shift - 1 + shift). */
 template <int Divergence, int Step, int Sums, class T>
 LK_DEVICE void lk_kl_finish(float (&sum)[Sums], const lk_row<T> &row, bool plain, float low_p, float low_q, const lk_kl_call &call)
 {

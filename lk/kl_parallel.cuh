@@ -2,29 +2,32 @@
 /* kl_parallel.cuh - kl.cuh for columns that are split over ranks (GPUs, or processes), as those of a vocabulary-parallel head are:
  * each rank has some columns of every row, the same of student and teacher, and gets the results of all columns.
  *
- *   a rank's state of a row   the sums of the exponentials of both tensors over the rank's columns. FORWARD, REVERSE: also the
- *                             divergence and the entropy of these columns alone, as if there were no others
- *   the collective            every rank gets the states of all ranks, in their order
- *   finish                    merges them. With P and Q, the shares of p and q that a rank's columns have:
- *                             KL(q || p) = sum over ranks of Q (log(Q / P) + the rank's KL(q || p)), and so with p and q swapped;
- *                             entropy = sum over ranks of P (the rank's entropy - log P)
- *   between                   JENSEN_SHANNON alone, whose terms need the sums of all columns: each rank sums the terms of its own
- *                             columns, and a second collective brings them to finish, which adds them
- *   backward                  each rank computes dlogits of its own columns, from the state of all
+ *   a rank's state of a row   the sums of the exponentials of both tensors over the rank's columns. With the divergences
+ *                             FORWARD and REVERSE also the divergence and the entropy of these columns, as if there were no others
+ *   the collective            every rank gets the states of all ranks, in the order of ranks
+ *   between                   only with JENSEN_SHANNON, whose terms need the sums of all columns: each rank sums the terms of its
+ *                             own columns. A second collective gathers these sums
+ *   finish                    merges the states. P is the sum of p over a rank's columns, Q that of q:
+ *                             KL(q || p) = sum over ranks of Q * (log(Q / P) + the rank's KL(q || p));
+ *                             KL(p || q): likewise, with p and q swapped, and P and Q;
+ *                             entropy = sum over ranks of P * (the rank's entropy - log P);
+ *                             with JENSEN_SHANNON it adds the sums of between
+ *   backward                  each rank computes dlogits of its own columns, from the state of all columns
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/kl_parallel.cuh"             #include "lk/kl_parallel.cuh"
  *                LK_DEFINE_KL_PARALLEL(bf16)               LK_DECLARE_KL_PARALLEL(bf16)
- *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has `between`, and two
- *            collectives. `common` is lk_kl_args: logits, teacher, dlogits and vocab are of this rank's columns.
- * States     32 bytes per row, aligned to 16. finish writes those of all columns there, which are all that backward reads.
- *            entropy is set in forward and between too, though finish writes it: only then is it summed. Calls without all_gather
- *            need no workspace.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has between, and two
+ *            collectives. `common` is lk_kl_args: logits, teacher, dlogits and vocab are of this rank's columns. finish reads no
+ *            logits: of `common` it takes row_weight, rows, vocab, the options and the outputs.
+ * States     32 bytes per row, aligned to 16. finish writes to `states` the state of all columns. Of what the other calls wrote,
+ *            backward reads nothing else. To get the entropy, set `entropy` in forward and between too: they do not write to it,
+ *            but without it they do not sum the entropy. Calls without all_gather need no workspace.
  * Needs      kl.cuh, lk_ranks.cuh and what these need.
  * Options    Those of kl.cuh.
  * Errors     Those of lk_ranks.cuh, with LK_ERR_VALUE for between with another divergence than JENSEN_SHANNON; then as in kl.cuh.
- * Exact      As kl.cuh. The log of a share is off by the relative error of the rank's sum, some 2^-22, however large the
- *            logits are.
+ * Exact      As kl.cuh. log P and log Q are off by the relative error of the rank's sum, some 2^-22, however large the logits
+ *            are.
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
  * The kernels: lk_kl_kernel of kl.cuh computes states, JENSEN_SHANNON's sums and gradients; lk_kl_merge_kernel, here, merges, with
@@ -70,14 +73,14 @@ typedef struct {
     bool between; /* only the sums of the exponentials are there */
 } lk_kl_merge_call;
 
-/* log of a rank's sum of exponentials, less scale `reference`. */
+/* log of a rank's sum of exponentials, minus scale * reference. */
 LK_DEVICE double lk_kl_log_of(lk_lse s, float scale, float reference)
 {
     return log((double)s.sum) + (double)scale * ((double)s.max - (double)reference);
 }
 
-/* A row's state of all columns, from the ranks' in their order. In double: log P and log Q differ by little where p and q do, and a
- * row has few of them. */
+/* A row's state of all columns, from the states of the ranks in their order. In double: where p and q nearly agree, log P and log Q
+ * nearly cancel. There is one of each per rank, so double costs little. */
 LK_DEVICE lk_kl_row lk_kl_merge(const lk_kl_merge_call &call, int64_t row)
 {
     const lk_kl_args &a = call.a;
@@ -95,7 +98,8 @@ LK_DEVICE lk_kl_row lk_kl_merge(const lk_kl_merge_call &call, int64_t row)
         teacher_sum += exp(lk_kl_log_of(part.teacher, teacher_scale, teacher_reference));
     }
     const double log_sum = log(sum), teacher_log_sum = log(teacher_sum);
-    /* A share below FLT_MIN counts as 0, as a probability does: the sums of columns that have none are NaN. */
+    /* P or Q below FLT_MIN counts as 0, as a probability does. So a rank whose columns are all masked is left out: its divergence
+     * and entropy are NaN. */
     for (int rank = 0; rank < call.ranks && !call.between; rank++) {
         const lk_kl_row part = call.all_states[rank * a.rows + row];
         const double log_p = lk_kl_log_of(part.of.student, scale, reference) - log_sum, p = exp(log_p);
@@ -110,7 +114,7 @@ LK_DEVICE lk_kl_row lk_kl_merge(const lk_kl_merge_call &call, int64_t row)
             sound ? (float)entropy : NAN, 0.0f, 0.0f};
 }
 
-/* The same for JENSEN_SHANNON behind `between`, where each rank's state has the exponentials of all columns already. */
+/* The same for JENSEN_SHANNON after between: each rank's state already has the sums of exponentials of all columns. */
 LK_DEVICE lk_kl_row lk_kl_add_up(const lk_kl_merge_call &call, int64_t row)
 {
     lk_kl_row all = call.all_states[row];
@@ -160,7 +164,8 @@ LK_HOST void lk_kl_place_states(const lk_vocab_parallel &v, int64_t rows, lk_dir
     lk_ranks_place(v, direction, rows, sizeof(lk_kl_row), sizeof(lk_kl_row), 16, arena, states, all_states, list);
 }
 
-/* Validates; x becomes the arguments with every default filled in, and where the call gathers, with the arrays of the workspace. */
+/* Validates; x becomes the arguments with every default filled in. If the call gathers, states and all_states lie in the workspace,
+ * unless the caller gave `states`. */
 template <class T>
 LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args *args, lk_direction direction, lk_device *device,
                                        lk_kl_parallel_args *x, size_t *bytes)
@@ -176,12 +181,12 @@ LK_HOST lk_status lk_kl_parallel_check(const char *op, const lk_kl_parallel_args
     lk_kl_place_states(v, x->common.rows, direction, &arena, &x->states, &x->all_states, &more.list);
     more.needed = arena.used;
     const lk_status status = lk_kl_check<T>(op, &args->common, gives, device, &x->common, &more);
-    if (!(gives & LK_FORWARD)) x->common.entropy = args->common.entropy; /* says that it is wanted */
+    if (!(gives & LK_FORWARD)) x->common.entropy = args->common.entropy; /* not written here; not NULL: it is wanted */
     if (!status && bytes) *bytes = arena.used;
     return status;
 }
 
-/* From the states of all ranks the state of all columns; and the results, unless `between`. */
+/* Computes the state of all columns from the states of all ranks; and the results, unless `between`. */
 LK_HOST lk_status lk_kl_run_merge(const char *op, const lk_device *device, const lk_kl_parallel_args &x, bool between,
                                   cudaStream_t stream)
 {
@@ -193,7 +198,7 @@ LK_HOST lk_status lk_kl_run_merge(const char *op, const lk_device *device, const
     return lk_launch_pdl(op, device, lk_kl_merge_kernel, blocks, 1, LK_KL_PARALLEL_THREADS, 0, stream, call);
 }
 
-/* A step of lk_kl_kernel. It writes none of the results, which are of all columns; entropy says that it is wanted. */
+/* A step of lk_kl_kernel. It writes no result: results are of all columns. entropy not NULL: the entropy is wanted. */
 template <class T, class Out, int Step>
 LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_args a, void *states, cudaStream_t stream)
 {
@@ -203,7 +208,7 @@ LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_
     return lk_kl_launch<T, Out, Step>(op, device, a, stream, (lk_kl_row *)states);
 }
 
-/* JENSEN_SHANNON's sums over the rank's columns. */
+/* between: JENSEN_SHANNON's sums over the rank's columns. */
 template <class T>
 LK_HOST lk_status lk_kl_run_between(const char *op, const lk_device *device, const lk_kl_parallel_args &x, cudaStream_t stream)
 {

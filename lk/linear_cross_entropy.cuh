@@ -49,9 +49,9 @@
  *            its x finite, since 0 times NaN is NaN. Only where max_counted is below tokens, it may be anything.
  *            Bad target (counted, outside [0, vocab)): loss and the token's dx are NaN, and so is a reduced loss. It adds
  *            nothing to dweight and dbias. lse, z-loss, entropy and argmax are those of its logits. valid_rows, the divisor of
- *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight. Where it is
- *            masked this spoils nothing: its loss is 0 where row_weight is, and its dx is 0 where upstream times row_weight,
- *            dlse and dentropy are. A mean over nothing masks all.
+ *            a mean without class_weight, includes it. It adds 0 to weight_sum, the divisor with class_weight. If its
+ *            row_weight is 0, its loss is 0, and does not make a reduced loss NaN. Its dx is 0 if upstream times row_weight,
+ *            dlse and dentropy are all 0. In a mean over nothing, upstream times row_weight counts as 0.
  *            bias = -inf masks a column: p is 0 there. Without label_smoothing, only tokens with that target use the column:
  *            their loss is +inf, their gradient finite. With label_smoothing every loss is +inf, and the column has the
  *            formula's gradient with p = 0. With softcap nothing is masked: the logit becomes -softcap, its derivative 0.
@@ -73,11 +73,13 @@
  *            backward then has 2 matmuls instead of 3, for any upstream, row_weight and dlse. It only reads saved, so it may
  *            be called again. Its device, shapes, other inputs, options, path and lse must be forward's. The workspace and
  *            chunk_tokens may differ. A copy of saved must have an address that is the same modulo 256.
- *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With path 0, lk
- *            takes FUSED for bf16 on sm_90a without label_smoothing, if there are more than 2 * hidden columns, or more than
- *            2048 and no multiple of 8, but not for few tokens (about 200; with few columns more: lk_head_few_tiles); with ranks
- *            always. Else it takes CHUNKS. Nothing else changes this choice. So a call with entropy, argmax or dentropy, or
- *            with x that FUSED cannot read, may fail (LK_ERR_PATH). path CHUNKS takes it, but not with ranks.
+ *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With ranks, lk
+ *            takes FUSED. Without ranks and with path 0, it takes FUSED if T is bf16 on sm_90a, there is no label_smoothing,
+ *            there are many columns (more than 2 * hidden; or more than 2048 and no multiple of 8), and there are not few
+ *            tokens (about 200, more if columns are fewer: lk_head_few_tiles). Else it takes CHUNKS. Nothing else changes this
+ *            choice. So a call for which it takes FUSED fails (LK_ERR_PATH) with entropy, argmax or dentropy, or with x that
+ *            FUSED cannot read; with ranks also if T is not bf16 on sm_90a, or with label_smoothing. path CHUNKS takes such a
+ *            call, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      Columns that are split over ranks (a vocabulary-parallel head, tensor parallel): linear_cross_entropy_parallel.cuh.
@@ -102,10 +104,12 @@
  *                         2. lk_head_fused_kernel: the states of all columns, and exponentials of those that are kept
  *                         3. lk_lce_factor_kernel: each row's lse, and v, its factor of the exponentials. lk_move_kernel: v x
  *                         4. the kept columns: lk_head_products_kernel for dx; dweight by cuBLASLt, or by the same kernel where it
- *                            has 16 bits and there are several chunks
- *                         5. each panel of the others: lk_head_fused_kernel computes dZ; then as 4
- *                         forward is 2 without exponentials, then lk_lce_merge_kernel. backward is 5, with lk_head_others_kernel.
- *                         backward with saved is lk_lce_saved_kernel, v x, then 4
+ *                            has 16 bits and there are several chunks. With all columns in one panel, and memory for an f32 dx,
+ *                            cuBLASLt computes dx, and lk_head_round_dx_kernel rounds it
+ *                         5. each panel of the others: lk_head_fused_kernel computes dZ; then as 4, without v
+ *                         forward takes step 2 without exponentials, then lk_lce_merge_kernel; with saved steps 1 to 3, without v.
+ *                         backward takes step 5 for all columns, with lk_head_others_kernel; with saved lk_lce_saved_kernel,
+ *                         v x, and step 4
  *   FUSED, after them     lk_head_targets_kernel adds the targets' part to dweight and dbias
  *   every call, last      lk_lce_finish_kernel: the reduced loss, results of each token, rows without a gradient, dbias
  * A call first goes through all its matmuls without a launch, so that cuBLASLt refuses one before anything has run. Of very many
@@ -147,7 +151,7 @@ typedef struct {
     size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
     size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
     int64_t chunk_tokens, chunks; /* tokens of a chunk, number of chunks */
-    int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: of a stretch with one state), number of them; with
+    int64_t panel_vocab, panels;  /* columns of a panel (FUSED's forward: those that share a token's state), number of them; with
                                    * kept_vocab: of the columns that are computed again */
     int64_t slice_tokens;   /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     int64_t kept_vocab;     /* FUSED: columns whose exponentials forward_backward keeps; those of the others are computed again */
@@ -184,7 +188,7 @@ typedef struct {
     void *saved;               /* F out, B in: what backward would compute again, ..._saved_bytes; NULL: none. See Options */
     int32_t *bad_targets;      /*      in, out int32 [1], zeroed by the caller: each call adds its count; NULL to skip */
     void *dx;                  /* B FB out     T [tokens, hidden]; NULL to skip. Used as scratch memory before */
-    void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
+    void *dweight;             /* B FB out     dweight_dtype [vocab, hidden]; NULL to skip. Scratch first, except with accumulate */
     void *dbias;               /* B FB out     dbias_dtype [vocab]; NULL to skip */
     void *workspace;           /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
     size_t workspace_bytes;    /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
@@ -221,8 +225,8 @@ typedef struct {
 } lk_linear_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md.
- *   LK_ERR_NULL       args, plan, context, x, weight, target or in backward lse is NULL, or entropy with dentropy, in forward
- *                     with statistics; all outputs are. With tokens = 0 all except for args and plan may be NULL
+ *   LK_ERR_NULL       args, plan, context, x, weight or target is NULL; in backward lse is, or with dentropy entropy; in forward
+ *                     with statistics entropy is; or all outputs are. With tokens = 0 all except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden or vocab out of range; a stride that is not 0 and below hidden; a tensor that spans more
  *                     than 2^62 elements; max_counted, chunk_tokens, panel_vocab or slice_tokens below 0
  *   LK_ERR_VALUE      B FB: statistics, before all others;
@@ -250,8 +254,8 @@ typedef struct {
  * A context keeps cuBLASLt's algorithms for 64 different matmuls; later ones replace the last, and cost more time to launch.
  * ..._workspace_bytes and ..._plan need shapes and options, and no tensors. A pointer other than NULL says that there is such a
  * tensor, or that it is wanted: dx, dweight, dbias, bias, dlse, dentropy, denominator, class_weight, loss, z_loss_out, entropy,
- * argmax, lse_low, saved; with statistics entropy always is. The alignment of x, weight and dweight matters for FUSED and slices.
- * Where x or weight is NULL they count as aligned; minimum_bytes is enough for any. */
+ * argmax, lse_low, saved. With statistics entropy is always wanted. The alignment of x, weight and dweight matters for FUSED and
+ * slices. Where x or weight is NULL, it counts as aligned; minimum_bytes is then enough for any x and weight. */
 #define LK_LINEAR_CROSS_ENTROPY_FUNCTIONS(X, T)                                                                                \
     X##_PLANNED(linear_cross_entropy, forward, LK_FORWARD, linear_cross_entropy, T)                                            \
     X##_PLANNED(linear_cross_entropy, forward_backward, LK_BOTH, linear_cross_entropy, T)                                      \
@@ -561,7 +565,8 @@ LK_DEVICE lk_ce_statistics lk_lce_statistics_of(const lk_lce_work &p, int64_t ro
     return {at[p.call.rows], at[2 * p.call.rows], at[3 * p.call.rows]};
 }
 
-/* The loss of a token, from that of its row, which is of another target where the token's is bad. */
+/* The loss of a token. If its target is bad, ws.loss of its row was computed for another target, and the token's is NaN, or 0 with
+ * row_weight 0. */
 LK_DEVICE float lk_lce_loss_of(const lk_lce_work &p, int64_t row, int64_t token, bool bad)
 {
     if (!bad) return p.ws.loss[row];

@@ -3,7 +3,7 @@
  * log-probability of each: distillation from a teacher's top K, shifted targets of several tokens, choices among a few answers.
  *
  *   logits, dx, dweight, dbias    as at the top of linear_cross_entropy.cuh
- *   loss, logp, tail, dZ          those of cross_entropy_ids.cuh for these logits: dZ is its dz
+ *   loss, logp, tail, dZ          those of cross_entropy_ids.cuh for these logits: dZ is its dlogits
  *
  * Use        In one .cu file, linked with -lcublasLt:       Anywhere, C included:
  *                #include "lk/linear_cross_entropy_ids.cuh"     #include "lk/linear_cross_entropy_ids.cuh"
@@ -25,34 +25,38 @@
  * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
  *            statistics. Columns that are split over ranks: linear_cross_entropy_ids_parallel.cuh.
- *            Ids, their weights, skipped and bad ids, and dlogp as in cross_entropy_ids.cuh. For a token with a bad id loss,
- *            all logp, its tail and dx are NaN, and it adds nothing to dweight and dbias. Where it is masked, loss and dx are 0
- *            as there. The tail is that of cross_entropy_ids.cuh too; a call with a tail has path CHUNKS.
- *            path is CHUNKS, FUSED or 0. 0 means FUSED where linear_cross_entropy.cuh takes it for one target, if there is one id,
- *            or no more than vocab / 768: above that its dots of x and rows of weight cost more than it saves. Else 0 means
- *            CHUNKS: logits are stored for some tokens at a time, in f32, or with fast_logits in T.
+ *            Ids, their weights, skipped, bad and good ids, dlogp and the tail are as in cross_entropy_ids.cuh. For a token with a
+ *            bad id loss, all logp, tail and dx are NaN, and it adds nothing to dweight and dbias. But as there, its loss is 0
+ *            where row_weight is 0, and its dx is 0 where f, dlse, dentropy, dtail and the token's dlogp are all 0; in a mean over
+ *            nothing f is 0.
+ *            path is CHUNKS, FUSED or 0. FUSED is for calls without a tail. 0 takes it if linear_cross_entropy.cuh would take it
+ *            for one target, and ids_per_row is 1 or at most vocab / 768. With more ids the dot products for their logits take
+ *            more time than FUSED saves. Else 0 takes CHUNKS: the logits of some tokens at a time are stored, in f32, or with
+ *            fast_logits in T.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
  *            batch_invariant or statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the
  *            other sizes. LK_ERR_PATH: path is PANELS, or FUSED with a tail. The tensors of this header come behind those of
  *            linear_cross_entropy.cuh.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
- * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. lk_lce_ids_begin_kernel gives it a target for
- * each token: a column, ignored or bad.
+ * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. Before them lk_lce_ids_begin_kernel gives it a
+ * target for each token: a column, ignored or bad. So the target, below, is an id that lk chooses; the caller's `target` is NULL.
  *
- * CHUNKS: for each slice of logits lk_lce_ids_scale_kernel divides dlogp by alpha, as dZ is; then come the kernels of
- * cross_entropy_ids.cuh. In f16 a dZ may be as large as the sum of a token's weights, so a power of two above the largest such sum
- * goes into alpha too: lk_lce_ids_upstream_kernel. With a tail forward_backward has the rows twice, but their matmul once: first
- * for the losses and the tail, then for dZ.
+ * CHUNKS: this target is any good id, since there are no logits yet. dZ is stored divided by alpha, so for each slice of logits
+ * lk_lce_ids_scale_kernel divides dlogp, dtail and dlse by alpha too. Then come the kernels of cross_entropy_ids.cuh. They make the
+ * id with the largest logit the target. In f16 a dZ may be as large as the sum of |weights| of a token, so a power of two above the
+ * largest such sum goes into alpha too: lk_lce_ids_upstream_kernel. With a tail forward_backward reads the logits of a slice twice:
+ * first for the losses and the tail, then for dZ. It computes them once.
  *
- * FUSED, where there are several ids: lk_lce_ids_dots_kernel computes their logits first, each as x of the token times a row of
- * weight. The id with the largest logit is the target, so that no other has more than half of p, and its p - 1 is a sum of the
- * others. What FUSED does for one target follows, with other kernels for rows:
- *   lk_lce_ids_rows_kernel      loss, logp and lse, the factor of the row's exponentials, and dZ of the ids. In columns whose
- *                               exponentials are kept it writes dZ over that factor
+ * FUSED, where there are several ids: before lk_lce_ids_begin_kernel, lk_lce_ids_dots_kernel computes their logits, each as x of
+ * the token times a row of weight. The id with the largest logit is the target. So no other id has more than half of p. Where the
+ * target has more, its 1 - p is computed as the sum of p of all other columns. What FUSED does for one target follows, with other
+ * kernels for rows:
+ *   lk_lce_ids_rows_kernel      loss, logp and lse; v, the factor of the row's exponentials; dZ of the ids. In columns whose
+ *                               exponentials are kept, dZ / v replaces the exponential of an id
  *   lk_lce_ids_backward_kernel  backward: dZ of the ids by the saved lse
  *   lk_lce_ids_panel_kernel     writes dZ of the ids into a panel, when lk_head_fused_kernel has computed its other columns
- * So dZ of an id is rounded to T once, as in CHUNKS; that of the target stays in float, as ever.
+ * So dZ of the other ids is rounded to T once, as in CHUNKS. dZ of the target stays in float, as with one target.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -94,26 +98,27 @@ typedef lk_linear_cross_entropy_ids_args lk_lce_ids_args;
  * bytes at about 3 TB/s (bench/results/choices/linear_cross_entropy.md). */
 #define LK_LCE_IDS_COLUMNS 768
 
-/* FUSED's arrays. logit and column: [tokens, ids_per_row], where there are several ids. */
+/* FUSED's arrays. logit and column: [tokens, ids_per_row], one number for each place; NULL where a token has one id. */
 typedef struct {
-    float *logit;     /* of each good id; in gradients its dZ later, with the sum of all its places */
-    int32_t *column;  /* gradients: the id, -1 where dZ of the place is not written */
-    float *own, *rest; /* gradients: [tokens], u of the target; of the other ids, and the gradient of lse */
+    float *logit;     /* the logit of a good id. A call with gradients later puts its dZ here, from the sum of u of its places */
+    int32_t *column;  /* gradients: the id whose dZ this place writes; -1: none */
+    float *own, *rest; /* gradients: [tokens]. own: the sum of u of the target; rest: of the other ids, plus the gradient of lse */
 } lk_lce_ids_arrays;
 
 /* A call and its part of the workspace, which comes before linear_cross_entropy's. */
 typedef struct {
     lk_lce_ids_args x; /* with every default filled in; common: as the caller has it */
-    int32_t *target;   /* [tokens]: FUSED's target, in CHUNKS any column; LK_IGNORED or LK_BAD */
-    float *bound;      /* [tokens], with dlogp or dtail: at least what dlse and these of a token add to a dZ */
-    float *dlogp;      /* [tokens, ids_per_row], over alpha */
-    float *dtail;      /* [tokens], over alpha */
+    int32_t *target;   /* [tokens]: a good id, in FUSED the one with the largest logit, in CHUNKS any; LK_IGNORED or LK_BAD */
+    float *bound;      /* [tokens], with dlogp or dtail: an upper bound of what a token's dlse, dlogp and dtail add to a dz.
+                        * linear_cross_entropy gets it as dlse and chooses alpha by it. The rows get the caller's dlse */
+    float *dlogp;      /* [tokens, ids_per_row]: the caller's, divided by alpha */
+    float *dtail;      /* [tokens]: the caller's, divided by alpha */
     float *tail;       /* [tokens], the caller's where it has one; NULL: the call has no tail */
-    float *zero;       /* [1], the upstream where there are dlogp and dtail alone */
+    float *zero;       /* [1], a 0: the upstream where the caller gives none, but dlogp or dtail */
     float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token, its tail's too */
-    float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q, lk_lce_ids_power */
+    float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q of lk_lce_ids_power */
     void *rows;        /* lk_ce_ids_space of a slice */
-    lk_lce_ids_arrays fused; /* instead of dlogp and rows */
+    lk_lce_ids_arrays fused; /* in place of dlogp and rows, which FUSED does not need */
     lk_cross_entropy_args ids; /* whose ids: what lk_ce_ids_load reads */
     size_t bytes;
 } lk_lce_ids;
@@ -130,7 +135,8 @@ typedef struct {
     int64_t first_row;
 } lk_lce_ids_work;
 
-/* q of 2^q, at least 1, which upstream has and the factors of the rows then lose again: so alpha gets it. */
+/* q, at least 0. lk_lce_ids_upstream_kernel multiplies upstream by 2^q. Later lk_lce_ids_scale_kernel divides the factors of the
+ * rows by 2^q. alpha, which is computed between the two, keeps it. */
 LK_DEVICE int lk_lce_ids_power(const lk_lce_ids &ids)
 {
     const int q = ids.most ? lk_cublas_exponent(*ids.most) : 0;
@@ -146,7 +152,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_begin_kernel(c
     const bool there = row < p.all.ids.rows;
     const lk_ce_ids s = lk_ce_ids_load(p.call, row, there);
     float sum = 0.0f, weights = 0.0f;
-    int64_t top = INT64_MIN; /* its id is the target: then no other has more than half of p */
+    int64_t top = INT64_MIN; /* the id with the largest logit is the target: then no other id has more than half of p */
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) {
         if (s.id[i] < 0) continue;
         const float logit = p.logit ? p.logit[row * p.all.x.ids_per_row + lane + 32 * i] : 0.0f;
@@ -181,7 +187,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_upstream_kerne
     p.all.upstream[i] = upstream * __int_as_float((127 + lk_lce_ids_power(p.all)) << 23);
 }
 
-/* What is added to dZ of a slice's rows, over alpha, a power of two; and their factors without 2^q. A thread per id. */
+/* Divides dlogp, dtail and dlse of a slice's rows by alpha, and the rows' factors by 2^q. With dlogp or dtail alpha is a power of
+ * two. Without them lk_lce_prepare_kernel has divided dlse. A thread per place. */
 LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_scale_kernel(const __grid_constant__ lk_lce_ids_work p)
 {
     const int64_t k = p.all.x.ids_per_row, i = (int64_t)blockIdx.x * (32 * LK_CE_IDS_WARPS) + threadIdx.x, row = i / k;
@@ -206,7 +213,8 @@ typedef struct {
     const float *dlse;   /* the caller's */
 } lk_lce_ids_fused;
 
-/* Logits of the ids: x of a token times a row of weight. A warp owns a place, and where there are very many those behind it. */
+/* Logits of the ids: x of a token times a row of weight. A warp owns a place. If there are more places than warps, it goes on in
+ * steps of the number of warps. */
 LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_ids_dots_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
     constexpr int Vecs = 4, Step = 32 * 8; /* Vecs: loads of each factor in flight */
@@ -242,10 +250,10 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_ids_dots_kernel(const _
 
 /* Of a lane's ids of a row. */
 typedef struct {
-    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH]; /* the value, under a softcap; -inf without a good id */
-    float u[LK_CE_IDS_EACH];                        /* the sum over all places of the id */
-    bool writes[LK_CE_IDS_EACH];                    /* dZ: the id's first place, and it is not the target */
-    float own, rest;                                /* the sums of u: of the target, of the others */
+    float z[LK_CE_IDS_EACH], slope[LK_CE_IDS_EACH]; /* the logit, under a softcap z; -inf: not a good id, or ids_per_row is 1 */
+    float u[LK_CE_IDS_EACH];                        /* the sum of u over all places of the id */
+    bool writes[LK_CE_IDS_EACH];                    /* whether the place writes dZ: the id's first, not of the target */
+    float own, rest;                                /* the sum of u of the target; of the other ids */
 } lk_lce_ids_values;
 
 LK_DEVICE void lk_lce_ids_get_logits(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s, lk_lce_ids_values *v)
@@ -259,7 +267,7 @@ LK_DEVICE void lk_lce_ids_get_logits(const lk_lce_ids_fused &p, int64_t at, cons
     }
 }
 
-/* u of the ids of a good row, by its warp. terms: of the warp. */
+/* The sums of u of a row's ids; 0 where the row is not good. Called by the row's warp. terms: shared memory of the warp. */
 LK_DEVICE void lk_lce_ids_add_up(const lk_lce_ids_fused &p, lk_ce_ids_term *terms, int64_t at, int y, const lk_ce_ids &s, bool good,
                                  lk_lce_ids_values *v)
 {
@@ -278,7 +286,8 @@ LK_DEVICE void lk_lce_ids_add_up(const lk_lce_ids_fused &p, lk_ce_ids_term *term
     lk_ce_ids_add_places(terms, p.call.x.ids_per_row, s, v->u, v->writes);
 }
 
-/* The terms of a row's gradient, as lk_head_terms_of. rest becomes what comes to p besides the target's u. */
+/* The terms of a row's gradient, as lk_head_terms_of. own, *rest: the sum of u of the target; of the other ids. The gradient of lse
+ * is added to *rest. */
 LK_DEVICE lk_head_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, bool good, float own, float *rest, float lse,
                                          float lse_low, float entropy)
 {
@@ -294,7 +303,7 @@ LK_DEVICE lk_head_terms lk_lce_ids_terms(const lk_lce_ids_fused &p, int64_t at, 
     return t;
 }
 
-/* dZ of an id that is not the target, whose u it is. */
+/* dZ of an id that is not the target. u: its sum over the places of the id. */
 LK_DEVICE float lk_lce_ids_dz(const lk_lce_args &a, const lk_head_terms &t, float p, float z, float slope, float u)
 {
     float dz[1] = {z};
@@ -303,7 +312,7 @@ LK_DEVICE float lk_lce_ids_dz(const lk_lce_args &a, const lk_head_terms &t, floa
     return dz[0];
 }
 
-/* Keeps what the panels need of a row, by its warp. dz: of a lane's ids. */
+/* Stores what the panels need of a row. Called by the row's warp. dz: of a lane's ids. */
 LK_DEVICE void lk_lce_ids_keep(const lk_lce_ids_fused &p, int64_t at, const lk_ce_ids &s, const lk_lce_ids_values &v, float rest,
                                const float (&dz)[LK_CE_IDS_EACH])
 {
@@ -316,9 +325,9 @@ LK_DEVICE void lk_lce_ids_keep(const lk_lce_ids_fused &p, int64_t at, const lk_c
     }
 }
 
-/* Writes dZ of the ids over a row's v, into its exponentials, by its warp; first it puts these against one reference. A float v
- * may be 0, or too small to divide by, where the sum of u nearly cancels. Then the exponentials are multiplied by v / w, and w, a
- * power of two of the largest dZ's size, takes its place. Returns what v has become. */
+/* Gives the kept exponentials of a row one reference, base. Then dZ / v replaces the exponential of each id but the target. factor
+ * is v. A float v may be 0, or too small to divide by, where the sum of u nearly cancels. Then a power of two w, of the size of the
+ * largest dZ, takes the place of v, and the exponentials are multiplied by v / w. Returns v or w. Called by the row's warp. */
 LK_DEVICE float lk_lce_ids_put_kept(const lk_lce_ids_fused &p, int64_t row, int y, const lk_ce_ids &s, const lk_lce_ids_values &v,
                                     float base, float factor, const float (&dz)[LK_CE_IDS_EACH])
 {
@@ -363,7 +372,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, 2) lk_lce_ids_rows_kernel(cons
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
     if (y >= 0) r = lk_ce_row_finish(all, {scale, 0.0f, a.z_loss, 1.0f, a.vocab});
     LK_UNROLL for (int i = 0; i < LK_CE_IDS_EACH; i++) first_z = fmaxf(first_z, v.z[i]);
-    first_z = lk_max_warp(first_z); /* the target's, as its dot has it */
+    first_z = lk_max_warp(first_z); /* the target's, as lk_lce_ids_dots_kernel has it */
     const float loss = lk_ce_ids_put_logp(p.call, at, ids, v.z, first_z, ids.bad ? NAN : r.class_loss, scale, minus_logp);
     if (threadIdx.x % 32 == 0) {
         lk_ce_result of_ids = r;
@@ -391,7 +400,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, 2) lk_lce_ids_rows_kernel(cons
     if (chunk.ws.scale) chunk.ws.scale[row] = factor;
 }
 
-/* backward, when the target's others are not known yet: what the panels need. A warp owns a row. */
+/* backward: what the panels need. The sum of p of all columns but the target's is not known yet. A warp owns a row. */
 LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, 2) lk_lce_ids_backward_kernel(const __grid_constant__ lk_lce_ids_fused p)
 {
     LK_SHARED(lk_ce_ids_term, terms, [LK_HEAD_THREADS / 32 * LK_CE_IDS_MOST]);
@@ -431,7 +440,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_lce_ids_panel_kernel(const 
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* Computes the rows of a slice. f: what they would be with one target each. */
+/* Computes the rows of a slice. f: the call of these rows that linear_cross_entropy.cuh makes for one target per row. */
 typedef lk_status (*lk_lce_ids_slice_rows)(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f);
 
 /* `args` of the table. */
@@ -530,7 +539,7 @@ LK_HOST void lk_lce_ids_put_options(const lk_lce_ids *ids, lk_cross_entropy_args
     a->use_ignore_index = ids->ids.use_ignore_index;
 }
 
-/* The rows of a slice in one direction, LK_CE_*. f: what they would be with one target each; Logit: the type of the logits. */
+/* The rows of a slice in one direction. f: as in lk_lce_ids_slice_rows; Logit: the type of the logits. */
 template <class Logit>
 LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f,
                                   lk_direction direction)
@@ -569,7 +578,7 @@ LK_HOST lk_status lk_lce_ids_pass(const lk_lce_job *job, const lk_lce_work &chun
     return lk_launch_pdl(job->op, device, lk_cross_entropy_ids_write_kernel<Logit>, blocks, 1, threads, 0, job->stream, call);
 }
 
-/* Scales what is added to dZ of a slice's rows, where there is something. It comes before their gradients. */
+/* Launches lk_lce_ids_scale_kernel for a slice's rows, before their gradients, if it has something to do. */
 LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chunk)
 {
     const lk_lce_ids *const ids = lk_lce_ids_of(job);
@@ -582,7 +591,7 @@ LK_HOST lk_status lk_lce_ids_scale(const lk_lce_job *job, const lk_lce_work &chu
                          threads, 0, job->stream, p);
 }
 
-/* The rows of a slice. With a tail, which the gradients need before the rows are read for them, in two passes. */
+/* The rows of a slice. forward_backward with a tail has two passes, since the gradients need the tail. */
 template <class Logit>
 LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chunk, const lk_cross_entropy_call &f)
 {

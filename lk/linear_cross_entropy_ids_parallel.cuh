@@ -14,10 +14,10 @@
  *            lk_linear_cross_entropy_ids_args, and common.common has the head: weight, bias, dweight, dbias and vocab are of this
  *            rank's columns; target_ids has columns of the whole vocabulary. The workspace and the context are those of
  *            common.common. All calls but finish have a ..._plan.
- *            dx and parallel.reduce are those of linear_cross_entropy_parallel.cuh: reduce is called once, with all tokens. Where
- *            it is NULL, the caller sums dx of all ranks. A rank without columns adds 0 to it.
- * States     Those of cross_entropy_ids_parallel.cuh, of tokens; the logits are f32, or with fast_logits T. backward counts a mean's
- *            tokens by itself.
+ *            dx and parallel.reduce are those of linear_cross_entropy_parallel.cuh: reduce is called once, with all tokens. If
+ *            reduce is NULL, the caller sums dx of all ranks. dx of a rank without columns is 0.
+ * States     Those of cross_entropy_ids_parallel.cuh, of tokens; the logits are f32, or with fast_logits T. For a mean backward
+ *            counts the tokens itself; it does not read valid_rows.
  * Needs      linear_cross_entropy_ids.cuh, linear_cross_entropy_parallel.cuh, cross_entropy_ids_parallel.cuh, lk_ranks.cuh and what
  *            these need.
  * Options    Those of linear_cross_entropy_ids.cuh. path is CHUNKS or 0, which means CHUNKS. Every rank counts all tokens with a
@@ -26,7 +26,7 @@
  * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy_ids.cuh. LK_ERR_PATH: path is neither CHUNKS nor 0.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
- * CHUNKS of linear_cross_entropy_ids.cuh with a rank's columns for all columns. For each slice of logits:
+ * This is CHUNKS of linear_cross_entropy_ids.cuh, with a rank's columns in place of all columns. For each slice of logits:
  *   forward    lk_cross_entropy_ids_slice_kernel and the rows' kernel of a rank write the states and the ids' logits; with a tail
  *              lk_cross_entropy_ids_tail_kernel adds its part
  *   backward   lk_lce_ids_scale_kernel; then dZ by lk_cross_entropy_ids_weigh_kernel, the rows' kernel and

@@ -12,21 +12,23 @@
  *                LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
  *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16).
  *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_linear_cross_entropy_args:
- *            weight, bias, dweight, dbias and vocab are of this rank's columns; target and class_weight are of the whole vocabulary.
- *            ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan. An example
- *            with NCCL is in examples/parallel.
+ *            weight, bias, dweight, dbias and vocab are of this rank's columns; target and class_weight are of the whole
+ *            vocabulary. ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan.
+ *            An example with NCCL is in examples/parallel.
  * States     Those of cross_entropy_parallel.cuh, of tokens. backward counts a mean's tokens by itself.
  * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh. Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is
  *            forward and backward in one workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without
  *            label_smoothing, entropy, argmax and dentropy), else 4.
- *            dx is this rank's part, rounded to T, 0 of a rank without columns; ask for it on all ranks or on none. parallel.reduce
- *            is called once, with all tokens, as soon as dx is complete. The sum over ranks can then run beside the last panel's
- *            matmul of dweight, all of it where there is one panel, which leaves it parallel.reduce_sms SMs: with NCCL 8, and
- *            maxCTAs = 8. PANELS with max_counted computes dweight first. Where reduce is NULL, the caller sums dx.
- *            If more than max_counted tokens count, loss, z-loss, lse, entropy and argmax of an ignored token are as ever.
- * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy.cuh. LK_ERR_PATH: path CHUNKS. LK_ERR_CUBLAS: a call with
- *            all_gather has launched no more than forward.
+ *            dx is this rank's part, rounded to T; the dx of a rank without columns is 0. Ask for dx on all ranks or on none.
+ *            lk calls parallel.reduce once, with all tokens, as soon as dx is complete. Then the sum over ranks can run at the
+ *            same time as the last panel's matmul for dweight; with one panel that is all of dweight. This matmul leaves
+ *            parallel.reduce_sms SMs free for the sum. With NCCL, set reduce_sms = 8 and NCCL's maxCTAs = 8. PANELS with
+ *            max_counted computes dweight before dx. If reduce is NULL, the caller sums dx.
+ *            If more than max_counted tokens count, an ignored token keeps its results: loss, z-loss, lse and entropy 0, argmax -1.
+ *            (In linear_cross_entropy.cuh its loss, z-loss, lse and entropy are NaN then.)
+ * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy.cuh. LK_ERR_PATH: path CHUNKS. LK_ERR_CUBLAS: if cuBLASLt has
+ *            no algorithm for a matmul of backward, forward_backward has already launched forward, all_gather and finish.
  * Read on    lk/linear_cross_entropy.md: plans of the workspace, how exact results are, and what is read and written.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -62,7 +64,7 @@ typedef struct {
  * all logits if they fit, as with `saved`; then its backward has no matmul for logits. linear_cross_entropy_ids_parallel.cuh has
  * such steps too. */
 typedef struct {
-    lk_lce_call call; /* as a whole */
+    lk_lce_call call; /* the whole call */
     lk_lce_args forward, backward;
     lk_lce_rank rank;           /* of both */
     void *all_states;
@@ -119,7 +121,7 @@ LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_steps *s
     }
 }
 
-/* Runs the steps. whole: with all_gather. step: FORWARD, FINISH and BACKWARD. */
+/* Runs the steps. whole: with all_gather. step: makes LK_FORWARD, LK_FINISH or LK_BACKWARD. */
 LK_HOST lk_status lk_lce_run_steps(const char *op, const lk_lce_args *args, const lk_vocab_parallel &whole, lk_lce_steps *s,
                                    lk_direction direction, cudaStream_t stream, lk_status (*step)(void *, lk_direction), void *job)
 {
@@ -273,7 +275,7 @@ LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_
     return lk_lce_step<T>(op, &args->common, direction, false, stream, lk_lce_labels<T>(&args->common), &rank, &more);
 }
 
-/* The plan within the budget; least: within that, or the smallest where that is more. */
+/* The plan within the budget. least: if the smallest plan needs more than the budget, that plan. */
 template <class T>
 LK_HOST lk_status lk_lce_parallel_find(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
                                        size_t budget, bool least, lk_linear_cross_entropy_plan *plan)

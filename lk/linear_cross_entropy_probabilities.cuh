@@ -4,7 +4,7 @@
  * not stored.
  *
  *   logits, dx, dweight, dbias    as at the top of linear_cross_entropy.cuh
- *   loss, lse, dZ                 those of cross_entropy_probabilities.cuh for these logits: dZ is its dz
+ *   loss, lse, dZ                 those of cross_entropy_probabilities.cuh for these logits: dZ is its dlogits
  *
  * Use        In one .cu file, linked with -lcublasLt:                   Anywhere, C included:
  *                #include "lk/linear_cross_entropy_probabilities.cuh"       #include "lk/linear_cross_entropy_probabilities.cuh"

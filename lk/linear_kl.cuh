@@ -27,9 +27,9 @@
  *                status = lk_linear_kl_forward_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;
  *                status = lk_linear_kl_forward_backward_bf16(&args, stream);
- *            forward computes loss, lse, teacher_lse and entropy. backward computes dx, dweight and dbias, and needs nothing of
- *            forward: it computes the logits again. forward_backward computes all with two matmuls fewer; upstream has to be
- *            known before. Outputs whose pointer is NULL are not computed.
+ *            forward computes loss, lse, teacher_lse and entropy, in 2 matmuls. backward computes dx, dweight and dbias, in 4: it
+ *            needs nothing of forward and computes the logits again. forward_backward computes all of these in 4; it needs
+ *            upstream in advance. Outputs whose pointer is NULL are not computed.
  *            The workspace function answers what the fastest plan within a sixteenth of the device's memory (without a device
  *            1 GiB) needs, or the smallest plan if that needs more. For another amount of memory, ask for a plan:
  *                lk_linear_kl_plan plan;
@@ -47,9 +47,10 @@
  *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32. tf32: products of f32 by TF32.
  *            upstream: one number, or with upstream_per_token one for each token.
  *            Columns that are split over ranks: linear_kl_parallel.cuh, which has these options.
- * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, and dx, dweight and dbias once more. A dweight of 16 bits is a
- *            sum over chunks of tokens: plan.dweight_sums says whether it lies in the workspace in float, or is rounded after each
- *            chunk. With one chunk, or a dweight of f32, there is no such sum.
+ * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, dx and dbias once more; of dx in bf16 the part of the last
+ *            vocab % 8 columns twice. A dweight of f32 is the float sum over all chunks. A dweight of 16 bits is rounded once if
+ *            there is one chunk. With several chunks plan.dweight_sums says when. Not 0: once, after the last chunk, from a float
+ *            sum in the workspace. 0: after each chunk.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A matmul
  *            has the algorithm that cuBLASLt's heuristic names first. All else has a fixed order; there are no float atomics.
  * Source     Hinton et al., 2015, and Agarwal et al., 2023, as in kl.cuh; chunks of tokens: Liger-Kernel, 2024.
@@ -86,8 +87,8 @@ typedef struct {
     size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
     int64_t chunk_tokens, chunks; /* tokens of a chunk, whose dZ exists at a time; number of chunks */
     int64_t slice_tokens;   /* tokens of a chunk whose logits exist at a time */
-    int matmuls;            /* of 2 * tokens * hidden * vocab operations, or of teacher_hidden */
-    int dweight_sums;       /* not 0: dweight of 16 bits is summed over chunks in float, in the workspace */
+    int matmuls;            /* of 2 * tokens * hidden * vocab operations each; the teacher's with teacher_hidden instead */
+    int dweight_sums;       /* not 0: dweight of 16 bits is summed over chunks in float, in the workspace. 0: see Exact */
     char text[300];         /* all of this in words */
 } lk_linear_kl_plan;
 
@@ -108,13 +109,13 @@ typedef struct {
     float *teacher_lse;         /* F FB out   f32 [tokens]; NULL to skip */
     float *entropy;             /* F FB out   f32 [tokens]; NULL to skip */
     void *dx;                   /* B FB out   T [tokens, hidden]; NULL to skip */
-    void *dweight;              /* B FB out   dweight_dtype [vocab, hidden]; NULL to skip. Scratch before, if not added to */
+    void *dweight;              /* B FB out   dweight_dtype [vocab, hidden]; NULL to skip. Scratch first, except with accumulate */
     void *dbias;                /* B FB out   T [vocab]; NULL to skip */
     void *workspace;            /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
     size_t workspace_bytes;     /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
     int64_t tokens;             /* 0 to 2^31 - 1 */
     int64_t hidden;             /* 1 to 2^30 */
-    int64_t teacher_hidden;     /* likewise; 0 means hidden */
+    int64_t teacher_hidden;     /* 1 to 2^30; 0 means hidden */
     int64_t vocab;              /* 1 to 2^30 */
     int64_t x_stride;           /* elements between rows; 0 means packed */
     int64_t weight_stride;      /* likewise */
@@ -138,8 +139,8 @@ typedef struct {
 } lk_linear_kl_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; all outputs are. With tokens = 0 all
- *                     except for args and plan may be NULL
+ *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; or all outputs are NULL. With tokens = 0
+ *                     all except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden, teacher_hidden or vocab out of range; a stride that is not 0 and below its row; a tensor
  *                     that spans more than 2^62 elements; chunk_tokens or slice_tokens below 0
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence is none of its enum; dweight_dtype is neither T nor f32;
@@ -153,8 +154,8 @@ typedef struct {
  *
  * Each direction has three functions that take the same struct: ..._<T> is the call, ..._workspace_bytes the workspace of its
  * default plan, ..._plan the plan within `budget` bytes. The last two need shapes and options, and no tensors: a pointer other than
- * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). A packed dweight on 256 bytes
- * may hold logits; minimum_bytes is enough for any. */
+ * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). Without accumulate, a
+ * packed dweight at a multiple of 256 bytes may hold logits. So a plan depends on dweight's address; minimum_bytes does not. */
 #define LK_LINEAR_KL_FUNCTIONS(X, T)                                                                                           \
     X##_PLANNED(linear_kl, forward, LK_FORWARD, linear_kl, T)                                                                  \
     X##_PLANNED(linear_kl, backward, LK_BACKWARD, linear_kl, T)                                                                \
@@ -193,8 +194,8 @@ LK_HOST lk_head_shape lk_linear_kl_shape(const lk_linear_kl_call *call)
     return s;
 }
 
-/* What the caller gets of a plan. passes: how often the logits are read. They are computed as often, unless all of them exist at a
- * time. */
+/* What the caller gets of a plan. passes: how often a call goes through the logits. Each pass computes them again, unless one slice
+ * has all tokens. */
 LK_HOST lk_linear_kl_plan lk_linear_kl_answer(const lk_head_planner *planner, lk_head_plan plan, int passes)
 {
     const lk_head_shape &s = planner->shape;
@@ -210,7 +211,8 @@ LK_HOST lk_linear_kl_plan lk_linear_kl_answer(const lk_head_planner *planner, lk
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
-/* One block. A power of two that all rows have goes into alpha, which the matmuls multiply by: f16 has too small a range. */
+/* One block. For dZ of 16 bits it takes a power of two, the same for all rows, out of their factors and puts it into alpha, which
+ * the matmuls multiply by. f16 needs this, since its range is small; bf16 could do without. */
 LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_prepare_kernel(lk_linear_kl_work p)
 {
     const lk_linear_kl_args &a = p.call.a;

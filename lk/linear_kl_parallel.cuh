@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* linear_kl_parallel.cuh - linear_kl.cuh for columns that are split over ranks (GPUs, or processes): each rank has some rows of
- * both weights, the same columns of student and teacher, and all tokens, and gets the results of all columns.
+/* linear_kl_parallel.cuh - linear_kl.cuh for columns that are split over ranks (GPUs, or processes): each rank has some columns
+ * of the logits, that is some rows of both weights, the same of student and teacher. It has all tokens, and gets the results of all
+ * columns.
  *
  *   logits, dx, dweight, dbias    as at the top of linear_kl.cuh, of the rank's columns; dx is the rank's part of a sum
  *   states, the collective,       those of kl_parallel.cuh for these logits
@@ -9,22 +10,23 @@
  * Use        In one .cu file, linked with -lcublasLt:            Anywhere, C included:
  *                #include "lk/linear_kl_parallel.cuh"                #include "lk/linear_kl_parallel.cuh"
  *                LK_DEFINE_LINEAR_KL_PARALLEL(bf16)                  LK_DECLARE_LINEAR_KL_PARALLEL(bf16)
- *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has `between`, and two
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has between, and two
  *            collectives. `common` is lk_linear_kl_args: both weights, both biases, dweight, dbias and vocab are of this rank's
  *            columns. All calls but finish have a ..._plan, which follows from this rank's columns alone. between and backward
  *            compute the logits again.
- *            parallel.reduce sums dx over the ranks. It is called once, when dx of all tokens is complete; what follows on the
- *            stream is the last chunk's dweight. Where it is NULL, the caller sums dx of all ranks. A rank without columns adds 0
- *            to it. reduce_sms is not used.
+ *            parallel.reduce sums dx over the ranks. backward or forward_backward calls it once, when dx of all tokens is
+ *            complete; dweight of the last chunk follows on the stream. If reduce is NULL, the caller sums dx of all ranks. The dx
+ *            of a rank without columns is 0. reduce_sms is not used.
  * States     Those of kl_parallel.cuh, of tokens. finish needs no workspace.
  * Needs      linear_kl.cuh, kl_parallel.cuh, lk_ranks.cuh and what these need.
- * Options    Those of linear_kl.cuh. forward_backward reads the logits twice, in JENSEN_SHANNON three times, and computes them as
- *            often, unless the workspace holds those of all tokens: then it has 4 matmuls, else 6 or 8. plan.matmuls says how many.
+ * Options    Those of linear_kl.cuh. forward_backward goes through the logits twice, with JENSEN_SHANNON three times. If a slice
+ *            has all tokens, it computes them once and has 4 matmuls. Else it computes them each time: 6 matmuls, with
+ *            JENSEN_SHANNON 8. plan.matmuls says how many.
  * Errors     Those of lk_ranks.cuh and kl_parallel.cuh, then as in linear_kl.cuh.
  * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
- * What runs: linear_kl.cuh's slices and chunks, once for the states, in JENSEN_SHANNON once for the terms, and once for the
+ * What runs: linear_kl.cuh's slices and chunks, once for the states, with JENSEN_SHANNON once for the terms, and once for the
  * gradients, with a step of kl.cuh's kernel for the rows. lk_kl_merge_kernel of kl_parallel.cuh runs between them.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -95,9 +97,9 @@ LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_pa
 
 /* A call of a rank while it is launched. */
 typedef struct {
-    lk_linear_kl_job job; /* first: what gets it as a job knows that it is one of these */
+    lk_linear_kl_job job; /* the first member: a function that gets the job casts it to this struct */
     lk_linear_kl_parallel_args x;
-    float *entropy; /* says that it is wanted */
+    float *entropy; /* not NULL: it is wanted */
 } lk_linear_kl_ranks;
 
 template <class T, class Logit, int Step>
@@ -121,11 +123,12 @@ template <class T, class Logit, int Step> LK_HOST lk_status lk_linear_kl_pass(lk
     if (job->shape.vocab > 0) status = lk_head_run_all<T>(job);
     else if (launches) status = lk_head_no_columns<T>(job, LK_BOTH);
     job->shape.gradient = gradient;
-    if (launches) job->has_logits = job->plan.slice_tokens >= job->p.call.a.tokens;
+    const int64_t at_once = job->plan.slice_tokens ? job->plan.slice_tokens : job->plan.chunk_tokens;
+    if (launches) job->has_logits = at_once >= job->p.call.a.tokens;
     return status;
 }
 
-/* From the states of all ranks those of all columns; and the results, unless `between`. */
+/* Computes the states of all columns from the states of all ranks; and the results, unless `between`. */
 LK_HOST lk_status lk_linear_kl_merge(const lk_linear_kl_ranks *r, bool between)
 {
     lk_linear_kl_parallel_args x = r->x;
@@ -134,7 +137,7 @@ LK_HOST lk_status lk_linear_kl_merge(const lk_linear_kl_ranks *r, bool between)
     return lk_kl_run_merge(r->job.op, &r->job.device, lk_linear_kl_finish_args(&x), between, r->job.stream);
 }
 
-/* Goes on with the call, whose tokens are some. */
+/* A step of a call that has at least one token. */
 template <class T, class Logit> LK_HOST lk_status lk_linear_kl_step(void *of, lk_direction step)
 {
     lk_linear_kl_ranks *const r = (lk_linear_kl_ranks *)of;

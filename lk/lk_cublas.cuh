@@ -3,9 +3,9 @@
  *
  *   d[i,j] = alpha sum_k a[i,k] b[k,j] + bias[i] + beta d[i,j]      i < m, j < n, all column-major, as cuBLASLt has it
  *
- * cuBLASLt has many algorithms for a product, and its heuristic names one first. A context keeps cuBLASLt's handle and the
- * algorithm of each product that it has seen, up to LK_CUBLAS_CHOICES. The same product takes the same algorithm again, so it
- * gives the same bits.
+ * a and b are the factors of this product. It is computed in float, beta d included, and rounded once. cuBLASLt has many
+ * algorithms for a product, and its heuristic names one first. A context keeps cuBLASLt's handle and the algorithm of each product
+ * that it has seen, up to LK_CUBLAS_CHOICES. The same product takes the same algorithm again, so it gives the same bits.
  *
  * Usage      An op keeps a context inside its own, for one device and one host thread at a time:
  *                lk_cublas_context context;
@@ -18,8 +18,8 @@
  *                p.a = a, p.b = b, p.d = d;
  *                status = lk_cublas_multiply(&call, &p);
  *            LK_CUBLAS_RESOLVE launches nothing. It only makes sure that the product has an algorithm. An op that resolves all
- *            its products first has launched nothing when cuBLASLt refuses one. lk_cublas_next leaves out those that it has
- *            seen in other parts of the call.
+ *            its products first has launched nothing when cuBLASLt refuses one. lk_cublas_next skips the parts of a call whose
+ *            products are the same as those of earlier parts.
  * Needs      lk_base.cuh, lk_ptx.cuh; cuBLASLt, linked with -lcublasLt.
  * Repeatable Partial sums are added in float, in a fixed order, with every algorithm that is asked for.
  */
@@ -109,9 +109,9 @@ LK_HOST lk_status lk_cublas_destroy(const char *op, lk_cublas_context *c)
     return lk_cublas_status(op, "cublasLtDestroy", cublasLtDestroy(c->handle));
 }
 
-/* An op's init and destroy, whose context holds this one. They are friends as those of lk_common are, and defined where
- * LK_CUBLAS_EMIT_CONTEXT stands, in a function of each header that takes the context. They
- * have no locals, which g++ takes for those of the function that instantiates them. */
+/* init and destroy of an op whose context holds this one. They are friends, as the functions of lk_common are. They are defined
+ * where LK_CUBLAS_EMIT_CONTEXT stands: in the ..._plan functions of each header whose calls take the context. They have no local
+ * variables: g++ takes such variables for those of the function that instantiates the template. */
 #define LK_CUBLAS_CONTEXT(op)                                                                                                  \
     template <class Once> struct lk_##op##_common {                                                                            \
         friend LK_BODY __attribute__((used)) lk_status lk_##op##_init(lk_##op##_context *context)                              \
@@ -228,9 +228,9 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);
 }
 
-/* The next part to resolve, of `count` parts of a call, such as chunks of tokens. All parts before the last have one length, and one
- * distance between their pointers, a multiple of 2 bytes. A key has alignments of up to 256 bytes, so every LK_CUBLAS_PARTS-th part
- * has the same products. The first LK_CUBLAS_PARTS parts and the last one are enough. */
+/* The part after `part`, of `count` parts of a call, such as chunks of tokens. All parts but the last have the same length, and
+ * their pointers are a constant multiple of 2 bytes apart. Keys know alignments of up to 256 bytes, so keys repeat after
+ * LK_CUBLAS_PARTS parts. To resolve, the first LK_CUBLAS_PARTS parts and the last one are enough. */
 #define LK_CUBLAS_PARTS 128
 LK_HOST int64_t lk_cublas_next(int mode, int64_t part, int64_t count)
 {
@@ -245,7 +245,7 @@ LK_HOST lk_status lk_cublas_multiply_columns(const lk_cublas_call *call, lk_cubl
 {
     const bool rows_of_d = cols == &lk_cublas_key::m, cols_of_d = cols == &lk_cublas_key::n;
     const int64_t bytes = lk_dtype_bytes<float>(m->key.factor_type), bytes_out = lk_dtype_bytes<float>(m->key.type);
-    const int64_t others = m->key.*cols - tail;
+    const int64_t others = m->key.*cols - tail; /* the first columns */
     if (!tail) return lk_cublas_multiply(call, m);
     lk_cublas_product last = *m;
     last.key.*cols = tail, m->key.*cols = others;

@@ -3,10 +3,10 @@
  *
  *   d[i,j] = sum_k a[row + i, k] b[col + j, k]      i < 128, j < 256; a, b bf16, the sum f32
  *
- * Two blocks of 384 threads make a cluster. They work on tiles side by side, rows 2 i and 2 i + 1 of 128, of the same columns,
- * so each block loads its own rows of A, and half of B for both blocks. A block's first warpgroup loads: one of its threads
- * keeps the ring full. The other two multiply, 64 rows each, with the sums in registers. Then they do the kernel's work on the
- * sums, while the ring fills for the next tile.
+ * Two blocks of 384 threads make a cluster. They work on two tiles of the same columns: row tiles 2 i and 2 i + 1, of 128 rows
+ * each. So each block loads its own rows of A, and half of B for both blocks. A block's first warpgroup loads: one of its
+ * threads keeps the ring full. The other two multiply, 64 rows each, with the sums in registers. Then they do the kernel's work
+ * on the sums, while the ring fills for the next tile.
  *
  *   block 0: rows 0-127                              block 1: rows 128-255                   of a tile, columns 0-255
  *   warpgroup 0, one thread: TMA                     warpgroup 0
@@ -24,7 +24,7 @@
  *   full    this block's copies have landed: one arrival, and LK_GEMM_STAGE_BYTES, a third of them from the peer's multicast
  *   empty   every consumer warp of both blocks has finished with the stage, 16 arrivals: the next copy of B lands in both
  *
- * Of up to 128 rows both blocks may have the same rows and other columns: lk_gemm_load_few.
+ * With at most 128 rows, both blocks may take the same rows and different columns: lk_gemm_load_few.
  *
  * A transposed factor is stored with its rows along k instead: a[k, row + i], b[k, col + j]. Its copies are squares of 64 k by
  * 64 rows of A or columns of B, one after another, which wgmma reads as they are.
@@ -131,8 +131,8 @@ LK_DEVICE void lk_gemm_load(lk_gemm_ring *ring, unsigned *step, const CUtensorMa
     }
 }
 
-/* The copies of a tile where the blocks have the same rows, 0 to 127, and columns of their own: a few rows multiply more columns at a
- * time, and twice as many bytes of B are on their way. Each block loads half of A for both. Boxes of A have 64 rows, of B 128. */
+/* The copies of a tile where both blocks have the same rows, 0 to 127, and different columns. A cluster then multiplies 512 columns
+ * at a time, with twice as many bytes of B on their way. Each block loads half of A for both. Boxes of A have 64 rows, of B 128. */
 LK_DEVICE void lk_gemm_load_few(lk_gemm_ring *ring, unsigned *step, const CUtensorMap *a, const CUtensorMap *b, int col, int steps)
 {
     const int begin = LK_GEMM_ROWS / 2 * (int)lk_cluster_ctarank(), box = LK_GEMM_COLS / 2;
@@ -259,7 +259,7 @@ LK_DEVICE void lk_gemm_put8(lk_bf16 *to, uint4 group, int left, bool wide)
         if (i < left) to[i] = x[i];
 }
 
-/* A sum of 24 bits from its bf16 and its low byte, and the low byte of a sum. */
+/* lk_gemm_join: a sum of 24 bits, from its bf16 and its low byte. lk_gemm_beyond: the low byte of the sum x with this bf16. */
 LK_DEVICE float lk_gemm_join(uint32_t bf16, int low)
 {
     return __uint_as_float((bf16 << 16) + (uint32_t)(low * 256));

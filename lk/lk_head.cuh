@@ -35,12 +35,12 @@
  *   a.x, a.weight, a.bias, a.dx, a.dweight, a.dbias, and strides of x, weight, dx and dweight
  * All else about the call is in lk_head_shape. FUSED reads more of both, the options of cross entropy too. */
 
-/* The parameters of the kernels: some rows and columns of a call. */
+/* The parameters of the kernels: some rows and columns of a call. A parameter named chunk may also be a slice or a panel of one. */
 template <class Call> struct lk_head_work {
     Call call;
     lk_head_workspace ws;
     int64_t block_tokens; /* of the loss's first kernel */
-    int power;            /* f16: dZ is stored as about 2^power times its value for a factor of 1 */
+    int power;            /* where the loss scales 16-bit dZ: it is stored as about 2^power times its value for a factor of 1 */
     int64_t first_row, rows; /* of a chunk of tokens */
     int64_t first_col, cols; /* of a panel of its columns, or all of them */
     int first, last;         /* not 0: the first, the last panel of its chunk */
@@ -59,14 +59,14 @@ template <class Call> struct lk_head_job {
     int mode;
     bool has_logits; /* CHUNKS: they are computed already, those of all rows */
     const lk_vocab_parallel *parallel; /* of a rank, with `split`; else NULL */
-    int reduce_sms; /* what matmuls leave, once reduce has been called */
+    int reduce_sms; /* SMs that matmuls leave free, after `reduce` has been called */
     const lk_head_rows<Call> *rows;
 };
 
 template <class Call> struct lk_head_fused; /* lk_head_sm90.cuh's */
 
-/* What a loss does with rows of logits. The head calls these in LK_CUBLAS_LAUNCH alone, but for other_logits, dbias and
- * `fused`. */
+/* What a loss does with rows of logits. The head calls other_logits, dbias and `fused` in both modes, no_columns outside of them,
+ * and all others in LK_CUBLAS_LAUNCH only. */
 template <class Call> struct lk_head_rows {
     lk_status (*begin)(const lk_head_job<Call> *job); /* before all others: what each row needs, and counts->alpha */
     /* CHUNKS, in both modes: logits of a second head. NULL: there is none. */
@@ -78,8 +78,8 @@ template <class Call> struct lk_head_rows {
     /* PANELS, a panel of a chunk's columns. LK_FORWARD: adds it to the rows' states; after the last one the results follow.
      * LK_BACKWARD: dZ. NULL: the plan may not be PANELS. */
     lk_status (*panel)(const lk_head_job<Call> *job, const lk_head_work<Call> &panel, lk_direction direction);
-    /* What matmuls do not write of the outputs that p has. With `split` it is called before parallel.reduce for dx, without
-     * dweight and dbias, and at the end without dx. NULL: nothing. */
+    /* Writes the parts of p's outputs that no matmul writes. With `split` and dx it is called twice: before parallel.reduce
+     * for dx, without dweight and dbias, and at the end for the others. NULL: nothing. */
     lk_status (*finish)(const lk_head_job<Call> *job, const lk_head_work<Call> &p);
     lk_status (*no_columns)(const lk_head_job<Call> *job, lk_direction direction); /* of a rank without columns: its states */
     lk_status (*fused)(lk_head_job<Call> *job, int64_t chunk); /* lk_head_run_fused; NULL, as all below: there is no FUSED */
@@ -212,13 +212,13 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_head_tail_kernel(const __gr
     lk_put((T *)p.ws.tail + row * p.ws.x_stride + col, row < tail ? lk_to_float(*from) : 0.0f);
 }
 
-/* dx of a chunk, or a panel added to it. */
+/* Computes dx of a chunk, or adds a panel's part to it. */
 template <class T, class Call> LK_HOST lk_status lk_head_dx(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
     const lk_head_shape &s = job->shape;
     const typename Call::args &a = chunk.call.a;
     const lk_head_workspace &ws = chunk.ws;
-    lk_cublas_product m = lk_head_product(job, ws.dx ? LK_DTYPE_F32 : s.type, !job->plan.f32_dx); /* else alpha comes later */
+    lk_cublas_product m = lk_head_product(job, ws.dx ? LK_DTYPE_F32 : s.type, !job->plan.f32_dx); /* f32_dx: alpha comes later */
     m.key.m = a.hidden, m.key.n = chunk.rows, m.key.k = chunk.cols;
     m.key.lda = a.weight_stride, m.key.ldb = lk_head_dz_stride(job, chunk);
     m.key.ldd = ws.dx ? a.hidden : s.compact ? ws.x_stride : a.dx_stride;
@@ -242,7 +242,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_put_dx(const lk_head_jo
     return ws.dx ? lk_head_move_rows<float, T>(job, move) : lk_head_move_rows<T, T>(job, move);
 }
 
-/* Adds a chunk to dweight, for the panel's columns. */
+/* Computes a chunk's part of dweight, of all columns or of a panel's, and adds it to that of the chunks before. */
 template <class T, class Call> LK_HOST lk_status lk_head_dweight(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
     const typename Call::args &a = chunk.call.a;
@@ -306,8 +306,8 @@ template <class T, class Call> LK_HOST lk_status lk_head_dbias(const lk_head_job
     return lk_head_launch(job, lk_head_columns_kernel<T, Call>, lk_ceil_div(chunk.cols, LK_HEAD_THREADS) * ws.splits, columns);
 }
 
-/* After the last chunk: hands dx to the caller's `reduce`, when nothing is left to do for it but the sum over ranks. It is all
- * of dx at once, since chunks follow from a rank's own plan, and all ranks have to call `reduce` alike. */
+/* After the last chunk: completes dx and passes all of it to the caller's `reduce`, which sums it over the ranks. It is one call,
+ * not one per chunk: all ranks have to make the same calls, and their plans may have different chunks. */
 template <class Call> LK_HOST lk_status lk_head_reduce_dx(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
     lk_head_work<Call> p = job->p;
@@ -395,7 +395,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_run_panels(lk_head_job<
 
 /* ---- All of a call ------------------------------------------------------------------------------------------------------- */
 
-/* In the job's mode. */
+/* Runs a call in the job's mode. */
 template <class T, class Call> LK_HOST lk_status lk_head_run_all(lk_head_job<Call> *job)
 {
     const lk_head_shape &s = job->shape;

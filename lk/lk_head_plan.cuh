@@ -15,7 +15,7 @@
  *     lk_head_plan_begin(&planner, &shape);
  *     lk_head_choose(&planner, budget, &plan);      with budget >= planner.least
  *
- * Plans themselves are described in lk/linear_cross_entropy.md.
+ * Plans themselves are described in lk/linear_cross_entropy.md, those of two heads in lk/linear_kl.md.
  *
  * Needs: lk_base.cuh, lk_ptx.cuh.
  */
@@ -50,7 +50,7 @@ typedef struct {
     bool stores;                /* `saved` has logits, not exponentials */
     bool no_panels;             /* the plan may not be LK_HEAD_PATH_PANELS; with `split` it is CHUNKS */
     bool no_targets;            /* a row has no target, and no lse */
-    bool two_heads;             /* logits of a second head exist beside, in other_logits; dZ takes the place of neither */
+    bool two_heads;             /* other_logits has a second head's logits. Then 16-bit dZ never overwrites f32 logits */
     bool fused;                 /* the plan may be, or must be, LK_HEAD_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, other_bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
@@ -58,14 +58,14 @@ typedef struct {
     bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
 } lk_head_shape;
 
-/* How a call is done. */
+/* How a call is done. A stretch, in FUSED, is a number of neighbouring tiles of columns: a row has one state for all of them. */
 typedef struct {
     int path;
-    int64_t chunk_tokens, panel_vocab; /* tokens of a chunk, columns of a panel; FUSED's forward: of a stretch with one state */
+    int64_t chunk_tokens, panel_vocab; /* tokens of a chunk, columns of a panel; FUSED's forward: columns of a stretch */
     int64_t slice_tokens;       /* tokens of a chunk whose f32 logits exist at a time; 0: no slices */
     bool rounds;                /* CHUNKS: dweight is rounded after each chunk, and has no sums in the workspace */
     int64_t kept_vocab;         /* FUSED: columns whose exponentials are kept */
-    int64_t lent_vocab;         /* of those, the ones that are kept in dweight's memory */
+    int64_t lent_vocab;         /* of those, the lent ones: they are kept in dweight's memory */
     bool f32_dx;                /* FUSED, all columns in one panel: cuBLASLt computes dx in f32, and a pass rounds it */
     size_t bytes, need;         /* of the arrays; of the smallest workspace that it fits into. lk_head_fits sets both */
     size_t workspace_bytes;     /* this and what follows, once it is chosen: what the plan uses, cublas_bytes included */
@@ -87,7 +87,7 @@ typedef struct {
     int64_t counted;
     float divisor;          /* of a mean: denominator, else the sum of class weights, else valid_rows */
     float weights;          /* the sum of all class weights */
-    float alpha, zero, one; /* lk_cublas_product's scalars: 16-bit dZ is stored over alpha */
+    float alpha, zero, one; /* lk_cublas_product's scalars: 16-bit dZ is stored divided by alpha */
     int32_t too_many, bad;  /* not 0: more than max_counted count; some target is bad, */
     int32_t spoils;         /* and its row_weight is not 0 */
 } lk_head_counts;
@@ -136,7 +136,7 @@ typedef struct {
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     float *row_weight;     /* [rows], the caller's; where the call gives a loss */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
-    float *factor;         /* [rows], the gradient of the row's loss, row_weight included, over counts->alpha */
+    float *factor;         /* [rows], the gradient of the row's loss, divided by counts->alpha; in cross entropy times row_weight */
     float *dlse, *dentropy; /* [rows] */
     float *loss, *z, *lse, *entropy; /* [rows]; entropy with statistics [4, rows] */
     float *lse_low;        /* [rows], what lse was rounded by; NULL: not known */
@@ -145,7 +145,7 @@ typedef struct {
     void *states;          /* panels: packed states [chunk], of the columns so far, except for the target's */
     float *logit;          /* fused: [rows], the target's */
     lk_head_sums *sums;     /* fused: [chunk, stretches] */
-    lk_head_more *more;     /* fused, with entropy or argmax: likewise; with statistics lk_head_more_squares */
+    lk_head_more *more;     /* fused, with entropy, argmax or dentropy: [chunk, stretches]; statistics: lk_head_more_squares */
     float *sample;         /* fused: [chunk, LK_HEAD_SAMPLE], logits without bias, of columns spread over the vocabulary */
     float *references;     /* fused: [chunk, kept tiles], what a row's exponentials of a tile are relative to */
     float *scale;          /* fused: [chunk], v of lk_head_sm90.cuh: a row's exponentials times v are its dZ; NULL: 1 */
@@ -163,14 +163,14 @@ typedef struct {
                               sums, more and references, before scaled_x, or in dweight */
     float *dweight;        /* [vocab, hidden], sums over chunks */
     int8_t *low;           /* fused: [tiles of dweight, LK_GEMM_ROWS LK_GEMM_COLS], the last 8 of a sum's 24 bits */
-    int8_t *low_dx;        /* fused: likewise, of dx */
+    int8_t *low_dx;        /* fused: as low, of dx */
     void *logits;          /* [chunk, logits_stride]; dZ in place, 16-bit dZ of f32 logits in the first half of each row */
     /* fused: [chunk, cols] each, exponentials of the first columns; logits has the others' */
     lk_head_dweight_part dweight_parts[LK_HEAD_DWEIGHT_PARTS];
     float *slice;          /* [slice, logits_stride], f32 logits of a slice, or in saved; logits then holds dZ alone, in T */
     void *other_logits;    /* two heads: [slice, logits_stride], or without slices [chunk, logits_stride] */
     void *cublas;
-    int64_t stretches;     /* fused: the most of a row that sums has room for */
+    int64_t stretches;     /* fused: of a row, at most; sums has room for so many */
     int64_t logits_stride, x_stride, splits;
     size_t bytes;          /* of all but cublas */
 } lk_head_workspace;
@@ -202,19 +202,21 @@ LK_HOST char *lk_head_base(void *memory)
     return memory ? (char *)(((uintptr_t)memory + 255) / 256 * 256) : (char *)256;
 }
 
-/* Whether dweight has sums of its own: it has 16 bits and several chunks. */
+/* Whether a dweight of 16 bits has to be summed over several chunks. */
 LK_HOST bool lk_head_sums_dweight(const lk_head_shape *s, int64_t chunk)
 {
     return s->dweight && s->dweight_dtype != LK_DTYPE_F32 && chunk < s->rows;
 }
 
-/* Whether short chunks round dweight: calls without PANELS could not run in a workspace smaller than its sums. */
+/* Whether short chunks may round dweight. Calls without PANELS need this: else they could not run in a workspace that is smaller
+ * than the f32 sums of dweight. */
 LK_HOST bool lk_head_may_round(const lk_head_shape *s)
 {
     return s->no_panels && s->dweight && s->dweight_dtype != LK_DTYPE_F32;
 }
 
-/* Whether a plan of chunks may have slices: 16-bit dZ needs half the memory of f32 logits. With two heads it has slices then. */
+/* Whether a plan of chunks may have slices: where 16-bit dZ needs half the memory of f32 logits. With two heads it then must, since
+ * the loss's kernel cannot write such dZ over the logits. */
 LK_HOST bool lk_head_slices(const lk_head_shape *s, int path)
 {
     const bool wider = s->type != LK_DTYPE_F32 && s->logits_type == LK_DTYPE_F32;
@@ -233,7 +235,8 @@ LK_HOST bool lk_head_dx_in_dweight(const lk_head_shape *s)
     return lk_head_lends(s) && s->rows * 4 <= s->vocab * lk_head_bytes_of(s->dweight_dtype);
 }
 
-/* The tokens whose logits fit into dweight, until its one product or its sums are written. */
+/* How many tokens' logits (with two heads, of both) fit into dweight's memory, which is free until dweight's one matmul, or until
+ * the pass that rounds its sums. 0: it may not be scratch, or it is f32 and the sum over chunks itself. */
 LK_HOST int64_t lk_head_rows_in_dweight(const lk_head_shape *s, int64_t chunk)
 {
     if (!lk_head_lends(s) || !(chunk >= s->rows || lk_head_sums_dweight(s, chunk))) return 0;
@@ -263,15 +266,15 @@ LK_HOST bool lk_head_many_columns(const lk_head_shape *s, int64_t few)
     return vocab > few || (vocab > LK_HEAD_WIDE && lk_head_tail_cols(s, vocab));
 }
 
-/* FUSED: how many stretches of a pair of row tiles run at a time: one per cluster. In forward by itself up to 128 rows have one row
- * tile, and each block of a cluster a stretch of its own. */
+/* FUSED: how many stretches of a pair of row tiles run at a time: one per cluster. In forward by itself up to 128 rows are one row
+ * tile, and each block of a cluster has stretches of its own. */
 LK_HOST int64_t lk_head_at_once(const lk_head_shape *s, int64_t rows)
 {
     return !s->gradient && !s->saves && rows <= LK_HEAD_PAIR_ROWS / 2 ? 2 * (int64_t)s->clusters : s->clusters;
 }
 
-/* FUSED: the tiles of a stretch that take the least time. Clusters take whole stretches, in rounds. Of about equal times the fewest
- * stretches win, at most `most` of them. The list goes from few stretches to many, so a smaller `most` only ends it earlier. */
+/* FUSED: how many tiles a stretch has for the least time. Clusters take whole stretches, in rounds. Of about equal times the fewest
+ * stretches win, at most `most` of them. They are tried from few to many, so a smaller `most` only ends the list earlier. */
 LK_HOST int lk_head_stretch(const lk_head_shape *s, int64_t rows, int64_t cols, int64_t most)
 {
     const int64_t pairs = lk_ceil_div(rows, LK_HEAD_PAIR_ROWS), tiles = lk_ceil_div(cols, LK_HEAD_TILE_COLS);
@@ -388,16 +391,16 @@ LK_HOST lk_head_workspace lk_head_lay_out_stored(const lk_head_shape *s, const l
     return ws;
 }
 
-/* The most stretches where exponentials or dZ are stored: their states take half of the copy of x that may overwrite them, or
- * 1 KiB per row. */
+/* The most stretches of a row, in calls that store exponentials or dZ. Their sums, of 16 bytes, take half as much memory as the
+ * copy of x, which may overwrite them; or 1 KiB per row, if that is more. */
 LK_HOST int64_t lk_head_most_stretches(const lk_head_shape *s)
 {
     return s->hidden / 16 > 64 ? s->hidden / 16 : 64;
 }
 
-/* The memory of dweight that FUSED borrows. Rows of dweight may be written once the exponentials in them have been used. So the
- * first part lies behind the rows of its own columns. The rows of the second part's columns may be where the first part was,
- * and so on: each part is `times` as large as the one before. Returns all their columns. For example, 8192 x 4096 x 131072:
+/* The parts of dweight's memory that are lent to FUSED; returns their columns. Rows of dweight may be written once the exponentials
+ * in them have been used. So the first part lies behind the rows of its own columns. The rows of the second part's columns may be
+ * where the first part was, and so on: each part is `times` as large as the one before. For example, 8192 x 4096 x 131072:
  *     dweight's rows   0 free | 8704 exponentials of columns 0 to 8703 | 26112 of columns 8704 to 26111 | 60928 of the next
  * Columns 0 to 8703 are finished first, into the free rows; then their exponentials' place is free for the next rows. */
 LK_HOST int64_t lk_head_borrow(const lk_head_shape *s, lk_head_dweight_part (&dweight_parts)[LK_HEAD_DWEIGHT_PARTS])
@@ -465,16 +468,16 @@ LK_HOST lk_head_workspace lk_head_lay_out(const lk_head_shape *s, const lk_head_
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* The bytes for cuBLASLt besides arrays of `bytes`, at least: a ninth, which is a tenth of both. FUSED has fewer, since they
- * could be columns that are kept. */
+/* The least bytes for cuBLASLt beside arrays of `bytes`: a ninth of them, which is a tenth of the workspace, and at most
+ * LK_HEAD_CUBLAS_BYTES. FUSED: at most a quarter of that, since the memory could keep more columns. */
 LK_HOST size_t lk_head_reserve(size_t bytes, bool fused)
 {
     const size_t most = fused ? LK_HEAD_CUBLAS_BYTES / 4 : LK_HEAD_CUBLAS_BYTES;
     return bytes / 9 < most ? bytes / 9 / 256 * 256 : most;
 }
 
-/* Whether cuBLASLt gets memory. In FUSED it does where it computes dweight, all but sums over chunks in 16 bits, or dx. The sample
- * of the logits gets no more than that. */
+/* Whether cuBLASLt gets memory. In FUSED it does where it computes dx, or dweight: any but one of 16 bits over several chunks. The
+ * sample of the logits gets no more than that. */
 LK_HOST bool lk_head_needs_cublas(const lk_head_shape *s, const lk_head_plan *plan)
 {
     return plan->path != LK_HEAD_PATH_FUSED || plan->f32_dx || (s->dweight && !lk_head_sums_dweight(s, plan->chunk_tokens));
@@ -604,8 +607,8 @@ LK_HOST bool lk_head_keeps(const lk_head_shape *s)
     return s->gradient && s->gives_loss && !more && !s->panel_vocab;
 }
 
-/* The width of panels of at most `most` tiles that compute `tiles` tiles of columns again in the least time: rounds of all
- * clusters for the logits and for dweight, times the length of their sums, and a round and a half for a panel's own costs. */
+/* The width of panels, of at most `most` tiles, that compute `tiles` tiles of columns again in the least time. The time of a panel:
+ * rounds of all clusters for its logits, and 1.5 for its own costs, times `hidden`; and rounds for its dweight, times `rows`. */
 LK_HOST int64_t lk_head_even_panel(const lk_head_shape *s, int64_t tiles, int64_t most)
 {
     const int64_t hidden = s->hidden, cols = lk_ceil_div(hidden, LK_HEAD_TILE_COLS);
@@ -686,8 +689,8 @@ LK_HOST bool lk_head_plan_fused_chunks(lk_head_planner *p, size_t budget, lk_hea
     return false;
 }
 
-/* Gives a plan of FUSED's forward, which fits with one stretch, the best stretches that fit. Those that fit are the first of one
- * list, so the plan's own bytes have the same stretches. */
+/* Sets the stretches of a plan of FUSED's forward: the best ones that fit. With one stretch the plan fits. A smaller budget only
+ * ends the list of lk_head_stretch earlier, so a workspace of the plan's own bytes has the same stretches. */
 LK_HOST void lk_head_plan_stretches(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
     const lk_head_shape *const s = &p->shape;
@@ -746,11 +749,11 @@ LK_HOST size_t lk_head_smallest(lk_head_planner *p, int path)
         return in_chunks < at_once ? in_chunks : at_once;
     }
     const int64_t few = given ? given : lk_head_min(s->rows, 64);
-    const int64_t slice = !lk_head_slices(s, path) ? 0 : s->slice_tokens || !s->two_heads ? s->slice_tokens : 64;
+    const int64_t slice = !lk_head_slices(s, path) ? 0 : s->slice_tokens || !s->two_heads ? s->slice_tokens : 32;
     const int64_t panel = path == LK_HEAD_PATH_CHUNKS ? vocab : lk_head_panel_cols(s, LK_HEAD_NARROW);
     lk_head_plan some = lk_head_stored_plan(path, few, panel, slice);
     lk_head_plan all = lk_head_stored_plan(path, given ? given : s->rows, panel, slice);
-    some.rounds = all.rounds = s->no_panels; /* so dweight holds no logits, wherever it lies */
+    some.rounds = all.rounds = s->no_panels; /* then no logits lie in dweight, wherever that is */
     const size_t in_chunks = lk_head_need(p, &some), at_once = lk_head_need(p, &all);
     return in_chunks < at_once ? in_chunks : at_once;
 }
@@ -768,9 +771,10 @@ LK_HOST void lk_head_plan_begin(lk_head_planner *p, const lk_head_shape *shape)
     }
 }
 
-/* All columns of chunks of tokens: their logits; else their dZ, and f32 logits of slices, the longest that fit. The last ones
- * lie in dweight. With two heads the fewest chunks win, by any slices of 512 tokens or more, which keep tensor cores busy; shorter
- * ones are for a caller's long chunks. rounds: of the plan. */
+/* A plan of CHUNKS. Without slices it stores the logits of a chunk, and dZ overwrites them. With slices it stores a chunk's dZ, and
+ * f32 logits of one slice. One head takes the first length of `one` that fits: 0 means no slices, the last one fits into dweight.
+ * Two heads take the fewest chunks, and the first length of `two` that allows them. Slices below 512 tokens, which do not keep
+ * tensor cores busy, are only for a caller's chunk_tokens. rounds: as in lk_head_plan. */
 LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewest, lk_head_plan *plan, bool rounds = false)
 {
     const lk_head_shape *const s = &p->shape;
@@ -778,9 +782,9 @@ LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewe
     const bool slices = lk_head_slices(s, path);
     const int64_t given = slices ? s->slice_tokens : 0;
     const int64_t in_dweight = rounds ? 0 : lk_head_rows_in_dweight(s, fewest) / 128 * 128;
-    const int64_t one[] = {0, 4096, 2048, in_dweight}, two[] = {4096, 2048, in_dweight > 512 ? in_dweight : 512, 512, 256, 128, 64};
+    const int64_t one[] = {0, 4096, 2048, in_dweight}, two[] = {4096, 2048, in_dweight > 512 ? in_dweight : 512, 512, 256, 128, 64, 32};
     const int64_t *const lengths = !slices || given ? &given : s->two_heads ? two : one;
-    const int count = !slices || given ? 1 : s->two_heads && s->chunk_tokens ? 7 : 4;
+    const int count = !slices || given ? 1 : s->two_heads && s->chunk_tokens ? 8 : 4;
     int64_t best = 0;
     if (!lk_head_may_be(s, path)) return false;
     for (int i = 0; i < count; i++) {
@@ -810,8 +814,9 @@ LK_HOST bool lk_head_plan_panels(lk_head_planner *p, size_t budget, int64_t cols
     return true;
 }
 
-/* The plan: the first of this list that fits. Chunks are short only where CHUNKS' smallest plan needs no more than that of
- * PANELS; else more memory could mean PANELS, and one more matmul. */
+/* The plan: the first of this list that fits. Chunks below 512 tokens come before PANELS only where CHUNKS' smallest plan needs no
+ * more memory than that of PANELS. There a workspace that is too small for PANELS gets CHUNKS, so a larger one must not get PANELS,
+ * which have one matmul more. The last entry is for calls that may round. */
 LK_HOST bool lk_head_search(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
     const lk_head_shape *const s = &p->shape;
@@ -831,7 +836,8 @@ LK_HOST bool lk_head_search(lk_head_planner *p, size_t budget, lk_head_plan *pla
 }
 
 /* The plan within the budget, which is at least p->least. cuBLASLt gets what is left. A plan may need less than the budget, and
- * with those bytes the search may find another plan. So it is repeated until a plan is also that of its own bytes. */
+ * with those bytes the search may find another plan. So the search is repeated, each time with the bytes of the plan that it
+ * found, until these stay the same. */
 LK_HOST void lk_head_choose(lk_head_planner *p, size_t budget, lk_head_plan *plan)
 {
     const lk_head_shape *const s = &p->shape;

@@ -3,8 +3,8 @@
  * of the gradients, and the steps of a chunk. Another architecture gets a file of its own.
  *
  * lk_head.cuh takes these steps by the entry `fused` of a loss's table. They are for losses of cross entropy: one target for each
- * row, which may be one of several ids, and the state and the gradient of lk_loss.cuh. What is said of the rows' results, and of
- * the columns besides the target, is the loss's: fused_rows, fused_backward, fused_terms and fused_panel of its table.
+ * row, which may be one of several ids, and the state and the gradient of lk_loss.cuh. A loss has functions of its own for the
+ * rows' results and for ids besides the target: fused_rows, fused_backward, fused_terms and fused_panel of its table.
  *
  * Needs: lk_head.cuh, lk_gemm.cuh, lk_loss.cuh and what these need.
  */
@@ -21,21 +21,21 @@ static_assert(LK_HEAD_TILE_COLS == LK_GEMM_COLS && LK_HEAD_PAIR_ROWS == 2 * LK_G
 
 /* ---- The idea: logits stay in registers ---------------------------------------------------------------------------------- */
 
-/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits. forward_backward keeps exponentials of as many columns
- * as there is memory for, in bf16:
+/* Kernels of lk_gemm.cuh's tiles. forward stores nothing of the logits; with `saved` it keeps exponentials of all columns.
+ * forward_backward keeps those of as many columns as there is memory for, in bf16:
  *   E[t,j] = exp(scale (logit[t,j] - reference[t]))
- * dZ is E times a factor v[t] that is known when the row's sum is. So dx = v (E weight), and dweight = E^T (v x). The logits of
- * the other columns are computed again, a panel at a time, when lse is known: then the tile leaves as dZ. So are those of
- * backward.
+ * dZ is E times a factor v[t], which is known when the row's sum is. So dx = v (E weight), and dweight = E^T (v x). The logits of
+ * the other columns are computed again, a panel at a time, when lse is known. The kernel then writes dZ instead of E. backward
+ * without `saved` does this for all columns.
  *
  * The target's dZ is never among them. It is often the largest of its row, so its rounding would be most of the gradients'
  * error. It stays in float: lk_head_products_kernel adds it times a row of weight to dx, lk_head_targets_kernel adds it times a
  * row of x to dweight.
  *
- * A row's exponentials have one reference, chosen before the row is known. It is guessed from a few columns, whose maximum and
- * mean say how far the largest of all columns may be. bf16 has float's range, so a tile may be 2^40 above the guess or 2^90
- * below it. Beyond that, a tile takes its own maximum for that row and writes it to `references`. The factor kernel rescales
- * it. */
+ * A row has one reference, guessed before its logits are known: from a few columns, whose maximum and mean say how large the
+ * maximum of all columns may be. bf16 has float's range, so the guess serves every tile whose largest exponential is between
+ * 2^-90 and 2^40. Any other tile takes its own maximum as its reference for that row. `references` has all. The factor kernel
+ * rescales the tiles whose reference is not the row's largest. */
 
 /* Pairs of row tiles that walk the vocabulary together: few enough for their x, 24 MiB at hidden 4096, to stay in L2. */
 #define LK_HEAD_GROUP 12
@@ -63,8 +63,8 @@ template <class Args> LK_DEVICE float lk_head_scale(const Args &a)
     return a.softcap > 0.0f ? 1.0f : a.logit_scale;
 }
 
-/* What lk_ce_dz and lk_ce_target_dz need of a row. Here e is p, so p_factor has no other factor, and rate and base are not used,
- * until lk_head_by_lse changes that. p_factor is NaN where lse is not finite. */
+/* What lk_ce_dz and lk_ce_target_dz need of a row. lk_ce_dz multiplies p_factor by an e of each column. At first p_factor is for
+ * e = p, and rate and base are not set: lk_head_by_lse sets them. p_factor is NaN where lse is not finite. */
 typedef struct {
     lk_ce_gradient g;
     float f_rest, f_lse, w_term;
@@ -94,13 +94,14 @@ template <class Call> LK_DEVICE float lk_head_lse_low(const lk_head_work<Call> &
     return p.ws.lse_low ? p.ws.lse_low[row] : 0.0f;
 }
 
-/* Likewise, of a row whose lse and entropy are known. */
+/* lk_head_terms_of for a row whose lse and entropy the workspace has. */
 template <class Call> LK_DEVICE lk_head_terms lk_head_terms_at(const lk_head_work<Call> &p, int64_t row, int y)
 {
     return lk_head_terms_of(p, row, y, p.ws.lse[row], lk_head_lse_low(p, row), p.ws.dentropy ? p.ws.entropy[row] : 0.0f);
 }
 
-/* Now e is 2^(rate v - base), p without the factor that this returns: what rounding took off base and lse is in that. */
+/* From here on e is 2^(rate v - base), of a column's value v. Returns p_scale: p = p_scale e. It holds what base and lse lose by
+ * rounding, and is multiplied into the factors. */
 template <class Call> LK_DEVICE float lk_head_by_lse(const lk_head_work<Call> &p, int64_t row, lk_head_terms *t)
 {
     const float p_scale = lk_ce_p_scale(p.ws.lse[row], lk_head_lse_low(p, row), lk_head_scale(p.call.a), &t->g.rate, &t->g.base);
@@ -512,8 +513,8 @@ LK_DEVICE void lk_head_rescale(const lk_head_fused<Call> &p, int64_t row, int y,
     }
 }
 
-/* v of a row: what dZ is times its exponentials, whose largest reference is base; and the target's dZ. s: its state without the
- * target in the sums; lse: of all columns. */
+/* Returns v of a row: its dZ is v times its exponentials, when these are relative to base, the row's largest reference. Sets
+ * target_dz. s: the row's state without the target in the sums; lse: of all columns. */
 template <class Args>
 LK_DEVICE float lk_head_row_factor(const Args &a, const lk_ce_row &s, const lk_head_terms &t, float base, float slope,
                                    float lse, float *target_dz)
@@ -569,9 +570,9 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_head_others_kernel(const __
  * does both, so that no cluster is idle at the end of the first. A transposed factor lies in shared memory as squares of 64 k
  * by 64. The last panel's tiles add the target's dZ times its row of weight.
  *
- * A sum over launches, dx's over panels or dweight's over chunks, is kept in the caller's bf16, rounded, and in one byte per
- * element of the workspace: the rest of the sum, in units of 2^-8 of a bf16's last place. That is 24 bits in all, and no
- * pass that rounds is left after the last launch. Any other dweight is cuBLASLt's, which is faster. */
+ * A sum over launches (dx over panels, dweight over chunks) has 24 bits. The caller's bf16 has the rounded sum. The workspace has
+ * one byte more per element: the rest of the sum, in units of 2^-8 of a bf16's last place. So no pass has to round after the
+ * last launch. Any other dweight is cuBLASLt's, which is faster. */
 
 #define LK_HEAD_BAND 8 /* pairs of row tiles that walk all columns together, as LK_HEAD_GROUP */
 
@@ -851,7 +852,7 @@ template <class T, class Call> LK_HOST lk_status lk_head_sample(const lk_head_jo
     return lk_head_multiply(job, &m);
 }
 
-/* dx of a panel's columns, and dweight if it has sums of its own. */
+/* dx of a panel's columns; dweight: also that, as a sum over chunks in 24 bits. */
 template <class Call>
 LK_HOST lk_status lk_head_run_gradients(const lk_head_job<Call> *job, const lk_head_work<Call> &chunk, bool dweight)
 {

@@ -27,8 +27,8 @@
 
 /* ---- Labels -------------------------------------------------------------------------------------------------------------- */
 
-/* What stands for a target where there is no column: the row is ignored; it counts, and its target is outside of the classes; the
- * column is another rank's or panel's. */
+/* A target without a column here. LK_IGNORED: the row is ignored. LK_BAD: the row counts, but its target is none of the classes.
+ * LK_ELSEWHERE: another rank or panel has the column. */
 enum { LK_IGNORED = -1, LK_BAD = -2, LK_ELSEWHERE = INT32_MAX };
 
 /* What a row's target means. */
@@ -47,11 +47,11 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int
 
 /* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
  * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
- * scale. Sums are taken against a reference: max where that is finite, else 0. max is the largest v, or a kernel's choice at most
- * 65 / scale below it, as in the kernels of cross_entropy, or a softcap of up to 40.
- * The states of two disjoint sets of columns merge into the state of their union: max and argmax exactly, target too, except that
- * a NaN may be lost, sums to float rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf, and
- * -inf adds nothing to it. */
+ * scale. Sums are taken against a reference: max where that is finite, else 0. max need not be the maximum. It is the
+ * largest v; or a value at most 65 / scale below it, in kernels of cross_entropy; or a softcap of up to 40.
+ * The states of two disjoint sets of columns merge into the state of their union. That is exact for max, argmax and target (but a
+ * target that is NaN may be lost); sums have float rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf,
+ * and -inf adds nothing to it. */
 typedef struct {
     float max;      /* the largest v, or near it; -inf when empty */
     float sum;      /* sum_j exp(scale (v[j] - reference)) */
@@ -69,8 +69,8 @@ struct lk_ce_row_squares : lk_ce_row {
 };
 template <class State> constexpr bool lk_ce_has_squares = sizeof(State) > sizeof(lk_ce_row);
 
-/* So that a total of 2^30 logits does not overflow: 2^-30, or 1 where the logits of a finite z are small. What is rounded to 0 is
- * less than 2^-65 of z. */
+/* The factor of logits in `total`, so that a total of 2^30 logits does not overflow: 2^-30; or 1 if scale is so large that logits
+ * with a finite z are small. A logit is rounded to 0 only if its |z| is below 2^-65. */
 LK_DEVICE float lk_ce_mean_unit(float scale)
 {
     return scale < 0x1p30f ? 0x1p-30f : 1.0f;
@@ -112,7 +112,7 @@ template <bool exact> LK_DEVICE float lk_ce_factor(float scale, float d)
 }
 
 /* The same state with a larger or equal max. exact, here and below: as in lk_ce_factor. Kernels that read logits are exact
- * for f32 alone: results of 16 bits do not show it. Merging the states of ranks and panels always is. */
+ * for f32 alone, since it does not matter for 16-bit results. Merging the states of ranks and panels is always exact. */
 template <bool exact = false, class State> LK_DEVICE State lk_ce_row_raise(State s, float max, float scale)
 {
     const float reference = lk_lse_reference(max), shift = lk_lse_reference(s.max) - reference;
@@ -125,9 +125,9 @@ template <bool exact = false, class State> LK_DEVICE State lk_ce_row_raise(State
     return s;
 }
 
-/* Raises a state halfway to v, a value far above its max. Its max may be below its largest v, so that its sum is very large. One
- * factor for the whole way could be below 2^-126, so 0, where factor times sum is not. So raise in two steps; this is the first.
- * Where there is no number halfway, the state stays as it is. */
+/* Raises a state halfway to v, a value far above its max. Its max may be below its largest v, so its sum may be very large. One
+ * factor for all of the raise could then underflow to 0, although factor * sum would not. So raise in two steps; this is the
+ * first. If the value halfway is not finite, the state stays as it is. */
 template <bool exact = false, class State> LK_DEVICE State lk_ce_row_raise_halfway(State s, float v, float scale)
 {
     const float halfway = 0.5f * s.max + 0.5f * v;
@@ -294,8 +294,8 @@ template <class Args> LK_HOST int lk_ce_state_bytes(const Args *a)
 
 /* ---- The softcap --------------------------------------------------------------------------------------------------------- */
 
-/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. With fewer
- * registers than lk_ce_cap, which is more exact than logits of 16 bits show. */
+/* tanh(u) and its derivative 1 - tanh(u)^2, both to a few units in the last place; the polynomial is a least-maximum fit. It takes
+ * fewer registers than lk_ce_cap, whose extra accuracy does not matter for 16-bit logits. */
 LK_DEVICE float lk_ce_tanh(float u, float *slope)
 {
     const float e = lk_exp(-2.0f * fabsf(u)), inverse = __fdividef(1.0f, 1.0f + e), square = u * u;
@@ -349,8 +349,8 @@ LK_DEVICE float lk_ce_logistic_rate(float logit_scale, float softcap)
     return 2.0f * LK_LOG2E * __fdividef(logit_scale, softcap);
 }
 
-/* z and slope of n logits, which become z. Where it is not exact, z is off by softcap 2^-20: logits of 16 bits do not show that
- * unless softcap is large. */
+/* z and slope of n logits, which become z. Where it is not exact, z is off by softcap 2^-20: that does not matter for 16-bit
+ * logits, unless softcap is large. */
 template <bool exact, int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slope)[n], float logit_scale, float softcap)
 {
     if constexpr (!exact && n % 2 == 0) {
@@ -394,7 +394,7 @@ LK_DEVICE lk_ce_row lk_ce_add_capped(lk_ce_row s, const float (&x)[n], float log
 
 /* ---- The state with all options ------------------------------------------------------------------------------------------ */
 
-/* Adds the logits x of columns col, col + 1, ... to the state. plain: no option needs more than max and sum. exact: lk_ce_cap's. */
+/* Adds the logits x of columns col, col + 1, ... to the state. plain: options need only max and sum. exact: for lk_ce_cap. */
 template <bool plain, bool exact, class State, class Args, int n>
 LK_DEVICE State lk_ce_add(State s, const float (&x)[n], int64_t col, const Args &a)
 {
@@ -427,11 +427,11 @@ LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
 
 /* ---- The sums of many vectors --------------------------------------------------------------------------------------------- */
 
-/* What a thread sums up of its columns, with few instructions for each; begin with lk_ce_tally_empty. The sums are of
- * t = rate (v - reference) and e = 2^t, with rate = scale log2(e). Columns with a t above 2 raise the reference first; few do, if
- * it is the largest v of many others. failed: a column was NaN, +inf or so large that the sums are not exact; then they are void,
- * and the columns are to be added to a state. exact, here and below: t of the largest v is 0, as a state has it. Otherwise t is
- * rate v - base, which is one instruction less; base is rate reference, rounded. */
+/* The sums of a thread's columns, with few instructions for each column; begin with lk_ce_tally_empty. The sums are of
+ * t = rate (v - reference) and e = 2^t, with rate = scale log2(e). A column with t above 2 raises the reference first. This is
+ * rare if the reference is the largest v of many. failed: a column was NaN, +inf or too large for exact sums, or rate too small.
+ * Then do not use the sums: add the columns to a state instead. exact, here and below: t is computed so, and is 0 for
+ * v = reference, as in a state. Otherwise t is rate v - base, one instruction less; base is rate * reference, rounded. */
 template <class State> struct lk_ce_tally {
     float reference, base;    /* -inf and 0: nothing is in the sums */
     float sum, terms;         /* of e; of e t, where 0 times -inf counts 0 */
@@ -474,8 +474,8 @@ template <int n> LK_DEVICE float lk_ce_most(const float (&x)[n])
     return most;
 }
 
-/* Adds the logits x of columns col, col + 1, ... without class weights; to the argmax only where there are several, and later
- * columns later. exact: lk_ce_cap's. */
+/* Adds the logits x of columns col, col + 1, ..., without class weights. The argmax is updated only if n > 1; then call it with
+ * rising columns. exact: for lk_ce_tally and lk_ce_cap. */
 template <bool exact, class State, class Args, int n>
 LK_DEVICE void lk_ce_tally_add(lk_ce_tally<State> *t, const float (&x)[n], int col, const Args &a)
 {
@@ -702,15 +702,15 @@ LK_DEVICE void lk_ce_dz(float (&v)[n], const float (&e)[n], const float (&w)[n],
     }
 }
 
-/* The gradient of the target: f_lse p[y] minus what the others get. others: the sum of their p, so that nothing cancels where p[y] is
- * almost 1. Below 1/2 the error of p[y] is less than that of the sum. */
+/* The gradient of the target: f_lse p[y] minus what the others get. others: the sum of their p, so that nothing cancels where p[y]
+ * is almost 1. Below 1/2 the error of p[y] is less than that of the sum. */
 LK_DEVICE float lk_ce_target_dz(float f_lse, float f_rest, float w_term, float p, float others, float entropy_term, float slope)
 {
     return (fmaf(f_lse, p, w_term) - f_rest * (p < 0.5f ? 1.0f - p : others) + entropy_term) * slope;
 }
 
 /* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
- * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. exact: lk_ce_cap's. */
+ * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. exact: for lk_ce_cap. */
 template <bool plain, bool backward, bool exact, class Args, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int target_offset,
                                    float *sum)

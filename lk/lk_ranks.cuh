@@ -9,43 +9,51 @@
  *   parallel    lk_vocab_parallel of lk_base.cuh: which columns are this rank's, and the caller's collectives
  *   states      what a rank computes of each row from its own columns, for the other ranks. In device memory; each header says
  *               how many bytes a row takes
- *   all_states  the states of all ranks, in their order. `states` is no part of it
+ *   all_states  the states of all ranks, in the order of ranks, with a copy of this rank's own: ranks times as many bytes. It is
+ *               aligned as `states`, and must not overlap `states`
  *
- * With parallel.all_gather, forward and forward_backward are one call; all ranks make it:
+ * With parallel.all_gather, forward is a single call, and so is forward_backward. All ranks make the same call:
  *     lk_<op>_parallel_args args = {};
- *     args.common = ...;                                              // as of <op>.cuh
+ *     args.common = ...;                                              // the fields of <op>.cuh
  *     args.parallel.vocab_start = first, args.parallel.vocab_total = all;
  *     args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
- *     size_t *bytes = &args.common.workspace_bytes;                   // what is gathered lies in the workspace
+ *     size_t *bytes = &args.common.workspace_bytes;                   // the workspace has all_states, and `states` if NULL
  *     lk_status status = lk_<op>_parallel_forward_backward_workspace_bytes_bf16(&args, bytes);
  *     args.common.workspace = ...;
  *     status = lk_<op>_parallel_forward_backward_bf16(&args, stream);
  *
- * Without it each step is a call, and the caller gathers `states` of all ranks into all_states. Each call may need a workspace, and
- * has its own ..._workspace_bytes, as above:
+ * If you give `states` to this call, set it before you ask for the bytes.
+ *
+ * Without all_gather, each step is a call of its own, and the caller gathers `states` of all ranks into all_states. Each call may
+ * need a workspace, and has its own ..._workspace_bytes, as above:
  *     args.parallel.all_gather = NULL, args.states = states;
- *     status = lk_<op>_parallel_forward_bf16(&args, stream);          // FORWARD writes states, and `saved` if given
- *     args.all_states = ...;                                          // gathered
- *     status = lk_<op>_parallel_finish_bf16(&args, stream);           // FINISH merges them and writes the results
- *     status = lk_<op>_parallel_backward_bf16(&args, stream);         // BACKWARD: gradients of this rank's columns
- *   BETWEEN     of a loss whose terms need the sums of all columns, kl's JENSEN_SHANNON: a call after the gathering, which writes
- *               states again; these are gathered in the same way before finish. lk does not see that it is missing: the loss is
- *               wrong then
- * Set the same options and outputs in all calls of a step: the size of a state follows from some of them, as each header says, and
- * lk does not see a difference. finish, and calls with all_gather, write to `states` what backward reads besides their outputs;
- * `states` may be NULL if no backward follows. So to call backward after a forward with all_gather, give forward `states` and lse.
+ *     status = lk_<op>_parallel_forward_bf16(&args, stream);          // writes `states`, and `saved` of linear_cross_entropy
+ *     args.all_states = ...;                                          // `states` of all ranks, gathered
+ *     status = lk_<op>_parallel_finish_bf16(&args, stream);           // merges them and writes the results
+ *     status = lk_<op>_parallel_backward_bf16(&args, stream);         // gradients of this rank's columns
+ * kl and linear_kl have the call between, for JENSEN_SHANNON: its terms need the sums of all columns. In place of finish above:
+ *       status = lk_<op>_parallel_between_bf16(&args, stream);        // reads all_states, writes `states` again
+ *       ...                                                           // gather again, into the same all_states
+ *       status = lk_<op>_parallel_finish_bf16(&args, stream);
+ * lk does not notice a missing between: then the loss is 0, and lse and the gradients are wrong.
  *
- * A rank may have no columns; it makes all calls. A call that fails returns its status on its own rank; where a callback does not
- * return 0, the call returns its number. lk waits for no rank.
+ * Set the same options and outputs in all calls from forward to backward: the size of a state follows from some of them, as each
+ * header says, and lk does not see a difference. finish, and calls with all_gather, write to `states` what backward needs. There
+ * `states` may be NULL if no backward follows. To call backward after a forward with all_gather, give forward `states`, and the
+ * outputs that the op's backward reads: for the cross entropies lse and those named in the header, for kl none.
  *
- * Errors. Fields that a call does not have come first, then these, then those of the op:
- *   LK_ERR_SHAPE   parallel.vocab_total is 0; it, vocab, vocab_start, rank (below ranks), ranks (1 to 2^16) or reduce_sms is out of
- *                  range; ranks is 1, and vocab is not vocab_total
- *   LK_ERR_NULL    forward_backward without all_gather; then, in the order of the op's own: states or all_states where the call
- *                  needs it
- * Compiled with -DLK_CHECK, a call with all_gather first gathers vocab_start and vocab of all ranks, 32 bytes of each, and fails
- * where ranks share columns or columns are missing. Compile it so for all ranks or for none. It does not look in a graph's capture,
- * for more than 1024 ranks, or where the states of a rank have less than 32 bytes.
+ * A rank may have no columns: vocab is 0, and tensors with columns may be NULL. It makes the same calls as the others. A call that
+ * fails returns its status on its own rank. The other ranks do not learn of it, so they may wait in a collective for ever. If a
+ * callback returns a number that is not 0, the call returns that number.
+ *
+ * Errors, in the order of the checks: fields that the call does not take, then the errors below, then those of the op:
+ *   LK_ERR_SHAPE   parallel.vocab_total is 0; vocab_total, vocab, vocab_start, rank (0 to ranks - 1), ranks (1 to 2^16) or
+ *                  reduce_sms is out of range; ranks is 1, and vocab is not vocab_total
+ *   LK_ERR_NULL    forward_backward without all_gather. states or all_states is NULL and the call needs it: this is checked with
+ *                  the op's own pointers
+ * Compiled with -DLK_CHECK, a call with all_gather first gathers the slice of each rank, 32 bytes, and waits for the stream. It
+ * fails if ranks share columns or columns are missing. Compile it so for all ranks or for none. There is no such check while the
+ * stream is captured, with more than 1024 ranks, or if `states` of a rank has less than 32 bytes in all.
  *
  * What follows knows no loss: the checks of `parallel`, where states lie, and the steps of a call.
  */
@@ -103,7 +111,7 @@ LK_HOST bool lk_ranks_gathers(const lk_vocab_parallel &v, lk_direction direction
     return v.all_gather && (direction == LK_FORWARD || direction == LK_BOTH);
 }
 
-/* What a call gives, as one of all columns would: FORWARD, BACKWARD, BOTH, or 0 for states alone. */
+/* Which outputs a call writes, as a direction of the op without ranks: LK_FORWARD, LK_BACKWARD, LK_BOTH, or 0 for states alone. */
 LK_HOST lk_direction lk_ranks_give(const lk_vocab_parallel &v, lk_direction direction)
 {
     const bool results = lk_ranks_gathers(v, direction) || direction == LK_FINISH;
@@ -130,8 +138,9 @@ LK_HOST void lk_ranks_check(lk_checks *checks, const lk_vocab_parallel &v, int64
         lk_reject(checks, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward");
 }
 
-/* The states of a call: `bytes` of a row, in units of `unit` bytes; finish writes, and backward reads, `kept` of these. What the
- * checks see of them; then, where the call gathers, their place in the workspace. rows may be unchecked. */
+/* Describes states and all_states to the checks, in `list`. If the call gathers, it also takes their place from the workspace.
+ * bytes: of a row's state. unit: of an element of it. kept: the bytes of a row that finish writes and backward reads. rows has not
+ * been checked yet. */
 LK_HOST void lk_ranks_place(const lk_vocab_parallel &v, lk_direction direction, int64_t rows, int64_t bytes, int64_t kept, int unit,
                             lk_arena *arena, void **states, const void **all_states, lk_tensor (*list)[2])
 {
@@ -154,7 +163,7 @@ typedef struct {
     int64_t vocab;            /* this rank's columns */
     void *states, *all_states;
     size_t bytes;             /* of this rank's states; 0 where there are no rows, and then none is gathered */
-    int rounds;               /* collectives: 2 with BETWEEN, else 1 */
+    int rounds;               /* collectives: 2 with between, else 1 */
     lk_status (*step)(void *job, lk_direction step);
     void *job;
 } lk_ranks;

@@ -187,7 +187,8 @@ static size_t choose_room(const problem *p, const Args *x, lk_status (*plan_for)
 static int64_t cut[10]; /* rank i has columns cut[i] to cut[i + 1] - 1 */
 static test_buffer states, tables, parts; /* tables: what the ranks have sent, in both collectives; parts: each rank's dx */
 static size_t part_bytes, room_of[SPLIT_CALLS][9];
-static int acting, collective; /* the rank whose call runs; the number of its collective */
+static int acting, acting_call, collective; /* the rank whose call runs, which call that is; the number of its collective */
+static bool keeps[SPLIT_CALLS][9]; /* the plan holds all logits, so the call computes them once */
 static int64_t handed;         /* tokens of dx that it has handed over */
 
 static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
@@ -196,6 +197,19 @@ static size_t block_of(const problem *p) { return (size_t)p->tokens * 32; }
 /* Whether the call gathers by itself. Else there are three calls, or four. */
 static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
 
+/* A call that holds all logits does not read the teacher's weight after its first collective, which spoils it here. */
+static void spoil_teacher(const problem *p, bool back)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const layout l = layout_of(p, TEACHER_WEIGHT);
+    const int64_t bytes = test_type_bytes[p->type], first = cut[acting] * l.stride * bytes;
+    const int64_t rows = cut[acting + 1] - cut[acting], size = rows ? ((rows - 1) * l.stride + l.cols) * bytes : 0;
+    if (!keeps[acting_call][acting] || cudaStreamIsCapturing(test.stream, &capture) || capture || !size) return;
+    char *const to = (char *)test_buffer_device(&buffer[TEACHER_WEIGHT]) + first;
+    if (back) cudaMemcpyAsync(to, (char *)test_buffer_host(&buffer[TEACHER_WEIGHT]) + first, (size_t)size, cudaMemcpyHostToDevice, test.stream);
+    else cudaMemsetAsync(to, 0xff, (size_t)size, test.stream);
+}
+
 /* The collective of such a call: what the ranks have sent so far. It is complete in the round after that of its first calls. */
 static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
 {
@@ -203,6 +217,7 @@ static lk_status gather(void *user, const void *send, void *receive, size_t byte
     if (!test_that(bytes == block_of(p) && collective <= twice(p))) return (lk_status)77;
     char *const table = (char *)test_buffer_device(&tables) + (size_t)collective++ * (size_t)p->ranks * bytes;
     cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    spoil_teacher(p, false);
     return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
 }
 
@@ -288,6 +303,7 @@ static size_t prepare_split(const problem *p, int run)
             if ((call == BACKWARD || call == BOTH) && !x.common.dx && !x.common.dweight && !x.common.dbias) continue;
             room_of[call][rank] = choose_room(p, &x, split_plan_of[call][p->type], split_query_of[call][p->type]);
             if (room_of[call][rank] > most) most = room_of[call][rank];
+            keeps[call][rank] = gathers(p) && (call == FORWARD || call == BOTH) && plan.slice_tokens >= p->tokens;
             if (call == FORWARD || call == TERMS) continue;
             if (plan.chunks > worst.chunks) worst.chunks = plan.chunks;
             borrows = borrows || strstr(plan.text, "in dweight");
@@ -307,10 +323,11 @@ static lk_status call_rank(const problem *p, int call, int rank, bool results)
 {
     split_t x = rank_args(p, call, rank, results);
     args_t &a = x.common;
-    acting = rank, collective = 0, handed = 0;
+    acting = rank, acting_call = call, collective = 0, handed = 0;
     a.workspace_bytes = call == FINISH ? 0 : room_of[call][rank];
     a.workspace = a.workspace_bytes ? test_buffer_device(&workspace) : NULL;
     const lk_status status = split_call_of[call][p->type](&x, test.stream);
+    if (x.parallel.all_gather) spoil_teacher(p, true);
     const bool reduces = (call == BOTH || call == BACKWARD) && a.dx && x.parallel.reduce;
     if (!status && !test_that(handed == (reduces ? p->tokens : 0)))
         test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
