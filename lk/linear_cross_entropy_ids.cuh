@@ -634,8 +634,8 @@ LK_HOST lk_status lk_lce_ids_no_columns(const lk_lce_job *job, lk_direction dire
 template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args, const lk_lce_ids_own *own)
 {
     return {lk_lce_ids_prepare, NULL, args->fast_logits ? lk_lce_ids_slice<T> : lk_lce_ids_slice<float>,
-            lk_head_dbias<T, lk_lce_call>, NULL, lk_lce_write_rest, lk_lce_ids_no_columns, lk_head_run_fused<T, lk_lce_call>, lk_lce_ids_fused_rows, lk_lce_ids_fused_backward,
-            lk_lce_ids_fused_terms, lk_lce_ids_fused_panel, own};
+            lk_head_dbias<T, lk_lce_call>, NULL, lk_lce_write_rest, lk_lce_ids_no_columns, lk_head_run_fused<T, lk_lce_call>,
+            lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms, lk_lce_ids_fused_panel, own};
 }
 
 /* Whether a call has a tail. */

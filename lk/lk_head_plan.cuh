@@ -782,7 +782,8 @@ LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewe
     const bool slices = lk_head_slices(s, path);
     const int64_t given = slices ? s->slice_tokens : 0;
     const int64_t in_dweight = rounds ? 0 : lk_head_rows_in_dweight(s, fewest) / 128 * 128;
-    const int64_t one[] = {0, 4096, 2048, in_dweight}, two[] = {4096, 2048, in_dweight > 512 ? in_dweight : 512, 512, 256, 128, 64, 32};
+    const int64_t one[] = {0, 4096, 2048, in_dweight}, lent = in_dweight > 512 ? in_dweight : 512;
+    const int64_t two[] = {4096, 2048, lent, 512, 256, 128, 64, 32};
     const int64_t *const lengths = !slices || given ? &given : s->two_heads ? two : one;
     const int count = !slices || given ? 1 : s->two_heads && s->chunk_tokens ? 8 : 4;
     int64_t best = 0;

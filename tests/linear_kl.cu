@@ -206,7 +206,8 @@ static void spoil_teacher(const problem *p, bool back)
     const int64_t rows = cut[acting + 1] - cut[acting], size = rows ? ((rows - 1) * l.stride + l.cols) * bytes : 0;
     if (!keeps[acting_call][acting] || cudaStreamIsCapturing(test.stream, &capture) || capture || !size) return;
     char *const to = (char *)test_buffer_device(&buffer[TEACHER_WEIGHT]) + first;
-    if (back) cudaMemcpyAsync(to, (char *)test_buffer_host(&buffer[TEACHER_WEIGHT]) + first, (size_t)size, cudaMemcpyHostToDevice, test.stream);
+    const char *const from = (char *)test_buffer_host(&buffer[TEACHER_WEIGHT]) + first;
+    if (back) cudaMemcpyAsync(to, from, (size_t)size, cudaMemcpyHostToDevice, test.stream);
     else cudaMemsetAsync(to, 0xff, (size_t)size, test.stream);
 }
 
