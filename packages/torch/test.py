@@ -2427,7 +2427,7 @@ def signatures():
     plain = [p for p in parameters(LF.cross_entropy) if p[0] not in late]
     verdict("cross_entropy_stats: as cross_entropy", stats == plain, str(stats))
     both = [p for p in parameters(LF.cross_entropy_with_grad) if p[0] != "dlogits_dtype"]
-    plain = [p for p in parameters(LF.cross_entropy) if p[0] != "inplace"]
+    plain = [p for p in parameters(LF.cross_entropy) if p[0] not in ("inplace", "group", "shards")]
     verdict("cross_entropy_with_grad: likewise", both == plain, str(both))
     stats = [p for p in parameters(LF.linear_cross_entropy_stats) if p != more]
     plain = [p for p in parameters(LF.linear_cross_entropy) if p[0] not in late]
@@ -2838,6 +2838,8 @@ def opcheck():
     calls = functions() + kept() + [
         ("group", lambda x, w: LF.linear_cross_entropy(x, w, t, **alone), [x, w]),
         ("group, stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, t, **alone)), [x, w]),
+        ("group, logits", lambda x: LF.cross_entropy(x, t, label_smoothing=0.1, **alone), [x]),
+        ("group, logits, stats", lambda x: sum_of(LF.cross_entropy_stats(x, t, statistics=True, **alone)), [x]),
         ("group, several ids", lambda x: sum(v.sum() for v in LF.cross_entropy_ids(x, t[:, None].repeat(1, 3), **alone)), [x]),
         ("group, several ids of a head",
          lambda x, w: sum(v.sum() for v in LF.linear_cross_entropy_ids(x, w, t[:, None].repeat(1, 3), **alone)), [x, w]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""linear_cross_entropy, both calls of several ids, kl and linear_kl with their classes split over the ranks of a group, against the call
+"""cross_entropy, linear_cross_entropy, both calls of several ids, kl and linear_kl with their classes split over the ranks of a group, against the call
 of one rank.
 
     python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
@@ -208,6 +208,77 @@ class Ids:
         found, right = (torch.autograd.grad([out[i] for i in wants], leaf, [self.ups[i] for i in wants])[0]
                         for out, leaf in ((ours, self.part), (theirs, self.whole)))
         close(f"{self.name}, {kind}, gradient of {wants}", found, right[..., self.mine], 2e-6 + 2 * HALF[self.dtype])
+
+
+class Logits(Case):
+    """cross_entropy and its stats of all classes' logits, and of this rank's."""
+
+    def __init__(self, dtype, spread, sizes, **more):
+        super().__init__(dtype, spread, 4, sizes, **more)
+        first = sum(sizes[:dist.get_rank()])
+        self.mine = slice(first, first + sizes[dist.get_rank()])
+        self.whole = [(2 * torch.randn(*spread, sum(sizes))).to(device, dtype).requires_grad_()]
+        self.part = [self.whole[0].detach()[..., self.mine].clone().requires_grad_()]
+        self.name = f"of logits: {self.name}"
+
+    def __call__(self, x, stats=False, **more):
+        x = x.movedim(-1, 1) if x.dim() > 2 else x
+        if stats:
+            return LF.cross_entropy_stats(x, self.target, **self.more, **more)
+        return LF.cross_entropy(x, self.target, **self.more, **more)
+
+    def compare(self, kind, ours, theirs):
+        """Results that have gradients, and the gradient of this rank's logits."""
+        ours, theirs = (out if isinstance(out, tuple) else (out,) for out in (ours, theirs))
+        for i, (a, b) in enumerate(zip(ours, theirs)):
+            identical(f"{self.name}, {kind}, result {i}", a)
+            close(f"{self.name}, {kind}, result {i}", a, b, 2e-6)
+        found, right = (torch.autograd.grad(out, leaf, self.ups[:len(out)])[0] for out, leaf in ((ours, *self.part), (theirs, *self.whole)))
+        close(f"{self.name}, {kind}, gradient", found, right[..., self.mine], 4e-6 + 2 * HALF[self.dtype])
+
+
+def of_logits(ranks):
+    rng = random.Random(ranks)
+    shards = {2: ([32, 32], [41, 9], [0, 50]), 3: ([24, 24, 24], [17, 40, 7], [50, 0, 13])}[ranks]
+    for dtype, reduction, sizes in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards):
+        more = {k: v for k, v in options(rng, sum(sizes)).items() if k not in ("max_counted", "workspace_mib")}
+        case = Logits(dtype, rng.choice(((6,), (3, 4), (9,))), sizes, reduction=reduction, **more)
+        for stats, statistics in ((False, False), (True, False), (True, True)):
+            more = dict(stats=stats, **(dict(statistics=True) if statistics else {}))
+            ours, theirs = case(*case.part, **more, **case.split), case(*case.whole, **more)
+            case.compare("of logits", *((o[:2] + o[3:4] if stats else o) for o in (ours, theirs)))
+            if stats:
+                for name, a, b in zip(ours._fields[2:], ours[2:], theirs[2:]):
+                    close(f"{case.name}: {name}", a, b, 2e-5)
+                    identical(f"{case.name}: {name}", a.float())
+    for name, more in (("denominator", dict(denominator=torch.full((), 3.0, device=device))),
+                       ("row_weight", dict(row_weight=torch.linspace(-1, 2, 6, device=device), z_loss=0.01)),
+                       ("all ignored", dict(ignored=1.1)), ("zero_when_empty", dict(ignored=1.1, zero_when_empty=True))):
+        case = Logits(F32, (6,), shards[1], **more)
+        case.compare(name, case(*case.part, **case.split), case(*case.whole))
+    case = Logits(F32, (0,), shards[1], zero_when_empty=True)
+    case.compare("no rows", case(*case.part, **case.split), case(*case.whole))
+    case = Logits(F32, (6,), shards[1])
+    with torch.no_grad():
+        verdict("of logits: no_grad", not case(*case.part, **case.split).requires_grad)
+    for backend in ("aot_eager", "inductor"):
+        torch._dynamo.reset()
+        fast = torch.compile(lambda x, **split: case(x, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(*case.part, **case.split), case(*case.whole))
+    whole = dict(group=dist.group.WORLD)
+    for name, word, call in (
+            ("a learned scale", "logit_scale", lambda: case(*case.part, temperature=torch.ones(6, device=device).requires_grad_(), **case.split)),
+            ("grad_scale", "grad_scale", lambda: case(*case.part, grad_scale=2.0, **case.split)),
+            ("inplace", "inplace", lambda: case(*case.part, inplace=True, **case.split)),
+            ("probabilities", "probabilities", lambda: LF.cross_entropy(case.part[0], case.part[0].detach().softmax(1), **case.split)),
+            ("shards without group", "shards", lambda: case(*case.part, shards=shards[1])),
+            ("another rank's shard", "classes", lambda: case(*case.part, shards=[25] * ranks, **whole))):
+        try:
+            call()
+            verdict(f"of logits: {name}", False, "no exception")
+        except ValueError as error:
+            dist.barrier()  # which all ranks come to
+            verdict(f"of logits: {name}", word in str(error), str(error))
 
 
 def several_ids(ranks):
@@ -552,11 +623,19 @@ def dtensors(ranks):
     close("DTensor: compiled", whole(out), right, 1e-5)
     close("DTensor: compiled, dx", whole(torch.autograd.grad(whole(out).sum(), given)[0]),
           torch.autograd.grad(right.sum(), x)[0], 1e-5)
-    try:
-        LF.rms_norm(distribute_tensor(x, mesh, [Shard(0)]), 16, w)
-        verdict("a DTensor and a plain weight", False, "no exception")
-    except TypeError as error:
-        verdict("a DTensor and a plain weight", "weight" in str(error), str(error))
+    x, w = tensor(2 * ranks, 16), tensor(16)  # what is plain beside a DTensor is that of all ranks
+    given = distribute_tensor(x.detach(), mesh, [Shard(0)]).requires_grad_()
+    ours, theirs = LF.rms_norm(given, 16, w), LF.rms_norm(x, 16, w)
+    close("a DTensor and a plain weight", whole(ours), theirs, 1e-6)
+    mine, right = (torch.autograd.grad(y.square().sum(), [leaf, w]) for y, leaf in ((whole(ours), given), (theirs, x)))
+    close("a DTensor and a plain weight, dx", whole(mine[0]), right[0], 1e-5)
+    close("a DTensor and a plain weight, dweight", whole(mine[1]) if hasattr(mine[1], "full_tensor") else mine[1], right[1], 1e-5)
+    target = (torch.arange(2 * ranks, device=device) * 5) % 16
+    for reduction in ("mean", "none"):
+        ours, theirs = (LF.cross_entropy(v, target, reduction=reduction) for v in (given, x))
+        close(f"a DTensor and a plain target, {reduction}", whole(ours), theirs, 1e-6)
+        mine, right = (torch.autograd.grad(loss.sum(), leaf)[0] for loss, leaf in ((whole(ours), given), (theirs, x)))
+        close(f"a DTensor and a plain target, {reduction}, dx", whole(mine), right, 1e-5)
 
 
 def compiled(ranks):
@@ -611,9 +690,10 @@ def mistakes_of_one_rank(ranks):
     first_of = lambda out: out[0] if isinstance(out, tuple) else out
     rows = {"linear_cross_entropy": lambda f, c, **o: f(x, c(w), t, **o), "linear_cross_entropy_stats": lambda f, c, **o: f(x, c(w), t, **o),
             "linear_cross_entropy_ids": lambda f, c, **o: f(x, c(w), ids, **o),
+            "cross_entropy": lambda f, c, **o: f(c(logits, 1), t, **o), "cross_entropy_stats": lambda f, c, **o: f(c(logits, 1), t, **o),
             "cross_entropy_ids": lambda f, c, **o: f(c(logits, 1), ids, **o), "kl": lambda f, c, **o: f(c(logits, 1), c(other, 1), **o),
             "linear_kl": lambda f, c, **o: f(x, c(w), x + 1, c(w_teacher), **o)}
-    public = {name for name, f in vars(LF).items() if "group" in (getattr(f, "__kwdefaults__", None) or ())}
+    public = {name for name, f in vars(LF).items() if name[0] != "_" and "group" in (getattr(f, "__kwdefaults__", None) or ())}
     verdict("every function with a group has a row", public == set(rows), f"{sorted(public ^ set(rows))}")
     for name, call in rows.items():
         f = getattr(LF, name)
@@ -644,7 +724,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, several_ids, ids_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled,
+    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled,
                   mistakes, mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
         torch.manual_seed(1)
         group(ranks)

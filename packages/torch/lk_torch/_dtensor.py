@@ -13,8 +13,8 @@ def _sharded(x, columns):
 
 
 def _beside(name, t, mesh, placements):
-    if not isinstance(t, DTensor):
-        raise TypeError(f"lk: input is a DTensor, so {name} must be one")
+    if not isinstance(t, DTensor):  # a plain tensor is that of all ranks
+        t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
     if t.device_mesh != mesh:
         raise ValueError(f"lk: {name} is on another mesh than input")
     return t if list(t.placements) == list(placements) else t.redistribute(placements=placements)

@@ -193,6 +193,19 @@ def cross_entropy_backward(dloss, dlse, dentropy, logits, *rest):
     return gradient(logits)
 
 
+@fake
+def cross_entropy_parallel_forward(logits, target, class_weight, reduction, *options):
+    stats, statistics = options[-2:]
+    a, b, c, d = (loss(logits, target, r) for r in (reduction, 0, reduction, 0))
+    return (a, b, c, d, *(target.new_empty(target.shape, dtype=t) if stats else None for t in (F32, torch.int64)),
+            more(logits, target.shape, statistics), state(logits, target, class_weight, reduction, 1))
+
+
+@fake
+def cross_entropy_parallel_backward(dloss, dlse, dentropy, logits, *rest):
+    return gradient(logits)
+
+
 def ids(x, target_ids, reduction, want_tail):
     """loss, logp and tail."""
     rows = x.shape[:-1]
