@@ -6,15 +6,19 @@ transformers' own configs, the head in TRL's interface.
 
 A result is held against the same in a wider type. lk may be off by twice what PyTorch is in the same type, and by some units of
 that type."""
+import contextlib
 import copy
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
 import logging
+import math
 import os
 import sys
 import time
 import traceback
+import types
 import warnings
 from pathlib import Path
 
@@ -280,11 +284,73 @@ def head():
         verdict(f"outputs {outputs}: logprobs", torch.allclose(out[0], ours["logprobs"], rtol=FLOOR[F32], atol=0))
     none = [t[:0] if i in (0, 3) else t for i, t in enumerate(tensors)]
     verdict("no tokens", apply(*none, 1.0, 32)[0].shape == (0,))
-    mixed = apply(tensors[0], tensors[1].float(), tensors[2].float(), tensors[3], temperature, 32, cap, scale)
-    verdict("weights of another type", torch.equal(mixed[0], ours["logprobs"]))
+    wide = [t.float().requires_grad_() for t in tensors[1:3]]
+    mixed = apply(tensors[0], *wide, tensors[3], temperature, 32, cap, scale)
+    verdict("float32 weights beside bfloat16", torch.equal(mixed[0], ours["logprobs"]))
+    verdict("and their gradients", all(g.dtype == F32 for g in torch.autograd.grad(mixed[0].sum(), wide)))
     with torch.autocast(D, dtype=BF16):
         cast = apply(*(t.float() for t in tensors[:3]), tensors[3], temperature, 32, cap, scale)
     verdict("autocast", torch.equal(cast[0], ours["logprobs"]))
+
+
+def divergence_formula(student, teacher, beta, temperature, scales, caps):
+    def log_softmax(h, w, b, scale, cap):
+        z = F.linear(h, w, b) * scale
+        return ((z if cap is None else cap * torch.tanh(z / cap)) / temperature).log_softmax(-1)
+    lp, lq = (log_softmax(*head, scale, cap) for head, scale, cap in zip((student, teacher), scales, caps))
+    kl = lambda a, b: (a.exp() * (a - b)).sum(-1)
+    if beta in (0.0, 1.0):
+        loss = kl(lp, lq) if beta else kl(lq, lp)
+    else:
+        mean = torch.logaddexp(lq + math.log(beta), lp + math.log1p(-beta))
+        loss = beta * kl(lq, mean) + (1 - beta) * kl(lp, mean)
+    return loss, -(lp.exp() * lp).sum(-1)
+
+
+def divergence_cases():
+    generator = torch.Generator().manual_seed(5)
+    draw = lambda *shape: torch.randn(shape, generator=generator).to(D)
+    for dtype, beta, biases in itertools.product((F32, BF16), (0.0, 1.0, 0.5, 0.1), (False, True)):
+        heads = [[draw(9, size).to(dtype), draw(67, size).mul(0.3).to(dtype), draw(67).mul(0.3).to(dtype) if biases else None]
+                 for size in (24, 16)]
+        for temperature, scales, caps in ((1.0, (1.0, 1.0), (None, None)), (0.7, (0.5, 1.5), (3.0, None)), (1.3, (1.0, 2.0), (2.0, 4.0))):
+            yield dtype, heads, beta, temperature, scales, caps
+
+
+def of_divergence(f, heads, dtype):
+    """What f of both heads gives, and the student's gradients."""
+    student, teacher = ([None if t is None else t.to(dtype) for t in head] for head in heads)
+    leaves = [None if t is None else t.detach().requires_grad_() for t in student]
+    divergence, entropy = f(*leaves, *teacher)
+    up = torch.linspace(-1, 2, 9, device=D, dtype=divergence.dtype)
+    wanted = [t for t in leaves if t is not None]
+    return {"divergence": divergence, "entropy": entropy.detach(), **dict(zip(("d hidden", "d weight", "d bias"),
+                                                                             torch.autograd.grad(divergence, wanted, up)))}
+
+
+def divergence():
+    apply = kernel.ChunkedDivergenceFunction.apply
+    for dtype, heads, beta, temperature, scales, caps in divergence_cases():
+        label = f"divergence {dtype}, beta {beta}, bias {heads[0][2] is not None}, temperature {temperature}, softcaps {caps}"
+        lk = lambda *t: apply(*t, beta, temperature, scales[0], caps[0], scales[1], caps[1])
+        torchs = lambda *t: divergence_formula(t[:3], t[3:], beta, temperature, scales, caps)
+        ours, theirs, wide = of_divergence(lk, heads, dtype), of_divergence(torchs, heads, dtype), of_divergence(torchs, heads, F64)
+        verdict(f"{label}: types", all(v.dtype == (dtype if k[:2] == "d " else F32) for k, v in ours.items()))
+        compare(label, ours, theirs, wide, FLOOR[dtype])
+    (h, w, b), teacher = heads
+    verdict("no gradient of the entropy", not apply(h, w.clone().requires_grad_(), b, *teacher, 0.5)[1].requires_grad)
+    trained = [t.clone().requires_grad_() for t in teacher]
+    loss = apply(h.clone().requires_grad_(), w, b, *trained, 0.5)[0].sum()
+    verdict("the teacher has no gradient", torch.autograd.grad(loss, trained, allow_unused=True) == (None,) * 3)
+    none = apply(h[:0], w, b, teacher[0][:0], *teacher[1:], 0.5)
+    verdict("divergence of no tokens", all(t.shape == (0,) for t in none))
+    leaf = w.float().requires_grad_()
+    mixed = apply(h, leaf, b.float(), teacher[0].float(), teacher[1].float(), teacher[2].float(), 0.5)
+    verdict("types of a master copy", torch.equal(mixed[0], apply(h, w, b, *teacher, 0.5)[0]))
+    verdict("and its gradient", torch.autograd.grad(mixed[0].sum(), leaf)[0].dtype == F32)
+    with torch.autocast(D, dtype=BF16):
+        cast = apply(*(t.float() for t in (h, w, b, *teacher)), 0.5)
+    verdict("divergence: autocast", torch.equal(cast[0], mixed[0]))
 
 
 def logits():
@@ -312,12 +378,11 @@ def logits():
 def trl():
     """TRL's own functions: the same arguments, and on the CPU, where they need no Triton, the same results."""
     folder = Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "kernels"
-
-    def module(name):  # without the rest of TRL, and what that needs
-        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
-        out = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(out)
-        return out
+    for name, path in (("alone", None), ("alone.kernels", folder), ("alone.trainer", None), ("alone.trainer.utils", None)):
+        sys.modules[name] = types.ModuleType(name)  # TRL without the rest of it, and what that needs
+        sys.modules[name].__path__ = [str(path)] if path else []
+    sys.modules["alone.trainer.utils"].maybe_gather_lm_head_ctx = lambda *parameters: contextlib.nullcontext()
+    module = lambda name: importlib.import_module(f"alone.kernels.{name}")
     same = lambda a, b: [(p.name, p.default) for p in a] == [(p.name, p.default) for p in b]
     chunked = module("chunked_logprob")
     _, *theirs = inspect.signature(chunked.ChunkedLogProbFunction.forward).parameters.values()
@@ -334,6 +399,17 @@ def trl():
         wide = formula(*doubles, temperature, cap, scale)
         named = [dict(zip(NAMES[:4], out)) for out in (ours, theirs, wide)]
         compare(f"TRL's {dtype}, bias {tensors[2] is not None}, softcap {cap}", *named, FLOOR[dtype])
+    theirs_of = module("chunked_divergence").ChunkedDivergenceFunction
+    ours_of = kernel.ChunkedDivergenceFunction
+    _, *theirs = inspect.signature(theirs_of.forward).parameters.values()
+    ours = inspect.signature(ours_of.apply).parameters.values()
+    verdict("arguments of ChunkedDivergenceFunction", same(ours, theirs), f"{list(ours)}, not {theirs}")
+    for dtype, heads, beta, temperature, scales, caps in divergence_cases():
+        options = (beta, temperature, scales[0], caps[0], scales[1], caps[1])
+        ours, theirs = (of_divergence(lambda *t: f.apply(*t, *options), heads, dtype) for f in (ours_of, theirs_of))
+        wide = of_divergence(lambda *t: divergence_formula(t[:3], t[3:], beta, temperature, scales, caps), heads, F64)
+        compare(f"TRL's divergence {dtype}, beta {beta}, bias {heads[0][2] is not None}, softcaps {caps}", ours, theirs, wide,
+                FLOOR[dtype])
 
 
 def main():
@@ -355,7 +431,7 @@ def main():
         sys.exit(f"{error}\nlk: packages/hub/build.py {backend} builds it")
     print(f"lk for kernels {kernels.__version__} ({backend}) in PyTorch {torch.__version__}: {Path(kernel.__file__).parent.name}"
           f", loaded in {time.time() - began:.1f} s", flush=True)
-    groups = dict(loading=loading, norms=norms, use_kernels=use_kernels, head=head, logits=logits, trl=trl, models=models)
+    groups = dict(loading=loading, norms=norms, use_kernels=use_kernels, head=head, divergence=divergence, logits=logits, trl=trl, models=models)
     for name in words or groups:
         needs = dict(models="transformers", use_kernels="transformers", trl="trl").get(name)
         if needs and importlib.util.find_spec(needs) is None:

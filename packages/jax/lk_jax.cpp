@@ -86,8 +86,8 @@ FIELDS(cross_entropy_parallel, ROWS(COMMON) RANKS)
 FIELDS(cross_entropy_ids, ROWS_IDS(COMMON, FIELD))
 FIELDS(cross_entropy_ids_parallel, ROWS_IDS(WITHIN, COMMON) RANKS)
 #define KL(MEMBER) \
-    MEMBER(logits) MEMBER(teacher) MEMBER(row_weight) MEMBER(upstream) MEMBER(loss) MEMBER(dlogits) MEMBER(rows) MEMBER(vocab) \
-    MEMBER(logit_scale) MEMBER(teacher_scale) MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) \
+    MEMBER(logits) MEMBER(teacher) MEMBER(row_weight) MEMBER(upstream) MEMBER(loss) MEMBER(entropy) MEMBER(dlogits) MEMBER(rows) \
+    MEMBER(vocab) MEMBER(logit_scale) MEMBER(teacher_scale) MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) \
     MEMBER(upstream_per_row)
 FIELDS(kl, KL(FIELD))
 FIELDS(kl_parallel, KL(COMMON) RANKS)
@@ -113,8 +113,8 @@ FIELDS(linear_cross_entropy_ids, HEAD_IDS(COMMON, FIELD))
 FIELDS(linear_cross_entropy_ids_parallel, HEAD_IDS(WITHIN, COMMON) RANKS)
 #define HEADS(MEMBER) \
     MEMBER(x) MEMBER(weight) MEMBER(bias) MEMBER(teacher_x) MEMBER(teacher_weight) MEMBER(teacher_bias) MEMBER(row_weight) \
-    MEMBER(upstream) MEMBER(loss) MEMBER(dx) MEMBER(dweight) MEMBER(dbias) MEMBER(workspace) MEMBER(workspace_bytes) \
-    MEMBER(tokens) MEMBER(hidden) MEMBER(teacher_hidden) MEMBER(vocab) MEMBER(logit_scale) MEMBER(teacher_scale) \
+    MEMBER(upstream) MEMBER(loss) MEMBER(entropy) MEMBER(dx) MEMBER(dweight) MEMBER(dbias) MEMBER(workspace) \
+    MEMBER(workspace_bytes) MEMBER(tokens) MEMBER(hidden) MEMBER(teacher_hidden) MEMBER(vocab) MEMBER(logit_scale) MEMBER(teacher_scale) \
     MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) MEMBER(upstream_per_token) MEMBER(dweight_dtype) \
     MEMBER(fast_logits) MEMBER(tf32)
 FIELDS(linear_kl, HEADS(FIELD))

@@ -258,6 +258,21 @@ def exact_kl(teacher, divergence="forward", beta=0.5, temperature=1.0, row_weigh
     return f
 
 
+def entropies(name, alone, both, exact, arrays, weight=None, roundings=1):
+    """alone: the loss; both: with return_entropy. The entropy is right, and loss and gradients keep their bits. A row whose weight
+    is 0 has none."""
+    found = both(*arrays)
+    z = exact(*(np.asarray(a, np.float64) for a in arrays))
+    logp = z - np.log(np.exp(z).sum(-1, keepdims=True))
+    expected = -(np.exp(logp) * logp).sum(-1)
+    close(f"{name}, entropy", found[1], expected if weight is None else np.where(weight == 0, 0, expected), roundings)
+    check(f"{name}, loss beside entropy", np.array_equal(found[0], alone(*arrays)))
+    wanted = tuple(range(len(arrays)))
+    grads = [jax.jit(jax.grad(lambda *a, f=f: f(*a).sum(), wanted))(*arrays) for f in (alone, lambda *a: both(*a)[0])]
+    check(f"{name}, gradients beside entropy", all(map(np.array_equal, *grads)))
+    check(f"{name}, no gradient of the entropy", not any(g.any() for g in jax.grad(lambda *a: both(*a)[1].sum(), wanted)(*arrays)))
+
+
 def kl():
     weights = jnp.asarray([[0.5, 0.0, 2.0], [1.0, 1.5, 0.25]])
     for dtype in DTYPES:
@@ -269,6 +284,13 @@ def kl():
                 ours = functools.partial(lk.kl, teacher=y, divergence=divergence, **options)
                 up = normal(3, *ours(x).shape)
                 compare(f"{dtype} {divergence} {options}", ours, exact_kl(y, divergence, **options), [x], up, jit=dtype == "float32")
+    for dtype, (divergence, reduction, weight) in itertools.product(DTYPES, (("forward", "mean", None), ("reverse", "none", weights),
+                                                                             ("jensen_shannon", "sum", weights))):
+        x, y = normal(1, 2, 3, 50, dtype=dtype, scale=2), normal(2, 2, 3, 50, dtype=dtype, scale=2)
+        f = functools.partial(lk.kl, teacher=y, reduction=reduction, divergence=divergence, row_weight=weight, logit_scale=0.5)
+        entropies(f"{dtype} {divergence} {reduction}", f, functools.partial(f, return_entropy=True), lambda x: 0.5 * x, [x], weight)
+    both = jax.vmap(lambda x, y: lk.kl(x, y, return_entropy=True))(*(a.astype("float32") for a in (x, y)))
+    check("entropy under vmap", both[0].shape == (2,) and both[1].shape == (2, 3))
     x, y = normal(4, 3, 40), normal(5, 3, 40)
     near_x = x + 1e-4 * y
     compare("where the two nearly agree", lambda x: lk.kl(x, near_x, "none"), exact_kl(near_x, reduction="none"), [x],
@@ -357,6 +379,11 @@ def linear_kl():
                     # dZ is rounded, then dx, dweight and dbias, which a late upstream gradient rounds again. TF32: like float16.
                     compare(name, ours, exact, [v, w] + [b] * biases, up, 3, jit=dtype == "float32",
                             like="float16" if "tf32" in options and dtype == "float32" else None)
+    for dtype, reduction, weight in itertools.product(DTYPES, ("none", "mean"), (None, jnp.asarray([0.0, 1.5, 2.0, 0.0, 1.0]))):
+        v, m, t, n = (normal(i, rows, 8, dtype=dtype) for i, rows in ((1, 5), (2, 30), (3, 5), (4, 30)))
+        f = functools.partial(lk.linear_kl, teacher_x=t, teacher_weight=n, reduction=reduction, row_weight=weight)
+        entropies(f"{dtype} {reduction} {'plain' if weight is None else 'weighted'}", f, functools.partial(f, return_entropy=True),
+                  lambda v, m: v @ m.T, [v, m], weight)
     # Several chunks of tokens: a small workspace.
     v, m, t, n = (normal(i, rows, 8, dtype="bfloat16") for i, rows in ((1, 700), (2, 30), (3, 700), (4, 30)))
     for mib in (0.3, 0.06):
@@ -2222,28 +2249,36 @@ def ranks_kl():
         bias_type, checked = (dtype if k % 2 else None), next(modes)
         arrays = [normal(7, *tokens, hidden, dtype=dtype), normal(8, vocab, hidden, scale=0.3).astype(dtype)]
         arrays += [normal(9, vocab, dtype=bias_type)] if bias_type else []
-        y, m = normal(10, *tokens, wide, dtype=dtype), normal(11, vocab, wide, scale=0.3).astype(dtype)
+        other, m = normal(10, *tokens, wide, dtype=dtype), normal(11, vocab, wide, scale=0.3).astype(dtype)
         full = dict(options, divergence=divergence)
         f = split(lambda v, w, b, y, m: heads(v, w, y, m, bias=b, workspace_mib=1, **full), P(), 0, 0, P(), 0, checked=checked)
-        ours = lambda v, w, b=None: f(v, w, jnp.zeros(vocab, dtype) if b is None else b, y, m)
-        teacher = np.asarray(y, np.float64) @ np.asarray(m, np.float64).T
-        up = normal(3, *lk.linear_kl(*arrays[:2], y, m, **full).shape)
+        ours = lambda v, w, b=None: f(v, w, jnp.zeros(vocab, dtype) if b is None else b, other, m)
+        teacher = np.asarray(other, np.float64) @ np.asarray(m, np.float64).T
+        up = normal(3, *lk.linear_kl(*arrays[:2], other, m, **full).shape)
         compare(f"linear_kl {dtype} {full} {'' if checked else 'unchecked'}", ours,
                 lambda v, w, b=0.0: exact_kl(teacher, **full)(v @ w.T + b), arrays, up, 6)
-    v, w, y, m = normal(7, 5, hidden), normal(8, vocab, hidden, scale=0.3), normal(10, 5, wide), normal(11, vocab, wide, scale=0.3)
+    v, w, other, m = normal(7, 5, hidden), normal(8, vocab, hidden, scale=0.3), normal(10, 5, wide), normal(11, vocab, wide, scale=0.3)
     for divergence, matmuls in (("forward", "forward"), ("jensen_shannon", "forward between")):
         f = split(lambda *a: heads(*a, divergence=divergence), P(), 0, P(), 0)
-        calls = calls_in(jax.grad(f, (0, 1)), v, w, y, m)
+        calls = calls_in(jax.grad(f, (0, 1)), v, w, other, m)
         check(f"linear_kl, {divergence}, calls", [c[0] for c in calls] == [
             f"linear_kl_parallel_{n}_f32" for n in (*matmuls.split(), "finish", "backward")], calls)
         each = split(lambda *a: heads(*a, reduction="none", divergence=divergence)[None], P(), 0, P(), 0, out=P("vocab"), checked=False)
-        found = each(v, w, y, m)
+        found = each(v, w, other, m)
         check(f"linear_kl, {divergence}, the same bits on all devices", np.array_equal(found[:1].repeat(4, 0), found), found)
+    for divergence in lk.DIVERGENCES:  # the entropy over devices
+        of_all, single = lk.kl(x, y, divergence=divergence, return_entropy=True), lk.linear_kl(v, w, other, m, return_entropy=True)
+        found = split(lambda a, b: over(a, b, divergence=divergence, return_entropy=True), 1, 1)(x, y)
+        near(f"kl, {divergence}, entropy", found, of_all)
+        f = split(lambda *a: heads(*a, divergence=divergence, return_entropy=True), P(), 0, P(), 0)
+        near(f"linear_kl, {divergence}, entropy", f(v, w, other, m)[1], single[1])
+        near(f"linear_kl, {divergence}, gradient beside entropy", jax.grad(lambda v: f(v, w, other, m)[0])(v), jax.grad(
+            lambda v: lk.linear_kl(v, w, other, m, divergence=divergence))(v))
     mapped = (0, None, 0, None)
     inside = split(jax.vmap(lambda *a: heads(*a, reduction="none"), mapped), P(), 0, P(), 0)
     alone = jax.vmap(lambda *a: lk.linear_kl(*a, reduction="none"), mapped)
-    v, y = normal(7, 2, 5, hidden), normal(10, 2, 5, wide)
-    near("linear_kl vmap", inside(v, w, y, m), alone(v, w, y, m))
+    v, other = normal(7, 2, 5, hidden), normal(10, 2, 5, wide)
+    near("linear_kl vmap", inside(v, w, other, m), alone(v, w, other, m))
     none = split(lambda v, w: over(v, w, "none"), 1, 1)
     check("kl of no rows", none(x[:0], x[:0]).shape == (0,))
 

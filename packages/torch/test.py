@@ -304,6 +304,30 @@ def kl_bounds(exact, weight, logit_error=0.0):
     return bounds
 
 
+def half_of(z):
+    """Weights of rows, every second of which is 0."""
+    return (torch.arange(z[..., 0].numel(), device=D) % 2 * 0.75).view(z.shape[:-1])
+
+
+def kl_entropy(name, call, leaves, logits, scale, temperature, weighted, logit_error=0.0):
+    """return_entropy=True: the student's entropy; loss and gradients keep their bits."""
+    loss, entropy = call(*leaves, return_entropy=True)
+    alone = call(*leaves)
+    logp = (logits.detach() * scale / temperature).log_softmax(-1)
+    terms = torch.where(logp == -INF, 0.0, logp.exp() * logp)
+    wide = 2 * U * (8 + logp.clamp(min=-200).abs().amax(-1, True) * 4) + logit_error * scale / temperature
+    bound = (wide * logp.exp() * (1 + logp.clamp(min=-200).abs())).sum(-1)
+    exact = -terms.sum(-1)
+    if weighted:
+        exact, bound = (torch.where(half_of(logits) == 0, 0.0, v) for v in (exact, bound))
+    compare(name, ("entropy", entropy, exact, bound + 1e-30))
+    verdict(f"{name}: entropy has no gradient", not entropy.requires_grad and entropy.dtype == F32)
+    pairs = zip(*([of, *torch.autograd.grad(of.sum(), leaves)] for of in (loss, alone)))
+    verdict(f"{name}: the same loss and gradients with and without entropy", all(torch.equal(a, b) for a, b in pairs))
+    with torch.no_grad():
+        verdict(f"{name}: no_grad", torch.equal(call(*leaves, return_entropy=True)[1], entropy))
+
+
 def kl():
     shapes = [(6, 64), (3, 5, 33), (2, 3001), (1, 1), (7,)]
     for t, shape, divergence in itertools.product(TYPES, shapes, ("forward", "reverse", "jensen_shannon")):
@@ -334,6 +358,14 @@ def kl():
     raises("row_weight of another shape", lambda: LF.kl(x, y, row_weight=y[0]), "row_weight", kind=ValueError)
     raises("temperature 0", lambda: LF.kl(x, y, temperature=0.0), "temperature", kind=ValueError)
     raises("a second derivative", lambda: torch.autograd.grad(LF.kl(x, y), x, create_graph=True)[0].sum().backward(), "second")
+    for t, divergence, reduction, weighted in itertools.product(TYPES, ("forward", "reverse", "jensen_shannon"), ("none", "mean"),
+                                                                (False, True)):
+        z, other = leaf(normal(2, 3, 70, sigma=2.0), t), leaf(normal(2, 3, 70, sigma=2.0), t, grad=False)
+        z.data[1, 2, 60:] = -INF
+        other[1, 2, 60:] = -INF
+        kl_entropy(f"kl: {NAMES[t]} {divergence} {reduction} weighted={weighted}",
+                   lambda z, **more: LF.kl(z, other, divergence=divergence, reduction=reduction, logit_scale=0.5, temperature=0.7,
+                                           row_weight=half_of(z) if weighted else None, **more), [z], z.double(), 0.5, 0.7, weighted)
 
 
 # ---- linear_kl --------------------------------------------------------------------------------------------------------------
@@ -473,6 +505,15 @@ def linear_kl():
     raises("a workspace that is too small", lambda: LF.linear_kl(*too_much, workspace_mib=1), "workspace", kind=ValueError)
     raises("a second derivative", lambda: torch.autograd.grad(LF.linear_kl(x, w, y, v, reduction="none").sum(), x,
                                                               create_graph=True)[0].sum().backward(), "second")
+    for t, reduction, weighted in itertools.product(TYPES, ("none", "sum"), (False, True)):
+        h, head, other, teacher = (leaf(normal(*shape), t) for shape in ((2, 3, 16), (40, 16), (2, 3, 8), (40, 8)))
+        exact = F.linear(h.double(), head.double())
+        kl_entropy(f"{NAMES[t]} {reduction} weighted={weighted}", lambda h, w, **more: LF.linear_kl(
+            h, w, other.detach(), teacher.detach(), reduction=reduction, logit_scale=0.5, temperature=0.7,
+            row_weight=half_of(h) if weighted else None, **more), [h, head], exact, 0.5, 0.7, weighted,
+            32 * U * (h.double().abs() @ head.double().abs().t()))
+    empty = LF.linear_kl(x[:0], w, y[:0], v, return_entropy=True)[1]
+    verdict("entropy of no tokens", empty.shape == (0,) and empty.dtype == F32)
     if CUDA:
         for t, spread, sizes, mib in ((BF16, (512,), (512, 1024, 8192), 1024), (BF16, (300,), (256, 128, 50257), 64),
                                       (F16, (256,), (256, 256, 4096), 8), (F32, (128,), (256, 64, 1000), 1024)):
@@ -2561,6 +2602,11 @@ def functions():
             ("cross_entropy sum", lambda x: LF.cross_entropy(x, t, reduction="sum"), [leaf(normal(6, 12))]),
             ("cross_entropy none", lambda x: LF.cross_entropy(x, t, reduction="none"), [leaf(normal(6, 12))]),
             ("kl", lambda x: LF.kl(x, teacher), [leaf(normal(6, 12))]),
+            ("kl, entropy", lambda x: LF.kl(x, teacher, return_entropy=True)[0], [leaf(normal(6, 12))]),
+            ("linear_kl mean, entropy", lambda x, w: LF.linear_kl(x, w, y, v, return_entropy=True)[0],
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
+            ("linear_kl none, entropy", lambda x, w: LF.linear_kl(x, w, y, v, reduction="none", return_entropy=True)[0],
+             [leaf(normal(6, 12)), leaf(normal(20, 12))]),
             ("linear_kl mean", lambda x, w, b: LF.linear_kl(x, w, y, v, linear_bias=b, teacher_bias=c),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("linear_kl sum, row_weight",

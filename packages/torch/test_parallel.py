@@ -428,6 +428,14 @@ def ids_of_a_head(ranks):
             verdict(f"ids of a head: {name}", word in str(error), str(error))
 
 
+def entropies(case, part, whole):
+    """kl or linear_kl with the entropy: the loss keeps its bits, and the entropy is that of all classes."""
+    (loss, ours), (_, theirs) = (case(*leaves, **split, return_entropy=True) for leaves, split in ((part, case.split), (whole, {})))
+    identical(f"{case.name}, entropy", ours)
+    close(f"{case.name}, entropy", ours, theirs, 4e-6)
+    verdict(f"{case.name}, entropy: the loss keeps its bits", torch.equal(loss, case(*part, **case.split)) and not ours.requires_grad)
+
+
 class Divergence:
     """kl of all logits, and of this rank's. `more`: options."""
 
@@ -442,7 +450,7 @@ class Divergence:
         self.name = f"kl: {dtype} {spread} x {sizes}, {sorted(more)} {more.get('divergence')} {more.get('reduction', 'mean')}"
 
     def __call__(self, x, **split):
-        teacher = self.teacher[..., self.mine] if split else self.teacher
+        teacher = self.teacher[..., self.mine] if "group" in split else self.teacher
         return LF.kl(x, teacher, **{**self.more, **split})
 
     def compare(self, kind, ours, theirs):
@@ -463,6 +471,7 @@ def divergences(ranks):
         case = Divergence(dtype, spread, sizes, divergence=divergence, reduction=reduction,
                           **{k: v for k, v in values.items() if rng.random() < 0.4})
         case.compare("eager", case(case.part, **case.split), case(case.whole))
+        entropies(case, [case.part], [case.whole])
     case = Divergence(F32, (0,), shards[1], reduction="sum")
     case.compare("no rows", case(case.part, **case.split), case(case.whole))
     with torch.no_grad():
@@ -501,7 +510,7 @@ class Heads:
 
     def __call__(self, x, w, b=None, **split):
         y, v = self.teacher
-        return LF.linear_kl(x, w, y, v[self.mine] if split else v, linear_bias=b, **{**self.more, **split})
+        return LF.linear_kl(x, w, y, v[self.mine] if "group" in split else v, linear_bias=b, **{**self.more, **split})
 
     def compare(self, kind, ours, theirs, wants=None):
         identical(f"{self.name}, {kind}", ours)
@@ -530,6 +539,7 @@ def divergences_of_heads(ranks):
         case = Heads(dtype, spread, sizes, rng.choice((None, dtype)), divergence=divergence, reduction=reduction,
                      **{k: v for k, v in values.items() if rng.random() < 0.4})
         case.compare("eager", case(*case.part, **case.split), case(*case.whole))
+        entropies(case, case.part, case.whole)
     case = Heads(F32, (6,), shards[2], F32)
     for wants in (0,), (1,), (2,), (1, 2):
         case.compare(f"{wants} alone", case(*case.part, **case.split), case(*case.whole), wants)

@@ -6,11 +6,12 @@ from .functional import (CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, Cross
                          add_rms_norm, cross_entropy, cross_entropy_ids, cross_entropy_stats, cross_entropy_with_grad, kl,
                          linear_cross_entropy, linear_cross_entropy_ids, linear_cross_entropy_stats, linear_kl, logsumexp,
                          md_lrpe_cosine, rms_norm, srms_norm)
-from .log_probs import ChunkedLogProbFunction, chunked_log_probs, selective_log_softmax_and_entropy
+from .trl import (ChunkedDivergenceFunction, ChunkedLogProbFunction, chunked_divergence, chunked_log_probs,
+                  selective_log_softmax_and_entropy)
 
 BACKEND = _C.BACKEND
-__all__ = ["BACKEND", "ChunkedLogProbFunction", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "CrossEntropyOutput",
-           "LinearCrossEntropyOutput", "add_rms_norm", "chunked_log_probs", "cross_entropy", "cross_entropy_ids",
+__all__ = ["BACKEND", "ChunkedDivergenceFunction", "ChunkedLogProbFunction", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput",
+           "CrossEntropyOutput", "LinearCrossEntropyOutput", "add_rms_norm", "chunked_divergence", "chunked_log_probs", "cross_entropy", "cross_entropy_ids",
            "cross_entropy_stats", "cross_entropy_with_grad", "kl", "layers", "linear_cross_entropy", "linear_cross_entropy_ids",
            "linear_cross_entropy_stats", "linear_kl", "logsumexp", "md_lrpe_cosine", "rms_norm",
            "selective_log_softmax_and_entropy", "srms_norm"]

@@ -325,7 +325,8 @@ def _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight):
 
 @public
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
-       teacher_scale=1.0, softcap=None, teacher_softcap=None, denominator=None, zero_when_empty=False, axis_name=None):
+       teacher_scale=1.0, softcap=None, teacher_softcap=None, denominator=None, zero_when_empty=False, return_entropy=False,
+       axis_name=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
     teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
 
@@ -333,8 +334,9 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student; beta 0 is "forward" and 1 "reverse", as in TRL. temperature
     divides both logits. row_weight: a factor of each row's loss, or a mask; rows of weight 0 are not read. A mean is over all rows, or
     with row_weight over the sum of the weights, or over denominator, that of all micro-batches, say, which may be traced.
-    zero_when_empty: a mean over nothing is 0, not NaN. "batchmean" divides the sum by the first size. All other numbers are part of the
-    compiled program.
+    zero_when_empty: a mean over nothing is 0, not NaN. "batchmean" divides the sum by the first size. return_entropy: (loss, entropy),
+    the student's entropy of each row, float32, without a gradient; it is not multiplied by row_weight, but 0 where that is 0. All
+    other numbers are part of the compiled program.
 
     axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
     row, two for "jensen_shannon".
@@ -347,9 +349,10 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     fields = dict(rows=math.prod(rows), vocab=logits.shape[-1], **_kl_fields(
         divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
     arrays = _placed(ranks, "logits", ("teacher",), logits=logits, teacher=teacher, row_weight=row_weight)
-    loss = _kl(tuple(fields.items()), ranks)(*arrays)
+    loss, *entropy = _kl(tuple(fields.items()), ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
     over = _kl_divisor(reduction, denominator, zero_when_empty, rows, row_weight)
-    return loss if reduction == "none" else loss.sum() if over is None else loss.sum() / over
+    loss = loss if reduction == "none" else loss.sum() if over is None else loss.sum() / over
+    return (loss, *map(jax.lax.stop_gradient, entropy)) if entropy else loss
 
 
 def _kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap):
@@ -369,8 +372,9 @@ def _kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softca
 
 
 @functools.lru_cache(None)
-def _kl(fields, ranks):
-    fields = dict(fields)
+def _kl(fields, ranks, entropy):
+    """The function of (loss,), or of (loss, entropy)."""
+    fields, names = dict(fields), ("loss", "entropy")[:1 + entropy]
     if ranks:
         fields |= {"parallel.vocab_total": fields["vocab"] * ranks.size, "parallel.ranks": ranks.size}
 
@@ -380,21 +384,22 @@ def _kl(fields, ranks):
                     {**own, "row_weight": arrays[2], **inputs}, outputs, dict(fields, **more), "rows", behind=("all_states",))
 
     def forward(arrays, save):
-        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], fields["divergence"], save)
+        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], fields["divergence"], save, entropy)
 
     @jax.custom_vjp
     def f(*arrays):
-        return forward(arrays, save=False)["loss"]
+        found = forward(arrays, save=False)
+        return tuple(found[name] for name in names)
 
     def fwd(*primals):
         _constants(teacher=primals[1], row_weight=primals[2])
         arrays = _values(*primals)
         found = forward(arrays, save=True)
-        return found.pop("loss"), (arrays, found)
+        return tuple(found.pop(name) for name in names), (arrays, found)
 
-    def bwd(kept, dloss):
+    def bwd(kept, given):
         arrays, saved = kept
-        if (upstream := _given(dloss, ranks)) is None:
+        if (upstream := _given(given[0], ranks)) is None:
             return None, None, None
         outputs = {"dlogits": _like(arrays[0])}
         found = run("backward", arrays, {**saved, "upstream": upstream}, outputs, upstream_per_row=1)
@@ -407,7 +412,8 @@ def _kl(fields, ranks):
 @public
 def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
-              denominator=None, zero_when_empty=False, fast_logits=False, tf32=False, workspace_mib=None, axis_name=None):
+              denominator=None, zero_when_empty=False, return_entropy=False, fast_logits=False, tf32=False, workspace_mib=None,
+              axis_name=None):
     """kl of two heads, from their hidden states: of the logits x @ weight.T + bias and teacher_x @ teacher_weight.T + teacher_bias,
     without storing all logits of either. For distillation over the whole vocabulary. float32; of tokens for "none".
 
@@ -416,8 +422,8 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     have the type of x, but weight may be float32 beside 16-bit x: the matmuls then have x's type, and its gradient is float32,
     not rounded. Vocabularies of different lengths: pass the rows of both weights that stand for the same tokens.
 
-    divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap, row_weight, reduction, denominator and
-    zero_when_empty are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds nothing to
+    divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap, row_weight, reduction, denominator,
+    zero_when_empty and return_entropy are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds nothing to
     gradients; keep its x and teacher_x finite.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
@@ -442,7 +448,8 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     divisor = _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight)
     arrays = _placed(ranks, "weight", ("x", "bias", "teacher_weight", "teacher_bias"), x=x, weight=weight, **others,
                      row_weight=row_weight, divisor=divisor)
-    return _linear_kl(tuple(fields.items()), reduction != "none", ranks)(*arrays)
+    loss, *entropy = _linear_kl(tuple(fields.items()), reduction != "none", ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
+    return (loss, *map(jax.lax.stop_gradient, entropy)) if entropy else loss
 
 
 def _alike(a, name, dtype, shape):
@@ -457,8 +464,8 @@ _HEAD = ("dx", "dweight", "dbias")
 
 
 @functools.lru_cache(None)
-def _linear_kl(options, reduced, ranks):
-    """divisor: of a mean; None for a sum."""
+def _linear_kl(options, reduced, ranks, entropy):
+    """The function of (loss,), or of (loss, entropy). divisor: of a mean; None for a sum."""
 
     def run(direction, arrays, inputs, outputs, upstream_per_token=0):
         x, weight, bias, teacher_x, teacher_weight, teacher_bias, row_weight, _ = arrays
@@ -475,19 +482,20 @@ def _linear_kl(options, reduced, ranks):
                     ("teacher_weight", "teacher_bias", *_shared(False, upstream_per_token)), behind=("all_states",))
 
     def forward(arrays, save):
-        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], dict(options)["divergence"], save)
+        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], dict(options)["divergence"], save, entropy)
 
-    def result(loss, divisor):
-        loss = loss.sum() if reduced else loss
-        return loss if divisor is None else loss / divisor
+    def results(found, divisor):
+        loss = found["loss"].sum() if reduced else found["loss"]
+        return (loss if divisor is None else loss / divisor, *([found["entropy"]] if entropy else []))
 
     def outputs(arrays, wanted=()):
         x, weight, bias, *_ = arrays
-        return {"loss": _of(x.shape[:-1], _f32), **{n: _like(dict(dx=x, dweight=weight, dbias=bias)[n]) for n in wanted}}
+        rows = ("loss", "entropy")[:1 + entropy]
+        return {**{n: _of(x.shape[:-1], _f32) for n in rows}, **{n: _like(dict(dx=x, dweight=weight, dbias=bias)[n]) for n in wanted}}
 
     @jax.custom_vjp
     def f(*arrays):
-        return result(forward(arrays, save=False)["loss"], arrays[-1])
+        return results(forward(arrays, save=False), arrays[-1])
 
     def fwd(*primals):
         arrays = x, *_, divisor = _values(*primals)
@@ -495,21 +503,21 @@ def _linear_kl(options, reduced, ranks):
         wanted = _wanted(dx=primals[0], dweight=primals[1], dbias=primals[2])
         if reduced and x.dtype != jnp.float16 and not ranks:
             found = run("forward_backward", arrays, {"upstream": None if divisor is None else 1 / divisor}, outputs(arrays, wanted))
-            return result(found["loss"], divisor), {"made": _made(found, wanted, _HEAD)}
+            return results(found, divisor), {"made": _made(found, wanted, _HEAD)}
         found = forward(arrays, save=True)
-        loss = result(found.pop("loss"), divisor)
-        kept = {"arrays": arrays, "saved": found, "wanted": _flags(wanted, _HEAD)}
-        _check_backward(dict(options), bwd, kept, loss)
-        return loss, kept
+        out = results(found, divisor)
+        kept = {"arrays": arrays, "saved": {n: a for n, a in found.items() if n == "states"}, "wanted": _flags(wanted, _HEAD)}
+        _check_backward(dict(options), bwd, kept, out)
+        return out, kept
 
-    def bwd(kept, dloss):
-        if (dloss := _given(dloss, ranks)) is None:
+    def bwd(kept, given):
+        if (dloss := _given(given[0], ranks)) is None:
             return (None,) * 8
         if "made" in kept:
             made = _scaled(kept["made"], dloss, None)
         else:
             arrays = kept["arrays"]
-            likes = {name: like for name, like in outputs(arrays, _flagged(kept["wanted"])).items() if name != "loss"}
+            likes = {name: like for name, like in outputs(arrays, _flagged(kept["wanted"])).items() if name in _HEAD}
             upstream = dloss if arrays[-1] is None else dloss / arrays[-1]
             made = run("backward", arrays, {**kept["saved"], "upstream": upstream}, likes, int(not reduced))
         return made.get("dx"), made.get("dweight"), made.get("dbias"), None, None, None, None, None
@@ -600,15 +608,17 @@ def _forward(ranks, run, arrays, outputs, options, shape, vocab, statistics):
     return _finish(ranks, run, arrays, states, outputs)
 
 
-def _forward_kl(ranks, run, arrays, shape, divergence, save):
-    """Forward of kl or linear_kl: the loss, and the states of all columns where ranks have to save them for backward."""
-    loss, states = {"loss": _of(shape, _f32)}, {"states": _of((*shape, 8), jnp.int32)}
+def _forward_kl(ranks, run, arrays, shape, divergence, save, entropy):
+    """Forward of kl or linear_kl: the loss, entropy if wanted, and the states of all columns where ranks have to save them for
+    backward."""
+    outputs, states = {n: _of(shape, _f32) for n in ("loss", "entropy")[:1 + entropy]}, {"states": _of((*shape, 8), jnp.int32)}
     if not ranks:
-        return run("forward", arrays, {}, loss)
-    found = run("forward", arrays, {}, states)["states"]
+        return run("forward", arrays, {}, outputs)
+    part = {**states, "entropy": outputs.get("entropy")}  # finish writes the entropy; a state has a part of it then
+    found = run("forward", arrays, {}, part)["states"]
     if divergence == DIVERGENCES["jensen_shannon"]:
-        found = run("between", arrays, {"all_states": _gathered(ranks, found)}, states)["states"]
-    return _finish(ranks, run, arrays, found, {**loss, **(states if save else {})})
+        found = run("between", arrays, {"all_states": _gathered(ranks, found)}, part)["states"]
+    return _finish(ranks, run, arrays, found, {**outputs, **(states if save else {})})
 
 
 def _forward_ids(ranks, run, arrays, outputs, ids, itemsize):

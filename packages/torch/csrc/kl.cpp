@@ -43,14 +43,16 @@ struct Kl {
     }
 };
 
-static Tensor kl_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
+// loss and, if wanted, entropy
+static tuple<Tensor, Tensor> kl_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, bool want_entropy)
 {
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
-    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
+    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), entropy;
     call.a.loss = loss.mutable_data_ptr<float>();
+    if (want_entropy) entropy = make(loss.sizes(), x, at::kFloat), call.a.entropy = entropy.mutable_data_ptr<float>();
     if (call.a.rows) LK_RUN(lk_kl_forward, x, &call.a, stream);
-    return loss;
+    return {loss, entropy};
 }
 
 static Tensor kl_backward(const Tensor &dloss, const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
@@ -64,15 +66,17 @@ static Tensor kl_backward(const Tensor &dloss, const Tensor &x, const Tensor &te
     return dx;
 }
 
-// loss, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or two in
-// jensen_shannon, of 32 bytes a row.
-static tuple<Tensor, Tensor> kl_parallel_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS)
+// loss and, if wanted, entropy, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or
+// two in jensen_shannon, of 32 bytes a row.
+static tuple<Tensor, Tensor, Tensor> kl_parallel_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS,
+                                                         bool want_entropy)
 {
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
-    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({call.a.rows, 8}, x, at::kFloat), all;
+    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({call.a.rows, 8}, x, at::kFloat), entropy, all;
+    if (want_entropy) entropy = make(loss.sizes(), x, at::kFloat), call.a.entropy = entropy.mutable_data_ptr<float>();
     lk_kl_parallel_args a = call.split(shards, rank, states);
-    if (!call.a.rows) return {loss, states};
+    if (!call.a.rows) return {loss, entropy, states};
     const auto gather = [&] {
         all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group);
         wait(all);
@@ -86,7 +90,7 @@ static tuple<Tensor, Tensor> kl_parallel_forward(const Tensor &x, const Tensor &
     }
     a.common.loss = loss.mutable_data_ptr<float>();
     LK_RUN(lk_kl_parallel_finish, x, &a, stream);
-    return {loss, states};
+    return {loss, entropy, states};
 }
 
 static Tensor kl_parallel_backward(const Tensor &dloss, const Tensor &x, const Tensor &teacher, const Tensor &states,
@@ -141,54 +145,58 @@ static void check_kl(const Tensor &x, const Tensor &teacher, const Maybe &row_we
     TORCH_CHECK_VALUE(!wants_gradient(row_weight), "lk: row_weight requires a gradient, and gets none; detach it");
 }
 
-Tensor kl(const Tensor &x, const Tensor &teacher, KL_PARAMETERS)
+// loss, which has a gradient, and entropy, which has none and is undefined where it is not wanted
+tuple<Tensor, Tensor> kl(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, bool want_entropy)
 {
     LK_OP(kl_forward);
     check_kl(x, teacher, row_weight);
     const bool wanted = wants_gradient(x);
     const auto node = wanted ? make_node<KlBackward>(x) : nullptr;
-    Tensor loss;
+    Tensor loss, entropy;
     {
         const Below below;
-        loss = kl_forward_op.call(x, teacher, KL_OPTIONS);
+        std::tie(loss, entropy) = kl_forward_op.call(x, teacher, KL_OPTIONS, want_entropy);
     }
-    if (!wanted) return loss;
+    if (!wanted) return {loss, entropy};
     torch::autograd::set_history(loss, node);
     node->keep(x, teacher, KL_OPTIONS);
     node_is_made(node);
-    return loss;
+    return {loss, entropy};
 }
 
 // The classes split over ranks. Backward has no collective.
-static Tensor kl_parallel(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor> kl_parallel(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS,
+                                         bool want_entropy)
 {
     LK_OP(kl_parallel_forward);
     check_kl(x, teacher, row_weight);
     const auto node = wants_gradient(x) ? make_node<KlBackward>(x) : nullptr;
-    Tensor loss, states;
+    Tensor loss, entropy, states;
     {
         const Below below;
-        std::tie(loss, states) = kl_parallel_forward_op.call(x, teacher, KL_OPTIONS, group, shards, rank);
+        std::tie(loss, entropy, states) = kl_parallel_forward_op.call(x, teacher, KL_OPTIONS, group, shards, rank, want_entropy);
     }
-    if (!node) return loss;
+    if (!node) return {loss, entropy};
     torch::autograd::set_history(loss, node);
     node->shards = shards.vec(), node->rank = rank, node->states = save(states);
     node->keep(x, teacher, KL_OPTIONS);
     node_is_made(node);
-    return loss;
+    return {loss, entropy};
 }
 
 #define OPTIONS_SCHEMA                                                                                                         \
     "Tensor? row_weight, int divergence, float beta, float logit_scale, float teacher_scale, float softcap, "                  \
     "float teacher_softcap"
 #define INPUTS "Tensor x, Tensor teacher, "
+#define WANT_ENTROPY ", bool want_entropy"
 LK_OPS(m)
 {
-    user_op(m, "kl", "(" INPUTS OPTIONS_SCHEMA ") -> Tensor", &kl);
-    kernel(m, "kl_forward", "(" INPUTS OPTIONS_SCHEMA ") -> Tensor", &kl_forward);
+    user_op(m, "kl", "(" INPUTS OPTIONS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &kl);
+    kernel(m, "kl_forward", "(" INPUTS OPTIONS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &kl_forward);
     kernel(m, "kl_backward", "(Tensor dloss, " INPUTS OPTIONS_SCHEMA ") -> Tensor", &kl_backward);
-    user_op(m, "kl_parallel", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA ") -> Tensor", &kl_parallel);
-    kernel(m, "kl_parallel_forward", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA ") -> (Tensor, Tensor)", &kl_parallel_forward);
+    user_op(m, "kl_parallel", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &kl_parallel);
+    kernel(m, "kl_parallel_forward", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor, Tensor)",
+           &kl_parallel_forward);
     kernel(m, "kl_parallel_backward", "(Tensor dloss, " INPUTS "Tensor states, " OPTIONS_SCHEMA ", int[] shards, int rank) -> Tensor",
            &kl_parallel_backward);
 }

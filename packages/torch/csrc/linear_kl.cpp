@@ -53,7 +53,7 @@ struct HeadsCall {
     lk_linear_kl_args &a = split.common;
     Stream stream;
     Head student, teacher;
-    Tensor w, up, dx, dweight, dbias;
+    Tensor w, up, dx, dweight, dbias, entropy;
     Maybe denominator; // what a loss of one number is divided by; undefined: 1
     size_t budget, backward_least = 0;
     std::string group;
@@ -88,6 +88,10 @@ struct HeadsCall {
         budget = (size_t)workspace_mib << 20;
         if (reduction != LK_REDUCTION_MEAN) return;
         denominator = w.defined() ? w.sum() : at::full({}, (double)a.tokens, x.options().dtype(at::kFloat));
+    }
+    void want_entropy_of(const Tensor &loss, bool wanted)
+    {
+        if (wanted) entropy = make(loss.sizes(), loss), a.entropy = entropy.mutable_data_ptr<float>();
     }
     // The gradient of the op's result, undefined for 1: that of each token, or of one number.
     void take_upstream(const Maybe &upstream, bool per_token)
@@ -138,27 +142,29 @@ struct HeadsCall {
         LK_RUN(name, x, args, call.stream);                                                                                    \
     } while (0)
 
-static Tensor linear_kl_forward(PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+// loss and, if wanted, entropy
+static tuple<Tensor, Tensor> linear_kl_forward(PARAMETERS, bool want_entropy, bool want_dx, bool want_dweight, bool want_dbias)
 {
     HeadsCall c(ARGUMENTS);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias);
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
-    c.a.loss = loss.mutable_data_ptr<float>();
+    c.a.loss = loss.mutable_data_ptr<float>(), c.want_entropy_of(loss, want_entropy);
     RUN(lk_linear_kl_forward, &c.a, c, x);
-    return c.reduced(loss, reduction);
+    return {c.reduced(loss, reduction), c.entropy};
 }
 
-// loss, and the wanted gradients for one upstream gradient, without one for 1
-static tuple<Tensor, Tensor, Tensor, Tensor> linear_kl_forward_backward(PARAMETERS, const Maybe &upstream, bool want_dx,
-                                                                        bool want_dweight, bool want_dbias)
+// loss, entropy if wanted, and the wanted gradients for one upstream gradient, without one for 1
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_kl_forward_backward(PARAMETERS, const Maybe &upstream,
+                                                                                bool want_entropy, bool want_dx,
+                                                                                bool want_dweight, bool want_dbias)
 {
     HeadsCall c(ARGUMENTS);
     TORCH_CHECK_VALUE(reduction, "lk: a loss for each token needs its upstream gradients; call forward and backward");
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
-    c.a.loss = loss.mutable_data_ptr<float>();
+    c.a.loss = loss.mutable_data_ptr<float>(), c.want_entropy_of(loss, want_entropy);
     c.take_upstream(upstream, false), c.want(x, weight, want_dx, want_dweight, want_dbias);
     RUN(lk_linear_kl_forward_backward, &c.a, c, x);
-    return {c.reduced(loss, reduction), c.dx, c.dweight, c.dbias};
+    return {c.reduced(loss, reduction), c.entropy, c.dx, c.dweight, c.dbias};
 }
 
 static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PARAMETERS, bool want_dx, bool want_dweight,
@@ -171,22 +177,22 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PAR
     return {c.dx, c.dweight, c.dbias};
 }
 
-// loss, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or two in
-// jensen_shannon, of 32 bytes a token.
-static tuple<Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight,
-                                                        bool want_dbias)
+// loss and, if wanted, entropy, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or
+// two in jensen_shannon, of 32 bytes a token.
+static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy, bool want_dx,
+                                                                bool want_dweight, bool want_dbias)
 {
     HeadsCall c(ARGUMENTS, group, shards, rank);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias);
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({c.a.tokens, 8}, x, at::kFloat);
     Tensor all;
-    c.split.states = states.mutable_data_ptr();
+    c.split.states = states.mutable_data_ptr(), c.want_entropy_of(loss, want_entropy);
     const auto gather = [&] {
         all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group);
         wait(all);
         c.split.all_states = all.const_data_ptr();
     };
-    if (!c.a.tokens) return {c.reduced(loss, reduction), states};
+    if (!c.a.tokens) return {c.reduced(loss, reduction), c.entropy, states};
     RUN(lk_linear_kl_parallel_forward, &c.split, c, x);
     gather();
     if (divergence == LK_KL_JENSEN_SHANNON) {
@@ -195,7 +201,7 @@ static tuple<Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PAR
     }
     c.a.loss = loss.mutable_data_ptr<float>();
     LK_RUN(lk_linear_kl_parallel_finish, x, &c.split, c.stream);
-    return {c.reduced(loss, reduction), states};
+    return {c.reduced(loss, reduction), c.entropy, states};
 }
 
 static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_backward(const Tensor &dloss, const Tensor &states, PARAMETERS,
@@ -266,66 +272,68 @@ static void check_heads(PARAMETERS)
 }
 
 // A reduced loss computes its gradients in forward: four matmuls, not six. Not in f16 without a known upstream gradient: see
-// linear_cross_entropy.
-Tensor linear_kl(PARAMETERS, const Maybe &grad_scale)
+// linear_cross_entropy. entropy has no gradient, and is undefined where it is not wanted.
+tuple<Tensor, Tensor> linear_kl(PARAMETERS, const Maybe &grad_scale, bool want_entropy)
 {
     LK_OP(linear_kl_forward);
     LK_OP(linear_kl_forward_backward);
     check_heads(ARGUMENTS);
     if (!wants_gradient(x, weight, bias)) {
         const Below below;
-        return linear_kl_forward_op.call(ARGUMENTS, false, false, false);
+        return linear_kl_forward_op.call(ARGUMENTS, want_entropy, false, false, false);
     }
     if (reduction != LK_REDUCTION_NONE && (x.scalar_type() != at::kHalf || has(grad_scale))) {
         const Expected expected = expected_upstream(x, grad_scale, Reduced::LINEAR_KL);
         const auto node = make_node<LossBackward>(x, weight, bias.value_or(Tensor()));
-        Tensor loss, dx, dweight, dbias;
+        Tensor loss, entropy, dx, dweight, dbias;
         {
             const Below below;
-            std::tie(loss, dx, dweight, dbias) = linear_kl_forward_backward_op.call(
-                ARGUMENTS, maybe(expected.upstream), x.requires_grad(), weight.requires_grad(), has(bias) && bias->requires_grad());
+            std::tie(loss, entropy, dx, dweight, dbias) = linear_kl_forward_backward_op.call(
+                ARGUMENTS, maybe(expected.upstream), want_entropy, x.requires_grad(), weight.requires_grad(),
+                has(bias) && bias->requires_grad());
         }
         torch::autograd::set_history(loss, node);
         node->keep({dx, dweight, dbias}, expected);
         node_is_made(node);
-        return loss;
+        return {loss, entropy};
     }
     const auto node = make_node<LinearKlBackward>(x, weight, bias.value_or(Tensor()));
-    Tensor loss;
+    Tensor loss, entropy;
     {
         const Below below;
-        loss = linear_kl_forward_op.call(ARGUMENTS, x.requires_grad(), weight.requires_grad(), has(bias) && bias->requires_grad());
+        std::tie(loss, entropy) = linear_kl_forward_op.call(ARGUMENTS, want_entropy, x.requires_grad(), weight.requires_grad(),
+                                                            has(bias) && bias->requires_grad());
     }
     torch::autograd::set_history(loss, node);
     node->keep(ARGUMENTS);
     node_is_made(node);
-    return loss;
+    return {loss, entropy};
 }
 
 // The classes split over ranks: forward and backward have collectives, and gradients are computed in backward.
-static Tensor linear_kl_parallel(PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor> linear_kl_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy)
 {
     LK_OP(linear_kl_parallel_forward);
     check_heads(ARGUMENTS);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearKlBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
-    Tensor loss, states;
+    Tensor loss, entropy, states;
     {
         const Below below;
-        std::tie(loss, states) = linear_kl_parallel_forward_op.call(
-            ARGUMENTS, group, shards, rank, wanted && x.requires_grad(), wanted && weight.requires_grad(),
+        std::tie(loss, entropy, states) = linear_kl_parallel_forward_op.call(
+            ARGUMENTS, group, shards, rank, want_entropy, wanted && x.requires_grad(), wanted && weight.requires_grad(),
             wanted && has(bias) && bias->requires_grad());
     }
-    if (!wanted) return loss;
+    if (!wanted) return {loss, entropy};
     torch::autograd::set_history(loss, node);
     node->group = group, node->shards = shards.vec(), node->rank = rank, node->states = save(states);
     node->keep(ARGUMENTS);
     node_is_made(node);
-    return loss;
+    return {loss, entropy};
 }
 
 // As F.linear: the matmuls' tensors in autocast's type.
-template <class Op, class... More> static Tensor autocast(const Op &op, PARAMETERS, const More &...more)
+template <class Op, class... More> static tuple<Tensor, Tensor> autocast(const Op &op, PARAMETERS, const More &...more)
 {
     const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKeySet(c10::DispatchKey::LK_AUTOCAST));
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
@@ -333,15 +341,15 @@ template <class Op, class... More> static Tensor autocast(const Op &op, PARAMETE
     return op.call(cast(x), cast(weight), cast(teacher_input), cast(teacher_weight), cast(bias), cast(teacher_bias), row_weight,
                    OPTIONS, more...);
 }
-static Tensor linear_kl_autocast(PARAMETERS, const Maybe &grad_scale)
+static tuple<Tensor, Tensor> linear_kl_autocast(PARAMETERS, const Maybe &grad_scale, bool want_entropy)
 {
     LK_OP(linear_kl);
-    return autocast(linear_kl_op, ARGUMENTS, grad_scale);
+    return autocast(linear_kl_op, ARGUMENTS, grad_scale, want_entropy);
 }
-static Tensor linear_kl_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS)
+static tuple<Tensor, Tensor> linear_kl_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy)
 {
     LK_OP(linear_kl_parallel);
-    return autocast(linear_kl_parallel_op, ARGUMENTS, group, shards, rank);
+    return autocast(linear_kl_parallel_op, ARGUMENTS, group, shards, rank, want_entropy);
 }
 
 #define INPUTS                                                                                                                 \
@@ -349,15 +357,17 @@ static Tensor linear_kl_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS)
     "Tensor? row_weight, int reduction, int divergence, float beta, float logit_scale, float teacher_scale, float softcap, "   \
     "float teacher_softcap, int workspace_mib, bool fast_logits"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
+#define WANT_ENTROPY ", bool want_entropy"
 LK_OPS(m)
 {
-    user_op(m, "linear_kl", "(" INPUTS ", Tensor? grad_scale) -> Tensor", &linear_kl);
-    kernel(m, "linear_kl_forward", "(" INPUTS WANTS ") -> Tensor", &linear_kl_forward);
-    kernel(m, "linear_kl_forward_backward", "(" INPUTS ", Tensor? upstream" WANTS ") -> (Tensor, Tensor, Tensor, Tensor)",
-           &linear_kl_forward_backward);
+    user_op(m, "linear_kl", "(" INPUTS ", Tensor? grad_scale" WANT_ENTROPY ") -> (Tensor, Tensor)", &linear_kl);
+    kernel(m, "linear_kl_forward", "(" INPUTS WANT_ENTROPY WANTS ") -> (Tensor, Tensor)", &linear_kl_forward);
+    kernel(m, "linear_kl_forward_backward", "(" INPUTS ", Tensor? upstream" WANT_ENTROPY WANTS
+           ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)", &linear_kl_forward_backward);
     kernel(m, "linear_kl_backward", "(Tensor dloss, " INPUTS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_kl_backward);
-    user_op(m, "linear_kl_parallel", "(" INPUTS LK_RANKS_SCHEMA ") -> Tensor", &linear_kl_parallel);
-    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor)", &linear_kl_parallel_forward);
+    user_op(m, "linear_kl_parallel", "(" INPUTS LK_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &linear_kl_parallel);
+    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA WANT_ENTROPY WANTS ") -> (Tensor, Tensor, Tensor)",
+           &linear_kl_parallel_forward);
     kernel(m, "linear_kl_parallel_backward", "(Tensor dloss, Tensor states, " INPUTS LK_RANKS_SCHEMA WANTS
            ") -> (Tensor, Tensor, Tensor)", &linear_kl_parallel_backward);
     m.impl("linear_kl", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_autocast));

@@ -64,8 +64,8 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
              double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale,
              bool want_amax, bool want_transposed);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
-Tensor kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64_t divergence, double beta, double logit_scale,
-          double teacher_scale, double softcap, double teacher_softcap);
+tuple<Tensor, Tensor> kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64_t divergence, double beta,
+                         double logit_scale, double teacher_scale, double softcap, double teacher_softcap, bool want_entropy);
 #define LK_LOSS_PARAMETERS                                                                                                     \
     int64_t reduction, int64_t ignore_index, double label_smoothing, double z_loss, double softcap, double logit_scale,        \
         bool zero_when_empty, const Maybe &denominator, const Maybe &row_weight
@@ -98,10 +98,11 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(const Tensor &x, const Te
                                                        const Maybe &target_weight, const Maybe &tail_weight, const Maybe &bias,
                                                        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
                                                        bool want_tail);
-Tensor linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight,
-                 const Maybe &bias, const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction, int64_t divergence,
-                 double beta, double logit_scale, double teacher_scale, double softcap, double teacher_softcap,
-                 int64_t workspace_mib, bool fast_logits, const Maybe &grad_scale);
+tuple<Tensor, Tensor> linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight,
+                                const Maybe &bias, const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction,
+                                int64_t divergence, double beta, double logit_scale, double teacher_scale, double softcap,
+                                double teacher_softcap, int64_t workspace_mib, bool fast_logits, const Maybe &grad_scale,
+                                bool want_entropy);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation);
 

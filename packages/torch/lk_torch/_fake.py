@@ -127,9 +127,13 @@ def logsumexp_backward(dout, x, out, state, dim, scale):
     return gradient(x) if x.dim() and dim == x.dim() - 1 else x.new_empty(x.shape)
 
 
+def of_rows(x):
+    return x.new_empty(x.shape[:-1], dtype=F32)
+
+
 @fake
 def kl_forward(x, *options):
-    return x.new_empty(x.shape[:-1], dtype=F32)
+    return of_rows(x), of_rows(x) if options[-1] else None
 
 
 @fake
@@ -139,7 +143,7 @@ def kl_backward(dloss, x, *options):
 
 @fake
 def kl_parallel_forward(x, *options):
-    return x.new_empty(x.shape[:-1], dtype=F32), x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32)
+    return of_rows(x), of_rows(x) if options[-1] else None, x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32)
 
 
 @fake
@@ -265,12 +269,12 @@ def linear_cross_entropy_backward(dloss, dlse, dentropy, lse, lse_low, entropy, 
 
 @fake
 def linear_kl_forward(x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, reduction, *options):
-    return x.new_empty([] if reduction else x.shape[:-1], dtype=F32)
+    return x.new_empty([] if reduction else x.shape[:-1], dtype=F32), of_rows(x) if options[-4] else None
 
 
 @fake
 def linear_kl_forward_backward(x, weight, teacher_input, teacher_weight, bias, *options):
-    return x.new_empty([], dtype=F32), *head(x, weight, bias, *options[-3:])
+    return x.new_empty([], dtype=F32), of_rows(x) if options[-4] else None, *head(x, weight, bias, *options[-3:])
 
 
 @fake
@@ -280,7 +284,8 @@ def linear_kl_backward(dloss, x, weight, teacher_input, teacher_weight, bias, *o
 
 @fake
 def linear_kl_parallel_forward(x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, reduction, *options):
-    return (x.new_empty([] if reduction else x.shape[:-1], dtype=F32), x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32))
+    return (x.new_empty([] if reduction else x.shape[:-1], dtype=F32), of_rows(x) if options[-4] else None,
+            x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32))
 
 
 @fake

@@ -202,17 +202,20 @@ def _kl_reduction(reduction, denominator, input):
 
 
 def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0,
-       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0, denominator=None, zero_when_empty=False, group=None, shards=None):
+       teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, group=None,
+       shards=None):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. input: the student's logits
     [..., classes]; teacher: the teacher's, of the same shape and type; it gets no gradient. In float32, [...] for "none".
 
     divergence: "forward" is KL(teacher || student), as F.kl_div(input.log_softmax(-1), teacher.softmax(-1)) sums it; "reverse" is
     KL(student || teacher); "jensen_shannon" is beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta)
-    student; beta 0 is "forward" and 1 is "reverse", as in TRL. Temperature divides both logits; multiply the loss by temperature**2 where gradients should not
-    shrink with it. logit_scale and softcap are the student's, teacher_scale and teacher_softcap the teacher's. row_weight [...]: a
-    factor of each row's loss, or a mask; rows of weight 0, padding say, are not read. A mean is over all rows, or with row_weight over
-    the sum of the weights, or over denominator: that of all micro-batches, say. zero_when_empty=True: a mean over weights that are all 0
-    is 0 and not NaN. "batchmean" divides the sum by input.shape[0], as F.kl_div does.
+    student; beta 0 is "forward" and 1 is "reverse", as in TRL. Temperature divides both logits; multiply the loss by temperature**2
+    where gradients should not shrink with it. logit_scale and softcap are the student's, teacher_scale and teacher_softcap the
+    teacher's. row_weight [...]: a factor of each row's loss, or a mask; rows of weight 0, padding say, are not read. A mean is over
+    all rows, or with row_weight over the sum of the weights, or over denominator: that of all micro-batches, say.
+    zero_when_empty=True: a mean over weights that are all 0 is 0 and not NaN. "batchmean" divides the sum by input.shape[0], as
+    F.kl_div does. return_entropy=True: (loss, entropy), the student's entropy of each row, float32 [...], without a gradient. It is
+    not multiplied by row_weight, but 0 where that is 0.
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
     the same classes. All ranks pass the same row_weight and options, and get the same loss, bit for bit; the gradient is that of
@@ -223,15 +226,18 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     shards = _shards(group, shards, input.shape[-1] if input.dim() else 0, input.device, "input has {} classes")
     if group is not None:
-        loss = _ops.kl_parallel.default(input, teacher, row_weight, *options, group.group_name, shards, group.rank())
+        loss, entropy = _ops.kl_parallel.default(input, teacher, row_weight, *options, group.group_name, shards, group.rank(),
+                                                 bool(return_entropy))
     else:
-        loss = (_ops.kl.default if is_compiling() else _C.kl)(input, teacher, row_weight, *options)
+        loss, entropy = (_ops.kl.default if is_compiling() else _C.kl)(input, teacher, row_weight, *options, bool(return_entropy))
     if over is None and reduced != 1:
-        return loss.sum() if reduced else loss
-    if over is None and row_weight is None:
-        return loss.sum() if zero_when_empty and not loss.numel() else loss.mean()
-    over = row_weight.sum() if over is None else over
-    return loss.sum() / (over + (over == 0) if zero_when_empty else over)
+        loss = loss.sum() if reduced else loss
+    elif over is None and row_weight is None:
+        loss = loss.sum() if zero_when_empty and not loss.numel() else loss.mean()
+    else:
+        over = row_weight.sum() if over is None else over
+        loss = loss.sum() / (over + (over == 0) if zero_when_empty else over)
+    return (loss, entropy) if return_entropy else loss
 
 
 def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_offset, groups):
@@ -821,8 +827,8 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
-              teacher_softcap=0.0, denominator=None, zero_when_empty=False, workspace_mib=None, fast_logits=False, grad_scale=None,
-              group=None, shards=None):
+              teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, workspace_mib=None,
+              fast_logits=False, grad_scale=None, group=None, shards=None):
     """kl of two heads from their hidden states, without storing all logits of either: distillation, with gradients for input,
     linear_weight and linear_bias. The teacher's tensors get none: its weight and bias may be Parameters, but hidden states that
     require a gradient are refused: detach them, or run the teacher under torch.no_grad().
@@ -830,14 +836,14 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
         kl(F.linear(input, linear_weight, linear_bias), F.linear(teacher_input, teacher_weight, teacher_bias))
 
     input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]. The teacher's are [..., teacher_hidden],
-    [classes, teacher_hidden] and [classes]; its hidden size may be another one. All have input's type, or are float32 beside 16 bits. Where one vocabulary is
-    padded, pass the first rows alone: teacher_weight[:classes]. A bias of -inf masks a class. Logits are float32, whatever the
-    type. The loss is float32, [...] for "none".
+    [classes, teacher_hidden] and [classes]; its hidden size may be another one. All have input's type, or are float32 beside 16
+    bits. Where one vocabulary is padded, pass the first rows alone: teacher_weight[:classes]. A bias of -inf masks a class. Logits
+    are float32, whatever the type. The loss is float32, [...] for "none".
 
-    divergence, beta, temperature, scales, softcaps, reduction, denominator, zero_when_empty: as in kl. row_weight [...] is a factor of each token's loss and
-    gradient: 0 for the prompt and padding, whose input has to be finite all the same. A mean is over all tokens, or with
-    row_weight over the sum of the weights. Over the tokens of several micro-batches: reduction="sum" and
-    row_weight=mask / tokens.
+    divergence, beta, temperature, scales, softcaps, reduction, denominator, zero_when_empty, return_entropy: as in kl. row_weight
+    [...] is a factor of each token's loss and gradient: 0 for the prompt and padding, whose input has to be finite all the same. A
+    mean is over all tokens, or with row_weight over the sum of the weights. Over the tokens of several micro-batches:
+    reduction="sum" and row_weight=mask / tokens.
 
     workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     A small one computes the tokens in several chunks; a gradient of linear_weight in 16 bits may then be rounded after each of
@@ -864,13 +870,14 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
                  *options, _mib(workspace_mib), fast_logits)
     if group is not None:
         _no_grad_scale(grad_scale)
-        loss = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank())
+        loss, entropy = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank(), bool(return_entropy))
     else:
         if over is not None and (grad_scale is not None or input.dtype != torch.float16):  # what reaches the op then
             grad_scale = (1.0 if grad_scale is None else grad_scale) / over
         op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
-        loss = op(*arguments, _grad_scale(grad_scale))
-    return loss if over is None else loss / over
+        loss, entropy = op(*arguments, _grad_scale(grad_scale), bool(return_entropy))
+    loss = loss if over is None else loss / over
+    return (loss, entropy) if return_entropy else loss
 
 
 def _bias_beside(bias, input):
