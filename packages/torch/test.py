@@ -1546,10 +1546,19 @@ def ports():
         off = dict(softcap=None, z_loss=None, label_smoothing=None, logit_scale=None, temperature=None, denominator=None)
         alike("None is off", f(*leaves, **off), f(*leaves))
         alike("ignore_index None", f(*leaves, ignore_index=None), f(*leaves))
-        verdict(f"{name}: ignore_index None ignores no -100", bool(f(*leaves, torch.full_like(target, -100), ignore_index=None).isnan()), "")
+        some = target.clone()
+        some[1] = -100
+        alike("ignore_index None is -100", f(*leaves, some, ignore_index=None), f(*leaves, some))
         alike("uint8 targets", f(*leaves, target.to(torch.uint8)), f(*leaves))
         mask = target % 2 == 0
         alike("a mask as row_weight", f(*leaves, row_weight=mask), f(*leaves, row_weight=mask.float()))
+    if hasattr(torch.nn.functional, "linear_cross_entropy"):  # newer versions have it
+        leaves = [leaf(normal(6, 16)), w, b]
+        for options in (None, torch.nn.LinearCrossEntropyOptions()):
+            more = dict(reduction="sum", label_smoothing=0.1, ignore_index=None, options=options)
+            ours, theirs = (f(leaves[0], w, some, linear_bias=b, **more) for f in (LF.linear_cross_entropy, F.linear_cross_entropy))
+            close(f"F.linear_cross_entropy's call, options {options is not None}", (ours, *torch.autograd.grad(ours, leaves)),
+                  (theirs, *torch.autograd.grad(theirs, leaves)), 64 * U)
     ids = classes(40, 6, 3)
     close("cross_entropy_ids: None is off", LF.cross_entropy_ids(x, ids, ignore_index=None, softcap=None, z_loss=None),
           LF.cross_entropy_ids(x, ids))
@@ -2464,7 +2473,7 @@ def signatures():
         verdict(f"{name}: as PyTorch's", ours == theirs, f"{ours}, not {theirs}")
     more = ("statistics", False)  # of stats alone
     stats = [p for p in parameters(LF.cross_entropy_stats) if p != more]
-    late = ("keep", "grad_scale", "inplace")  # what stats, whose gradients are computed in backward, has no use for
+    late = ("keep", "grad_scale", "inplace", "options")  # what stats, whose gradients are computed in backward, has no use for
     plain = [p for p in parameters(LF.cross_entropy) if p[0] not in late]
     verdict("cross_entropy_stats: as cross_entropy", stats == plain, str(stats))
     both = [p for p in parameters(LF.cross_entropy_with_grad) if p[0] != "dlogits_dtype"]

@@ -124,8 +124,8 @@ def _constant(name, value):
 
 
 def _ignored(ignore_index):
-    """A number; that of None, which ignores nothing, is no class and no sign of one."""
-    return -2**63 if ignore_index is None else _constant("ignore_index", ignore_index)
+    """A number. None is -100, as in F.linear_cross_entropy."""
+    return -100 if ignore_index is None else _constant("ignore_index", ignore_index)
 
 
 def _tensors(**tensors):
@@ -713,17 +713,20 @@ def shards_of(linear_weight, group):
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                          denominator=None, row_weight=None, workspace_mib=None, fast_logits=False, max_counted=0,
-                         batch_invariant=False, group=None, shards=None, keep=False, temperature=1.0, grad_scale=None):
+                         batch_invariant=False, group=None, shards=None, keep=False, temperature=1.0, grad_scale=None,
+                         options=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
-    linear_weight has input's type; a float32 one beside an input of 16 bits is rounded to that type in each call, and its gradient is
-    float32. ignore_index=None ignores no target.
+    linear_weight has input's type; a float32 one beside an input of 16 bits is rounded to that type in each call, and its gradient
+    is float32. ignore_index=None is -100. options: what F.linear_cross_entropy takes to choose its chunks; lk chooses its own, and
+    does not use them.
 
-    input is [..., hidden], target [...], or as a probability for each class [..., classes], float32 or of input's type: the loss is then
-    that of F.cross_entropy for probabilities. They need logits in memory, some tokens at a time, and are copied to float32 where
-    they are not, unless with fast_logits; there is no group, max_counted, batch_invariant or statistics, and keep changes nothing.
-    workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group,
-    where backward computes the gradients.
+    input is [..., hidden], target [...], or as a probability for each class [..., classes], float32 or of input's type: the loss
+    is then that of F.cross_entropy for probabilities. They need logits in memory, some tokens at a time, and are copied to float32
+    where they are not, unless with fast_logits; there is no group, max_counted, batch_invariant or statistics, and keep changes
+    nothing. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's
+    memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group, where backward
+    computes the gradients.
     max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
     row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
     bfloat16 on sm_90a; gradients are then made in backward.
@@ -740,10 +743,10 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes, a vocabulary-parallel head. Then
     linear_weight and linear_bias are this rank's rows, and ranks have them in order; all ranks have as many, or shards says how
-    many each has: shards_of asks all ranks, and a rank may have 0. input, target, weight, denominator and row_weight are those of all classes,
-    and alike on all ranks, as are the options. The results are the same bits on all ranks. backward gives input the sum of all
-    ranks' gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good for any
-    reduction, and keeps exponentials or nothing. All ranks make the call."""
+    many each has: shards_of asks all ranks, and a rank may have 0. input, target, weight, denominator and row_weight are those of
+    all classes, and alike on all ranks, as are the options. The results are the same bits on all ranks. backward gives input the
+    sum of all ranks' gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good
+    for any reduction, and keeps exponentials or nothing. All ranks make the call."""
     if group is not None:
         _no_grad_scale(grad_scale)
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
