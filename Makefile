@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # lk's build: every target works with BACKEND=gpu (nvcc and a device) and BACKEND=cpu (the simulator of tests/simt). `make` lists
-# them all. Here are the variables, how a file is compiled, and the targets examples, test, bench and check. The rules of the
-# others lie with what they are about: packages/rules.mk, bench/rules.mk, tests/rules.mk.
+# those that users need, `make help-all` all. Here are the variables, how a file is compiled, and the targets examples, test, bench and
+# check. The rules of the others lie with what they are about: packages/rules.mk, bench/rules.mk, tests/rules.mk.
 
 # What the command line may set.
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc 2>/dev/null))),/usr/local/cuda)
@@ -66,9 +66,13 @@ endif
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(Q),@echo "$1 $2")
 
-help: ## try: lists the targets
+help: groups := try use
+help-all: groups := try use test measure
+help: ## try: lists these targets
+help-all: ## try: lists all, also of those who change or measure lk
+help help-all:
 	@echo "lk: BACKEND=$(BACKEND) ($(why)); ops: $(ops)"
-	@for group in try use test measure; do echo "$$group:"; sed -n "s/^\([a-z0-9-]*\):.*## $$group: /\1\t/p" Makefile */rules.mk | \
+	@for group in $(groups); do echo "$$group:"; sed -n "s/^\([a-z0-9-]*\):.*## $$group: /\1\t/p" Makefile */rules.mk | \
 	awk -F'\t' '{ printf "  make %-20s %s\n", $$1, $$2 }'; done
 	@echo "variables: NVCC CXX ARCH CUDA_HOME BACKEND=gpu|cpu COMMIT PREFIX PYTHON V=1 (prints all)"
 backend: # said once, not by `make test` again for its parts
@@ -78,14 +82,19 @@ include packages/rules.mk bench/rules.mk tests/rules.mk
 others := row_softmax from_c train_step distill parallel # examples that are no op's
 examples: $(addprefix example-,$(ops) $(others)) ## try: builds and runs every example; example-<op> one
 	@echo "$(words $^) examples, all as expected"
-test: | backend ## test: builds and runs every test; test-<op> one; a GPU has the whole suites
+test: | backend ## try: builds and runs every test; test-<op> one; a GPU has the whole suites
 	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts
 	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(programs) || failed=1; \
 	test -z "$$failed"
-bench: $(addprefix bench-,$(ops) srms_norm_fp8) ## measure: every op, into bench/results; bench-<op> one
-check: | backend ## test: headers alone, all types and architectures, C11, include direction, the simulator's rules, spills
-	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $(ops)
+bench: $(if $(simt),,$(addprefix bench-,$(ops) srms_norm_fp8)) | backend ## try: measures every op on a GPU; bench-<op> one
+	$(if $(simt),@echo $(call no_gpu,$@,$(reached)))
+checks = @echo "lk: the rules of all sources, and $1; all ops take about 4 minutes on two cores, with nvcc 5 more for each architecture"; \
+	CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $1
+check: | backend ## test: headers alone, all types and architectures, C11, include direction, the simulator's rules, spills; check-<op> one
+	$(call checks,$(ops))
+check-%: | backend
+	$(call checks,$*)
 clean: ## try: removes build/
 	rm -rf build
 
@@ -133,5 +142,5 @@ $(out)/%.o: %.c
 	$(Q)$(CC) -std=c11 -pedantic -Wall -Wextra -Werror -fPIC $(nccl) -I. -I$(cuda_include) -MMD -MP -MF $@.d -c $< -o $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: help backend examples test bench check clean always
+.PHONY: help help-all backend examples test bench check clean always
 .SECONDARY:

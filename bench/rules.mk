@@ -2,6 +2,7 @@
 # What measures, and what draws and writes tables of what was measured. Part of the Makefile.
 
 results := bench/results
+reached := ; $(results)/README.md says what an H200 reached
 no_gpu = "lk: $1 measures a GPU and there is none here ($(why))$2"
 
 # lk's own benches.
@@ -10,7 +11,7 @@ ifeq ($(BACKEND),gpu)
 	@$(MAKE) --no-print-directory $(out)/bench/$*
 	$(out)/bench/$* $(ARGS)
 else
-	@echo $(call no_gpu,bench-$*,; what an H200 reached is in $(results)/h200.csv)
+	@echo $(call no_gpu,bench-$*,$(reached))
 endif
 $(out)/bench/%: bench/%.cu
 	@mkdir -p $(@D)
