@@ -115,4 +115,6 @@ $(out)/lib/arches: always # rewritten, so that all is compiled again, when they 
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@
-.PHONY: lib install install-headers uninstall dist wheel torch torch-families hub jax
+api-pages: ## test: writes packages/torch/API.md and packages/jax/API.md from the docstrings
+	@python3 packages/api.py
+.PHONY: lib install install-headers uninstall dist wheel torch torch-families hub jax api-pages

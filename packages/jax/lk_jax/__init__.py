@@ -423,8 +423,8 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     not rounded. Vocabularies of different lengths: pass the rows of both weights that stand for the same tokens.
 
     divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap, row_weight, reduction, denominator,
-    zero_when_empty and return_entropy are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds nothing to
-    gradients; keep its x and teacher_x finite.
+    zero_when_empty and return_entropy are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds
+    nothing to gradients; keep its x and teacher_x finite.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     Too little, for backward too where a gradient is wanted, is a ValueError in forward, which says the least.
