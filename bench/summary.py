@@ -140,7 +140,9 @@ def page_table(results, older, groups, card):
 def frontier(path):
     stem = path.replace("-compare.csv", "-frontier")
     if os.path.exists(f"{stem}.svg"):
-        yield "linear_cross_entropy also runs in less memory, and is slower then. In the plot, each point of lk is one size of the workspace (its"
+        card = os.path.basename(stem).split("-")[0].upper()
+        yield ("linear_cross_entropy also runs in less memory, and is slower then. In the plot "
+               f"({card}), each point of lk is one size of the workspace (its")
         yield "scratch memory). *lk*: one call. *lk separate*: a forward call, then a backward call that recomputes the logits."
         yield ""
         yield plot.picture(stem, "linear_cross_entropy: time against memory, lk with workspaces of several sizes, and others")
