@@ -8,6 +8,12 @@
 static_assert(std::is_same_v<floatX, __nv_bfloat16>, "for FP32 or FP16 write f32 or f16 for bf16 in this file");
 LK_DEFINE_CROSS_ENTROPY(bf16)
 
+/* *to = value: lk takes an upstream gradient from the device. */
+typedef struct {
+    float *to, value;
+} lk_set_call;
+template <class Call> LK_KERNEL void lk_set_kernel(Call c) { *c.to = c.value; }
+
 /* sums[row] += losses[row] */
 typedef struct {
     float *sums;
@@ -29,21 +35,17 @@ void fused_classifier(floatX *logits, float *losses, const float dloss, const in
 {
     NVTX_RANGE_FN();
     const int rows = B * T;
-    static float *scratch; /* [capacity] losses of this micro-step, then dloss: lk takes an upstream gradient from the device */
-    static int capacity;
+    float *scratch = NULL; /* the rows' losses of this micro-step, then dloss; from the stream's pool, so each thread and GPU has its own */
     lk_cross_entropy_args args = {};
     args.logits = logits, args.logits_stride = P;
     args.target = targets, args.target_dtype = LK_TARGET_INT32;
     args.rows = rows, args.vocab = V;
     args.loss = losses;
     if constexpr (WriteDLogits) {
-        if (capacity < rows) {
-            cudaCheck(cudaFree(scratch));
-            cudaCheck(cudaMalloc(&scratch, (rows + 1) * sizeof(float)));
-            capacity = rows;
-        }
-        cudaCheck(cudaMemcpyAsync(scratch + capacity, &dloss, sizeof dloss, cudaMemcpyHostToDevice, stream));
-        args.loss = scratch, args.upstream = scratch + capacity;
+        cudaCheck(cudaMallocAsync((void **)&scratch, (rows + 1) * sizeof(float), stream));
+        const lk_set_call call = {scratch + rows, dloss};
+        cudaCheck(lk_launch(lk_set_kernel<lk_set_call>, 1, 1, 0, stream, call));
+        args.loss = scratch, args.upstream = scratch + rows;
         args.dlogits = logits, args.zero_padding = 1;
     }
     const lk_status status = WriteDLogits ? lk_cross_entropy_forward_backward_bf16(&args, stream)
@@ -55,5 +57,6 @@ void fused_classifier(floatX *logits, float *losses, const float dloss, const in
     if constexpr (WriteDLogits) {
         const lk_add_losses_call call = {losses, scratch, rows};
         cudaCheck(lk_launch(lk_add_losses_kernel<lk_add_losses_call>, CEIL_DIV(rows, 256), 256, 0, stream, call));
+        cudaCheck(cudaFreeAsync(scratch, stream));
     }
 }
