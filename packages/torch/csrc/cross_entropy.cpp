@@ -263,7 +263,7 @@ static int dlogits_type(at::ScalarType t)
                                                     {at::kBFloat16, LK_DTYPE_BF16}, {at::kFloat8_e5m2, LK_DTYPE_E5M2}};
     for (const auto &[type, number] : types)
         if (t == type) return number;
-    TORCH_CHECK_VALUE(false, "lk: dlogits_dtype is ", c10::toString(t), "; it must be input's, float8_e5m2, or of float32 input "
+    TORCH_CHECK_VALUE(false, "lk: dlogits_dtype is ", dtype_name(t), "; it must be input's, float8_e5m2, or of float32 input "
                       "float16 or bfloat16");
 }
 

@@ -22,8 +22,8 @@ struct Kl {
     {
         check_input(input, "input");
         TORCH_CHECK_VALUE(input.sizes() == other.sizes(), "lk: teacher has shape ", other.sizes(), ", and input ", input.sizes());
-        TORCH_CHECK_TYPE(input.scalar_type() == other.scalar_type(), "lk: teacher must be ", c10::toString(input.scalar_type()),
-                         " as input is, not ", c10::toString(other.scalar_type()));
+        TORCH_CHECK_TYPE(input.scalar_type() == other.scalar_type(), "lk: teacher must be ", dtype_name(input.scalar_type()),
+                         " as input is, not ", dtype_name(other.scalar_type()));
         TORCH_CHECK_VALUE((float)logit_scale != 0 && (float)teacher_scale != 0, "lk: a scale is 0; it must be above 0");
         fill_row_weight(a, input, row_weight, &w);
         a.logits = x.data(), a.teacher = teacher.data(), a.rows = x.rows, a.vocab = x.cols;

@@ -41,8 +41,8 @@ struct Head {
     }
     static void check_type(const Tensor &input, const Tensor &t, const char *name)
     {
-        TORCH_CHECK_TYPE(t.scalar_type() == input.scalar_type(), "lk: ", name, " is ", c10::toString(t.scalar_type()),
-                         ", but input is ", c10::toString(input.scalar_type()));
+        TORCH_CHECK_TYPE(t.scalar_type() == input.scalar_type(), "lk: ", name, " is ", dtype_name(t.scalar_type()),
+                         ", but input is ", dtype_name(input.scalar_type()));
     }
     const void *bias() const { return b.defined() ? b.const_data_ptr() : nullptr; }
 };

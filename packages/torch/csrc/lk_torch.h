@@ -106,6 +106,9 @@ tuple<Tensor, Tensor> linear_kl(const Tensor &x, const Tensor &weight, const Ten
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation);
 
+// As Python has it: float64, not Double.
+inline std::string dtype_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+
 // CUDA's last error, which a positive status leaves set, would be raised again by the next op of PyTorch's.
 inline void clear_cuda_error(lk_status status)
 {
@@ -144,7 +147,7 @@ inline void check_input(const Tensor &x, const char *name)
 {
     const at::ScalarType t = x.scalar_type();
     TORCH_CHECK_TYPE(t == at::kBFloat16 || t == at::kHalf || t == at::kFloat, "lk: ", name,
-                     " must be float32, float16 or bfloat16, not ", c10::toString(t));
+                     " must be float32, float16 or bfloat16, not ", dtype_name(t));
     TORCH_CHECK_VALUE(x.device().type() == LK_DEVICE_TYPE || x.is_meta(), "lk: ", name, " is on ", x.device().str(),
                       "; this build of lk_torch computes on " LK_DEVICE_NAME);
 }
@@ -183,8 +186,8 @@ template <class... A> const Tensor &check_devices(const std::string &op, const A
 inline int type_beside(const Tensor &t, at::ScalarType x, const char *name)
 {
     if (t.scalar_type() == x) return LK_DTYPE_T;
-    TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat, "lk: ", name, " must be ", c10::toString(x), x == at::kFloat ? "" : " or Float",
-                     ", not ", c10::toString(t.scalar_type()));
+    TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat, "lk: ", name, " must be ", dtype_name(x), x == at::kFloat ? "" : " or float32",
+                     ", not ", dtype_name(t.scalar_type()));
     return LK_DTYPE_F32;
 }
 // A head's weight in the type of x, a copy where it is float32 beside x of 16 bits; its gradient is float32 then.
@@ -355,7 +358,7 @@ template <class Args> void fill_row_weight(Args &a, const Tensor &x, const Maybe
     TORCH_CHECK_VALUE(row_weight->sizes() == rows, "lk: row_weight has shape ", row_weight->sizes(), "; it must be ", rows);
     TORCH_CHECK_TYPE(row_weight->is_floating_point() || row_weight->scalar_type() == at::kBool,
                      "lk: row_weight must have a floating type or be a mask of bool, not ",
-                     c10::toString(row_weight->scalar_type()));
+                     dtype_name(row_weight->scalar_type()));
     *r = row_weight->to(at::kFloat).contiguous();
     a.row_weight = r->const_data_ptr<float>();
 }
@@ -374,7 +377,7 @@ template <class Args> void fill_target(Args &a, const Tensor &x, const Tensor &t
                       target.sizes(), "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
     const at::ScalarType type = target.scalar_type();
     TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt || type == at::kByte,
-                     "lk: target must be int64, int32 or uint8 numbers of classes, not ", c10::toString(type));
+                     "lk: target must be int64, int32 or uint8 numbers of classes, not ", dtype_name(type));
     *t = type == at::kByte ? target.to(at::kInt, false, false, at::MemoryFormat::Contiguous) : target.contiguous();
     a.target = t->const_data_ptr(), a.target_dtype = type == at::kLong ? LK_TARGET_INT64 : LK_TARGET_INT32;
 }
@@ -387,14 +390,14 @@ int64_t fill_ids(Args &a, const Tensor &x, const Tensor &target_ids, const Maybe
                       "lk: target_ids has shape ", target_ids.sizes(), "; an input of ", x.sizes(), " needs ",
                       x.sizes().slice(0, last), " and the number of ids");
     TORCH_CHECK_TYPE(target_ids.scalar_type() == at::kLong || target_ids.scalar_type() == at::kInt,
-                     "lk: target_ids must be int64 or int32 numbers of classes, not ", c10::toString(target_ids.scalar_type()));
+                     "lk: target_ids must be int64 or int32 numbers of classes, not ", dtype_name(target_ids.scalar_type()));
     *ids = target_ids.contiguous();
     a.target_dtype = target_ids.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
     if (has(target_weight)) {
         TORCH_CHECK_VALUE(target_weight->sizes() == target_ids.sizes(), "lk: target_weight has shape ", target_weight->sizes(),
                           "; it must be ", target_ids.sizes());
         TORCH_CHECK_TYPE(target_weight->is_floating_point(), "lk: target_weight must have a floating type, not ",
-                         c10::toString(target_weight->scalar_type()));
+                         dtype_name(target_weight->scalar_type()));
         *weight = target_weight->to(at::kFloat).contiguous();
     }
     return target_ids.size(-1);
@@ -433,7 +436,7 @@ inline const float *fill_tail(const Tensor &x, const Maybe &tail_weight, Tensor 
     TORCH_CHECK_VALUE(tail_weight->sizes() == x.sizes().slice(0, x.dim() - 1), "lk: tail_weight has shape ", tail_weight->sizes(),
                       "; an input of ", x.sizes(), " needs ", x.sizes().slice(0, x.dim() - 1));
     TORCH_CHECK_TYPE(tail_weight->is_floating_point(), "lk: tail_weight must have a floating type, not ",
-                     c10::toString(tail_weight->scalar_type()));
+                     dtype_name(tail_weight->scalar_type()));
     *weight = tail_weight->to(at::kFloat).contiguous();
     return weight->const_data_ptr<float>();
 }
@@ -453,7 +456,7 @@ void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Ten
         TORCH_CHECK_VALUE(weight->dim() == 1 && weight->size(0) == vocab, "lk: weight has shape ", weight->sizes(),
                           "; one number for each of ", vocab, " classes is needed");
         TORCH_CHECK_TYPE(weight->is_floating_point(), "lk: weight must have a floating type, not ",
-                         c10::toString(weight->scalar_type()));
+                         dtype_name(weight->scalar_type()));
         *w = weight->to(at::kFloat).contiguous();
         a.class_weight = w->const_data_ptr<float>();
     }

@@ -121,8 +121,8 @@ Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::
     LK_OP(logsumexp_forward);
     check_input(x, "input");
     const at::ScalarType type = dtype.value_or(x.scalar_type());
-    TORCH_CHECK_TYPE(type == x.scalar_type() || type == at::kFloat, "lk: dtype must be ", c10::toString(x.scalar_type()),
-                     " or Float, not ", c10::toString(type));
+    TORCH_CHECK_TYPE(type == x.scalar_type() || type == at::kFloat, "lk: dtype must be ", dtype_name(x.scalar_type()),
+                     x.scalar_type() == at::kFloat ? "" : " or float32", ", not ", dtype_name(type));
     dim = at::maybe_wrap_dim(dim, x.dim());
     const bool wanted = wants_gradient(x);
     const auto node = wanted ? make_node<LogsumexpBackward>(x) : nullptr;

@@ -44,7 +44,7 @@ static Maybe fill(lk_md_lrpe_cosine_args &a, const Tensor &x, const Tensor &thet
     TORCH_CHECK_VALUE(moved->dim() == 1 && moved->size(0) == (int64_t)shape.size(), "lk: offset has shape ", moved->sizes(),
                       ", but shape has ", shape.size());
     TORCH_CHECK_TYPE(moved->scalar_type() == at::kInt, "lk: offset must be int32 or int64, not ",
-                     c10::toString(moved->scalar_type()));
+                     dtype_name(moved->scalar_type()));
     const Maybe kept = packed(moved);
     a.offset_device = kept->const_data_ptr<int32_t>();
     return kept;

@@ -39,8 +39,8 @@ static void fill_affine(lk_srms_norm_args &a, const Tensor &x, const Maybe &weig
     if (has(bias)) a.bias = b->const_data_ptr();
     if (!has(weight) || !has(bias)) return;
     TORCH_CHECK_VALUE(weight->sizes() == bias->sizes(), "lk: bias has shape ", bias->sizes(), ", and weight ", weight->sizes());
-    TORCH_CHECK_TYPE(weight->scalar_type() == bias->scalar_type(), "lk: bias is ", c10::toString(bias->scalar_type()),
-                     ", and weight ", c10::toString(weight->scalar_type()), "; they must have one type");
+    TORCH_CHECK_TYPE(weight->scalar_type() == bias->scalar_type(), "lk: bias is ", dtype_name(bias->scalar_type()),
+                     ", and weight ", dtype_name(weight->scalar_type()), "; they must have one type");
 }
 
 // The residual of x, and the sum, which becomes a new tensor. r keeps the memory of a copy.
@@ -110,7 +110,7 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
     }
     if (has(scale)) {
         TORCH_CHECK_TYPE(scale->scalar_type() == at::kFloat, "lk: scale must be float32, not ",
-                         c10::toString(scale->scalar_type()));
+                         dtype_name(scale->scalar_type()));
         TORCH_CHECK_VALUE(scale->numel() == 1, "lk: scale has shape ", scale->sizes(), "; it must be one number");
         args.tensor_scale = scale->const_data_ptr<float>();
     }
