@@ -1976,6 +1976,16 @@ def tools():
     mesh = init_device_mesh(D, (1,))
     split = lambda v, p: distribute_tensor(v.detach(), mesh, [p]).requires_grad_(v.is_floating_point())
     u = leaf(normal(16))
+    h, v, ids = normal(6, 16).to(D), normal(20, 16).to(D), classes(20, 6)
+    rows, head = split(h, Shard(0)), split(v, Shard(0))
+    for name, f, word in (
+            ("kl", lambda: LF.kl(rows, h), "input"), ("kl", lambda: LF.kl(h, rows.detach()), "teacher"),
+            ("cross_entropy_ids", lambda: LF.cross_entropy_ids(rows, ids[:, None]), "input"),
+            ("linear_cross_entropy", lambda: LF.linear_cross_entropy(h, head, ids), "linear_weight"),
+            ("linear_cross_entropy_stats", lambda: LF.linear_cross_entropy_stats(rows, v, ids), "input"),
+            ("linear_cross_entropy_ids", lambda: LF.linear_cross_entropy_ids(h, head, ids[:, None]), "linear_weight"),
+            ("linear_kl", lambda: LF.linear_kl(h, v, h, head.detach()), "teacher_weight")):
+        raises(f"{name}: {word} is a DTensor", f, f"{word} is a DTensor, which {name} does not take", kind=TypeError)
     for name, f, leaves in (("rms_norm", lambda x, w: LF.rms_norm(x, (16,), w), [x, u]),
                             ("add_rms_norm", lambda x, w: LF.add_rms_norm(x, x * 2, (16,), w)[0], [x, u]),
                             ("logsumexp", lambda x: LF.logsumexp(x, 1), [x]), ("module", lk_torch.SRMSNorm(), [x])):

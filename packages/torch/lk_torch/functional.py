@@ -140,6 +140,16 @@ def _sharded(input):
     return module is not None and isinstance(input, module.DTensor)
 
 
+def _plain(function, **tensors):
+    """Refuses DTensors: PyTorch would say that the op has no sharding strategy."""
+    if is_compiling():
+        return
+    for name, t in tensors.items():
+        if type(t) is not Tensor and type(t) is not torch.nn.Parameter and _sharded(t):
+            raise TypeError(f"lk: {name} is a DTensor, which {function} does not take; pass its local tensor, {name}.to_local(), and "
+                            "where it has some of the classes a group")
+
+
 def logsumexp(input, dim, keepdim=False, *, scale=1.0, dtype=None):
     """log(sum(exp(scale * input))) over dim, as torch.logsumexp. dtype=torch.float32 returns it unrounded."""
     compiling = is_compiling()
@@ -222,6 +232,7 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     this rank's logits. shards is how many classes each rank has; without it all have as many. Forward has one all-gather of 32
     bytes a row, two in "jensen_shannon"; backward has none."""
     _tensors(input=input, teacher=teacher)
+    _plain("kl", input=input, teacher=teacher)
     reduced, over = _kl_reduction(reduction, denominator, input)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     shards = _shards(group, shards, input.shape[-1] if input.dim() else 0, input.device, "input has {} classes")
@@ -593,8 +604,7 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
 
     The other arguments are those of cross_entropy."""
     _tensors(input=input, target_ids=target_ids)
-    if type(input) is not Tensor and _sharded(input):
-        raise TypeError("lk: input is a DTensor, which cross_entropy_ids does not take; pass its local tensor")
+    _plain("cross_entropy_ids", input=input, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
@@ -633,6 +643,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
                  batch_invariant, group, shards, temperature, *more):
     if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, linear_weight=linear_weight, target=target)
+    _plain(name, input=input, linear_weight=linear_weight, target=target)
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
@@ -794,6 +805,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
     a token and the logits of its ids; backward sums the gradient of input. Logits are stored."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
+    _plain("linear_cross_entropy_ids", input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
@@ -860,6 +872,7 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     has the same bits on all ranks. Forward has one all-gather of 32 bytes a token; backward computes the logits again and sums the
     gradient of input. "jensen_shannon" has a second all-gather, and computes the logits once more. There is no grad_scale then."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
+    _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     reduced, over = _kl_reduction(reduction, denominator, input)
     if reduced == 1 and zero_when_empty:
         reduced, over = 2, max(input.numel() // max(input.shape[-1], 1), 1) if row_weight is None else row_weight.sum()
