@@ -348,7 +348,7 @@ def _fsdp(module):
 def _not_head(name, head, gathered):
     """Why a head is left, or None. gathered: a DTensor of a weight may be whole in the call."""
     if getattr(type(head), "forward", None) not in (torch.nn.Linear.forward, _Head.forward):
-        return f"its {name} is a {type(head).__module__}.{type(head).__qualname__}, no plain Linear"
+        return f"its {name} is a {type(head).__module__}.{type(head).__qualname__}, whose forward is not that of torch.nn.Linear"
     if is_traceable_wrapper_subclass(head.weight) and not (gathered and LF._sharded(head.weight)):
         return f"the weight of its {name} is a {type(head.weight).__name__}"
     return f"the forward of its {name} was replaced, by accelerate or tensor parallelism say" if "forward" in vars(head) else None
