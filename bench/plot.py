@@ -690,9 +690,9 @@ def reference_line(path, page):
         return
     texts = [f"{op} " + ", ".join(f"{product_root(ways[d]):.2f}" if d in ways else "-" for d in DIRECTIONS)
              for op, ways in sorted(ops.items())]
-    card = rows[0]["gpu"].split("-")[0].upper()
-    yield (f"Beside xopes, where these ops come from, on the shapes of its benchmark pages (xopes' best / lk, forward, backward, both, "
-           f"geometric means; {card}): {'; '.join(texts)}. [All shapes, memory and errors]({page}).")
+    card, commits = rows[0]["gpu"].split("-")[0].upper(), sorted({row["commit"] for row in rows if row["provider"] == "lk"})
+    yield ("Beside [xopes](https://github.com/Doraemonzzz/xopes), where these ops come from, on the shapes of its benchmark pages (xopes' "
+           f"best / lk, forward, backward, both, geometric means; {card}, lk at {', '.join(commits)}): {'; '.join(texts)}. [All shapes, memory and errors]({page}).")
 
 
 # ---- README -----------------------------------------------------------------------------------------------------------------
