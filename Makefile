@@ -89,7 +89,7 @@ test: | backend ## try: builds and runs every test; test-<op> one; a GPU has the
 	test -z "$$failed"
 bench: $(if $(simt),,$(addprefix bench-,$(ops) srms_norm_fp8)) | backend ## try: measures every op on a GPU; bench-<op> one
 	$(if $(simt),@echo $(call no_gpu,$@,$(reached)))
-checks = @echo "lk: the rules of all sources, and $1; all ops take about 4 minutes on two cores, with nvcc 5 more for each architecture"; \
+checks = @echo "lk: the rules of all sources, and $1; all ops take about 5 minutes on two cores, and with nvcc several more for each architecture"; \
 	CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $1
 check: | backend ## test: headers alone, all types and architectures, C11, include direction, the simulator's rules, spills; check-<op> one
 	$(call checks,$(ops))

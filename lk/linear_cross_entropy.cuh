@@ -1282,29 +1282,14 @@ LK_HOST lk_status lk_lce_query_planner(const char *op, lk_head_planner *planner,
 
 /* The plan within the budget; least: within that, or the smallest where that is more. */
 template <class T>
-LK_HOST lk_status lk_lce_query(const char *op, const lk_lce_args *args, lk_direction direction, size_t budget, bool least,
-                               lk_linear_cross_entropy_plan *answer)
+LK_HOST lk_status lk_linear_cross_entropy_query_plan(const char *op, const lk_lce_args *args, lk_direction direction,
+                                                     size_t budget, bool least, lk_linear_cross_entropy_plan *answer)
 {
     lk_lce_call call;
     lk_head_planner planner;
     const lk_status status = lk_lce_check<T>(op, args, direction, true, &call, &planner);
     return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, answer);
 }
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_query(const char *op, const lk_lce_args *args, lk_direction direction, size_t *bytes)
-{
-    lk_linear_cross_entropy_plan plan;
-    const lk_status status = lk_lce_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_query_plan(const char *op, const lk_lce_args *args, lk_direction direction,
-                                                     size_t budget, lk_linear_cross_entropy_plan *plan)
-{
-    return lk_lce_query<T>(op, args, direction, budget, false, plan);
-}
-
 /* The bytes of `saved`. more: as in lk_lce_check. */
 template <class T>
 LK_HOST lk_status lk_lce_saved_bytes(const char *op, const lk_lce_args *args, size_t *bytes, const lk_lce_added *more = NULL)

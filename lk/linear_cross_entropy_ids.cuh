@@ -764,8 +764,9 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
 
 /* The plan within a budget; least: or the smallest, where that is more. split: as in lk_lce_ids_check. */
 template <class T>
-LK_HOST lk_status lk_lce_ids_query(const char *op, const lk_lce_ids_args *args, lk_direction direction, size_t budget,
-                                   bool least, lk_linear_cross_entropy_plan *plan, const lk_lce_ids_split *split = NULL)
+LK_HOST lk_status lk_linear_cross_entropy_ids_query_plan(const char *op, const lk_lce_ids_args *args, lk_direction direction,
+                                                         size_t budget, bool least, lk_linear_cross_entropy_plan *plan,
+                                                         const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
     lk_lce_args instead;
@@ -788,22 +789,6 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_i
     const lk_lce_ids_slice_rows slice = split ? split->rows : instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>;
     const lk_lce_ids_own own = {&ids, slice};
     return lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_ids_table<T>(&instead, &own), split ? &split->rank : NULL);
-}
-
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_query(const char *op, const lk_lce_ids_args *args, lk_direction direction,
-                                                    size_t *bytes)
-{
-    lk_linear_cross_entropy_plan plan = {};
-    const lk_status status = lk_lce_ids_query<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_query_plan(const char *op, const lk_lce_ids_args *args, lk_direction direction,
-                                                         size_t budget, lk_linear_cross_entropy_plan *plan)
-{
-    return lk_lce_ids_query<T>(op, args, direction, budget, false, plan);
 }
 
 #endif /* CUDA or the simulator */

@@ -231,7 +231,7 @@ LK_HOST lk_status lk_lce_ids_find_ranks(const char *op, const lk_linear_cross_en
     lk_lce_ids_split split = {};
     lk_arena none = {0, 0, LK_WORKSPACE_ALIGNMENT};
     const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
-    return status ? status : lk_lce_ids_query<T>(op, &args->common, direction, budget, least, plan, &split);
+    return status ? status : lk_linear_cross_entropy_ids_query_plan<T>(op, &args->common, direction, budget, least, plan, &split);
 }
 
 /* All calls. finish: the results from the blocks of all ranks, which the caller has gathered. */
@@ -248,34 +248,24 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const
                 : lk_lce_ids_run_ranks<T, lk_f32>(op, args, direction, stream);
 }
 template <class T>
-LK_HOST lk_status lk_lce_ids_find(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args, lk_direction direction,
-                                  size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op,
+                                                                  const lk_linear_cross_entropy_ids_parallel_args *args,
+                                                                  lk_direction direction, size_t budget, bool least,
+                                                                  lk_linear_cross_entropy_plan *plan)
 {
     return args->common.common.fast_logits ? lk_lce_ids_find_ranks<T, T>(op, args, direction, budget, least, plan)
                                            : lk_lce_ids_find_ranks<T, lk_f32>(op, args, direction, budget, least, plan);
 }
+
+/* Of finish, which has no plan. */
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query(const char *op,
                                                              const lk_linear_cross_entropy_ids_parallel_args *args,
                                                              lk_direction direction, size_t *bytes)
 {
-    lk_linear_cross_entropy_plan plan = {};
-    if (direction == LK_FINISH) {
-        const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
-        return args->common.common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)
-                                               : lk_cross_entropy_ids_parallel_query<lk_f32>(op, &f, direction, bytes);
-    }
-    const lk_status status = lk_lce_ids_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op,
-                                                                  const lk_linear_cross_entropy_ids_parallel_args *args,
-                                                                  lk_direction direction, size_t budget,
-                                                                  lk_linear_cross_entropy_plan *plan)
-{
-    return lk_lce_ids_find<T>(op, args, direction, budget, false, plan);
+    const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
+    return args->common.common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)
+                                           : lk_cross_entropy_ids_parallel_query<lk_f32>(op, &f, direction, bytes);
 }
 
 #endif /* CUDA or the simulator */

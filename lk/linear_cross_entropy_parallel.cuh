@@ -277,8 +277,9 @@ LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_
 
 /* The plan within the budget. least: if the smallest plan needs more than the budget, that plan. */
 template <class T>
-LK_HOST lk_status lk_lce_parallel_find(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
-                                       size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_linear_cross_entropy_parallel_query_plan(const char *op, const lk_linear_cross_entropy_parallel_args *args,
+                                                              lk_direction direction, size_t budget, bool least,
+                                                              lk_linear_cross_entropy_plan *plan)
 {
     if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
         lk_lce_label_ranks r = {};
@@ -295,25 +296,14 @@ LK_HOST lk_status lk_lce_parallel_find(const char *op, const lk_linear_cross_ent
     if (!status) status = lk_lce_check<T>(op, &args->common, direction, true, &call, &planner, &more);
     return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, plan);
 }
+
+/* Of finish, which has no plan. */
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_query(const char *op, const lk_linear_cross_entropy_parallel_args *args,
                                                          lk_direction direction, size_t *bytes)
 {
-    lk_linear_cross_entropy_plan plan = {};
-    if (direction == LK_FINISH) {
-        const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
-        return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);
-    }
-    const lk_status status = lk_lce_parallel_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_parallel_query_plan(const char *op, const lk_linear_cross_entropy_parallel_args *args,
-                                                              lk_direction direction, size_t budget,
-                                                              lk_linear_cross_entropy_plan *plan)
-{
-    return lk_lce_parallel_find<T>(op, args, direction, budget, false, plan);
+    const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
+    return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);
 }
 
 template <class T>

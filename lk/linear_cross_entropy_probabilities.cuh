@@ -155,8 +155,9 @@ LK_HOST lk_status lk_linear_cross_entropy_probabilities_run(const char *op, cons
 
 /* The plan within a budget; least: or the smallest, where that is more. */
 template <class T>
-LK_HOST lk_status lk_lce_prob_find(const char *op, const lk_lce_prob_args *args, lk_direction direction, size_t budget, bool least,
-                                   lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_linear_cross_entropy_probabilities_query_plan(const char *op, const lk_lce_prob_args *args,
+                                                                   lk_direction direction, size_t budget, bool least,
+                                                                   lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_prob own;
     lk_lce_args instead;
@@ -164,22 +165,6 @@ LK_HOST lk_status lk_lce_prob_find(const char *op, const lk_lce_prob_args *args,
     lk_head_planner planner;
     const lk_status status = lk_lce_prob_check<T>(op, args, direction, true, &own, &instead, &call, &planner);
     return status ? status : lk_lce_query_planner(op, &planner, own.bytes, budget, least, plan);
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_probabilities_query(const char *op, const lk_lce_prob_args *args, lk_direction direction,
-                                                              size_t *bytes)
-{
-    lk_linear_cross_entropy_plan plan = {};
-    const lk_status status = lk_lce_prob_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_probabilities_query_plan(const char *op, const lk_lce_prob_args *args,
-                                                                   lk_direction direction, size_t budget,
-                                                                   lk_linear_cross_entropy_plan *plan)
-{
-    return lk_lce_prob_find<T>(op, args, direction, budget, false, plan);
 }
 
 #endif /* CUDA or the simulator */

@@ -468,8 +468,8 @@ LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args
 
 /* The plan within a budget; least: or the smallest, where that is more. more: as in lk_linear_kl_check. */
 template <class T>
-LK_HOST lk_status lk_linear_kl_find(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t budget,
-                                    bool least, lk_linear_kl_plan *answer, const lk_linear_kl_more *more = NULL)
+LK_HOST lk_status lk_linear_kl_query_plan(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t budget,
+                                          bool least, lk_linear_kl_plan *answer, const lk_linear_kl_more *more = NULL)
 {
     lk_linear_kl_call call;
     lk_head_planner planner;
@@ -481,21 +481,6 @@ LK_HOST lk_status lk_linear_kl_find(const char *op, const lk_linear_kl_args *arg
     *answer = lk_linear_kl_answer(&planner, plan, more ? more->passes : 1);
     answer->workspace_bytes += before, answer->minimum_bytes += before;
     return LK_OK;
-}
-
-template <class T>
-LK_HOST lk_status lk_linear_kl_query(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t *bytes)
-{
-    lk_linear_kl_plan plan;
-    const lk_status status = lk_linear_kl_find<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_kl_query_plan(const char *op, const lk_linear_kl_args *args, lk_direction direction, size_t budget,
-                                          lk_linear_kl_plan *plan)
-{
-    return lk_linear_kl_find<T>(op, args, direction, budget, false, plan);
 }
 
 #endif /* CUDA or the simulator */

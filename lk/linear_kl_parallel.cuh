@@ -184,34 +184,23 @@ LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_p
 }
 
 template <class T>
-LK_HOST lk_status lk_linear_kl_find_split(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
-                                          size_t budget, bool least, lk_linear_kl_plan *plan)
+LK_HOST lk_status lk_linear_kl_parallel_query_plan(const char *op, const lk_linear_kl_parallel_args *args,
+                                                   lk_direction direction, size_t budget, bool least, lk_linear_kl_plan *plan)
 {
     lk_linear_kl_parallel_args x = {};
     const lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
     if (status) return status;
     const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
-    return lk_linear_kl_find<T>(op, &args->common, lk_ranks_give(args->parallel, direction), budget, least, plan, &more);
+    return lk_linear_kl_query_plan<T>(op, &args->common, lk_ranks_give(args->parallel, direction), budget, least, plan, &more);
 }
 
+/* Of finish, which has no plan. */
 template <class T>
 LK_HOST lk_status lk_linear_kl_parallel_query(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
                                               size_t *bytes)
 {
-    lk_linear_kl_plan plan;
-    if (direction == LK_FINISH) {
-        const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
-        return lk_kl_parallel_query<T>(op, &f, direction, bytes);
-    }
-    const lk_status status = lk_linear_kl_find_split<T>(op, args, direction, lk_cublas_default_budget(), true, &plan);
-    if (!status && bytes) *bytes = plan.workspace_bytes;
-    return status;
-}
-template <class T>
-LK_HOST lk_status lk_linear_kl_parallel_query_plan(const char *op, const lk_linear_kl_parallel_args *args,
-                                                   lk_direction direction, size_t budget, lk_linear_kl_plan *plan)
-{
-    return lk_linear_kl_find_split<T>(op, args, direction, budget, false, plan);
+    const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+    return lk_kl_parallel_query<T>(op, &f, direction, bytes);
 }
 
 #endif /* CUDA or the simulator */

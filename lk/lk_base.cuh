@@ -337,27 +337,40 @@ template <class Once> struct lk_common {
 #endif
 LK_COMMON_IN_EVERY_FILE(lk_common)
 
-/* Emit what LK_PROTOTYPE_... declare, from the templates lk_<op>_run, _query and _query_plan. */
-#define LK_EMIT_CALL(op, name, direction, T)                                                                                   \
+/* Emit what LK_PROTOTYPE_... declare, from the templates lk_<op>_run, and _query or, where there is a plan, _query_plan: the plan
+ * within a budget, or the smallest one where that needs more and `least` is true. */
+#define LK_EMIT_RUN(op, name, direction, T)                                                                                    \
     LK_API LK_BODY lk_status lk_##op##_##name##_##T(const lk_##op##_args *args, cudaStream_t stream)                           \
     {                                                                                                                          \
         LK_EMIT_COMMON;                                                                                                        \
         if (!args) return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_" #T, "args is NULL");                                    \
         return lk_##op##_run<lk_##T>("lk_" #op "_" #name "_" #T, args, direction, stream);                                     \
-    }                                                                                                                          \
+    }
+#define LK_EMIT_CALL(op, name, direction, T)                                                                                   \
+    LK_EMIT_RUN(op, name, direction, T)                                                                                        \
     LK_API LK_BODY lk_status lk_##op##_##name##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                 \
     {                                                                                                                          \
         if (!args) return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_workspace_bytes_" #T, "args is NULL");                    \
         return lk_##op##_query<lk_##T>("lk_" #op "_" #name "_workspace_bytes_" #T, args, direction, bytes);                    \
     }
 #define LK_EMIT_PLANNED(op, name, direction, head, T)                                                                          \
-    LK_EMIT_CALL(op, name, direction, T)                                                                                       \
+    LK_EMIT_RUN(op, name, direction, T)                                                                                        \
+    LK_API LK_BODY lk_status lk_##op##_##name##_workspace_bytes_##T(const lk_##op##_args *args, size_t *bytes)                 \
+    {                                                                                                                          \
+        const char *const self = "lk_" #op "_" #name "_workspace_bytes_" #T;                                                   \
+        lk_##head##_plan plan = {};                                                                                            \
+        if (!args) return lk_fail(LK_ERR_NULL, self, "args is NULL");                                                          \
+        const lk_status status =                                                                                               \
+            lk_##op##_query_plan<lk_##T>(self, args, direction, lk_cublas_default_budget(), true, &plan);                      \
+        if (!status && bytes) *bytes = plan.workspace_bytes;                                                                   \
+        return status;                                                                                                         \
+    }                                                                                                                          \
     LK_API LK_BODY lk_status lk_##op##_##name##_plan_##T(const lk_##op##_args *args, size_t budget, lk_##head##_plan *plan)    \
     {                                                                                                                          \
         LK_CUBLAS_EMIT_CONTEXT(head);                                                                                          \
         if (!plan || !args)                                                                                                    \
             return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_plan_" #T, "%s is NULL", plan ? "args" : "plan");                \
-        return lk_##op##_query_plan<lk_##T>("lk_" #op "_" #name "_plan_" #T, args, direction, budget, plan);                   \
+        return lk_##op##_query_plan<lk_##T>("lk_" #op "_" #name "_plan_" #T, args, direction, budget, false, plan);            \
     }
 
 /* As in the names of functions. */

@@ -273,12 +273,7 @@ def of_logits(ranks):
             ("probabilities", "probabilities", lambda: LF.cross_entropy(case.part[0], case.part[0].detach().softmax(1), **case.split)),
             ("shards without group", "shards", lambda: case(*case.part, shards=shards[1])),
             ("another rank's shard", "classes", lambda: case(*case.part, shards=[25] * ranks, **whole))):
-        try:
-            call()
-            verdict(f"of logits: {name}", False, "no exception")
-        except ValueError as error:
-            dist.barrier()  # which all ranks come to
-            verdict(f"of logits: {name}", word in str(error), str(error))
+        refused(f"of logits: {name}", word, call)
 
 
 def several_ids(ranks):
@@ -333,12 +328,7 @@ def several_ids(ranks):
             ("one rank has fewer classes", "classes", lambda: case(case.part[:, dist.get_rank():], group=dist.group.WORLD,
                                                                    shards=[24] * (ranks - 1) + [24 + ranks])),
             ("shards without group", "shards", lambda: case(case.part, shards=[24] * ranks))):
-        try:
-            call()
-            verdict(f"ids: {name}", False, "no exception")
-        except ValueError as error:
-            dist.barrier()  # which all ranks come to
-            verdict(f"ids: {name}", word in str(error), str(error))
+        refused(f"ids: {name}", word, call)
 
 
 class HeadIds(Case):
@@ -420,12 +410,17 @@ def ids_of_a_head(ranks):
             ("one rank has fewer rows", "linear_weight", lambda: case(x, w[dist.get_rank():], group=dist.group.WORLD,
                                                                       shards=[24] * (ranks - 1) + [24 + ranks])),
             ("shards without group", "shards", lambda: case(x, w, shards=[24] * ranks))):
-        try:
-            call()
-            verdict(f"ids of a head: {name}", False, "no exception")
-        except ValueError as error:
-            dist.barrier()  # which all ranks come to
-            verdict(f"ids of a head: {name}", word in str(error), str(error))
+        refused(f"ids of a head: {name}", word, call)
+
+
+def refused(name, word, call):
+    """A ValueError that has the word, on each rank."""
+    try:
+        call()
+        verdict(name, False, "no exception")
+    except ValueError as error:
+        dist.barrier()  # which all ranks come to
+        verdict(name, word in str(error), str(error))
 
 
 def entropies(case, part, whole):
@@ -485,12 +480,7 @@ def divergences(ranks):
     for name, word, split in (("too few shards", "shards", dict(group=dist.group.WORLD, shards=[24])),
                               ("another rank's shard", "classes", dict(group=dist.group.WORLD, shards=[25] * ranks)),
                               ("shards without group", "shards", dict(shards=[24] * ranks))):
-        try:
-            case(case.part, **split)
-            verdict(f"kl: {name}", False, "no exception")
-        except ValueError as error:
-            dist.barrier()  # which all ranks come to
-            verdict(f"kl: {name}", word in str(error), str(error))
+        refused(f"kl: {name}", word, lambda: case(case.part, **split))
 
 
 class Heads:
@@ -560,12 +550,7 @@ def divergences_of_heads(ranks):
                               ("another rank's shard", "linear_weight", dict(group=dist.group.WORLD, shards=[25] * ranks)),
                               ("grad_scale", "grad_scale", dict(group=dist.group.WORLD, grad_scale=2.0)),
                               ("shards without group", "shards", dict(shards=[24] * ranks))):
-        try:
-            case(*case.part, **split)
-            verdict(f"heads: {name}", False, "no exception")
-        except ValueError as error:
-            dist.barrier()  # which all ranks come to
-            verdict(f"heads: {name}", word in str(error), str(error))
+        refused(f"heads: {name}", word, lambda: case(*case.part, **split))
 
 
 def dtensors(ranks):

@@ -223,11 +223,11 @@ static tuple<Tensor, Tensor> cross_entropy_forward(const Tensor &logits, const T
     return {loss, state};
 }
 
-void Statistics::want(bool statistics, at::IntArrayRef rows, const Tensor &x)
+void Statistics::make_outputs(bool statistics, at::IntArrayRef rows, const Tensor &x)
 {
     std::vector<int64_t> four(rows.vec());
     if (statistics) four.insert(four.begin(), 4);
-    entropy = make(four, x, at::kFloat);
+    entropy = make(four, x, at::kFloat), argmax = make(rows, x, at::kLong);
     if (statistics) all = entropy;
 }
 void Statistics::split()
@@ -244,17 +244,14 @@ cross_entropy_stats_forward(const Tensor &logits, const Tensor &target, const Ma
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS);
     Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction);
-    Tensor lse = loss_like(target, logits, 0);
+    Tensor lse = loss_like(target, logits, 0), state = make_state(c, logits, 1);
     Statistics of_rows;
-    of_rows.want(statistics, target_sizes(target), logits);
-    Tensor argmax = make(target_sizes(target), logits, at::kLong), state = make_state(c, logits, 1);
+    of_rows.want(c.a, statistics, target_sizes(target), logits);
     set_state(c, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
-    c.a.entropy = of_rows.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
-    c.a.statistics = statistics;
     forward(c, logits);
     of_rows.split();
-    return {loss, lse, z, of_rows.entropy, argmax, of_rows.statistics, state};
+    return {loss, lse, z, of_rows.entropy, of_rows.argmax, of_rows.statistics, state};
 }
 
 static int dlogits_type(at::ScalarType t)
@@ -331,16 +328,12 @@ cross_entropy_parallel_forward(const Tensor &logits, const Tensor &target, const
                                LK_RANKS_PARAMETERS, bool stats, bool statistics)
 {
     LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS, shards, rank);
-    Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction), argmax;
+    Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction);
     Tensor lse = loss_like(target, logits, 0), others = loss_like(target, logits, 0), state = make_state(c, logits, 1);
     Statistics of_rows;
     set_state(c, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
-    if (stats) {
-        of_rows.want(statistics, target.sizes(), logits), argmax = make(target.sizes(), logits, at::kLong);
-        c.a.entropy = of_rows.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
-        c.a.statistics = statistics;
-    }
+    if (stats) of_rows.want(c.a, statistics, target.sizes(), logits);
     const Tensor states = make({c.a.rows, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, logits, at::kFloat);
     c.split.states = states.mutable_data_ptr();
     RANK_RUN(forward, c, logits);
@@ -349,7 +342,7 @@ cross_entropy_parallel_forward(const Tensor &logits, const Tensor &target, const
     c.split.all_states = all.const_data_ptr(), c.split.states = others.mutable_data_ptr();
     RANK_RUN(finish, c, logits);
     of_rows.split();
-    return {loss, lse, z, others, of_rows.entropy, argmax, of_rows.statistics, state};
+    return {loss, lse, z, others, of_rows.entropy, of_rows.argmax, of_rows.statistics, state};
 }
 
 static Tensor cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &logits,

@@ -214,15 +214,13 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entrop
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS);
     c.expect_backward(x, want_dx, want_dweight, want_dbias, true);
     Tensor loss = make(reduction ? at::IntArrayRef() : target_sizes(target), x, at::kFloat);
-    Tensor lse, lse_low, argmax = make(target_sizes(target), x, at::kLong);
+    Tensor lse, lse_low;
     Statistics of_tokens;
-    of_tokens.want(statistics, target_sizes(target), x), c.keep_lse(target_sizes(target), x, &lse, &lse_low);
+    of_tokens.want(c.a, statistics, target_sizes(target), x), c.keep_lse(target_sizes(target), x, &lse, &lse_low);
     c.a.loss = loss.mutable_data_ptr<float>();
-    c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
-    c.a.statistics = statistics;
     RUN_HERE(forward, c, x);
     of_tokens.split();
-    return {loss, lse, of_tokens.entropy, argmax, of_tokens.statistics, lse_low};
+    return {loss, lse, of_tokens.entropy, of_tokens.argmax, of_tokens.statistics, lse_low};
 }
 
 // loss, and the wanted gradients for one upstream gradient, without one for 1
@@ -283,15 +281,11 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PAR
 {
     HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
     c.expect_backward(x, want_dx, want_dweight, want_dbias, stats);
-    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat), argmax;
+    Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
     Statistics of_tokens;
     Tensor lse, lse_low, others = make(target.sizes(), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>(), c.keep_lse(target.sizes(), x, &lse, &lse_low);
-    if (stats) {
-        of_tokens.want(statistics, target.sizes(), x), argmax = make(target.sizes(), x, at::kLong);
-        c.a.entropy = of_tokens.entropy.mutable_data_ptr<float>(), c.a.argmax = argmax.mutable_data_ptr<int64_t>();
-        c.a.statistics = statistics;
-    }
+    if (stats) of_tokens.want(c.a, statistics, target.sizes(), x);
     const Tensor states = make({c.a.tokens, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
     c.split.states = states.mutable_data_ptr();
     const Tensor saved = run_forward(c, x, saved_bytes);
@@ -304,7 +298,7 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PAR
     c.a.workspace = workspace.start;
     LK_RUN(lk_linear_cross_entropy_parallel_finish, x, &c.split, c.stream);
     of_tokens.split();
-    return {loss, lse, lse_low, others, of_tokens.entropy, argmax, of_tokens.statistics, saved};
+    return {loss, lse, lse_low, others, of_tokens.entropy, of_tokens.argmax, of_tokens.statistics, saved};
 }
 
 static tuple<Tensor, Tensor, Tensor>

@@ -474,13 +474,20 @@ void fill_loss(Args &a, const Tensor &x, const Maybe &weight, int64_t vocab, Ten
     a.logit_scale = (float)logit_scale, a.zero_when_empty = zero_when_empty;
 }
 
-// The entropy of the rows. With statistics lk writes it and them into one tensor, and each gets memory of its own: an op's results
-// do not share it.
+// What the _stats functions give of rows besides. With statistics lk writes them and the entropy into one tensor, and each gets
+// memory of its own: an op's results do not share it.
 struct Statistics {
-    Tensor entropy, statistics; // [rows]; [3, rows] or undefined
+    Tensor entropy, argmax, statistics; // [rows], twice; [3, rows] or undefined
     Tensor all;
-    void want(bool statistics, at::IntArrayRef rows, const Tensor &x);
+    template <class Args> void want(Args &a, bool statistics, at::IntArrayRef rows, const Tensor &x)
+    {
+        make_outputs(statistics, rows, x);
+        a.entropy = entropy.mutable_data_ptr<float>(), a.argmax = argmax.mutable_data_ptr<int64_t>(), a.statistics = statistics;
+    }
     void split(); // after lk's call
+
+  private:
+    void make_outputs(bool statistics, at::IntArrayRef rows, const Tensor &x);
 };
 
 // Not plain memory of a device: being traced by torch.compile, under a dispatch mode, a functorch transform, meta.
