@@ -873,10 +873,15 @@ LK_HOST lk_status lk_lce_fused_backward(const lk_lce_job *job)
 
 /* ---- Labels: the table that the head gets -------------------------------------------------------------------------------- */
 
-/* `begin`. */
+/* `begin`. There are blocks for all tokens, and, where an array of the workspace has an element for each column, for the columns:
+ * few tokens may have many. */
 LK_HOST lk_status lk_lce_prepare(const lk_lce_job *job)
 {
-    return lk_head_launch(job, lk_lce_prepare_kernel, lk_ceil_div(job->p.call.a.tokens, job->p.block_tokens), job->p);
+    const lk_head_workspace &ws = job->p.ws;
+    const int64_t tokens = lk_ceil_div(job->p.call.a.tokens, job->p.block_tokens), columns = job->p.call.a.vocab;
+    const int64_t most = ws.bias || ws.class_weight || ws.owners ? 2 * job->device.sms : 0;
+    const int64_t blocks = lk_head_min(lk_ceil_div(columns, LK_HEAD_THREADS), most);
+    return lk_head_launch(job, lk_lce_prepare_kernel, tokens > blocks ? tokens : blocks, job->p);
 }
 
 /* The arguments of cross_entropy.cuh for results without logits. */
