@@ -26,7 +26,7 @@
  *                args.dy = dy, args.dx = dx;
  *                status = lk_srms_norm_backward_bf16(&args, stream);       // reads x and the rstd that forward wrote
  *            With a residual set residual and residual_out too. Backward then reads s from residual_out, and not x.
- * Needs      lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace, and share it: at most
+ * Needs      lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh. Only dweight and dbias need a workspace: for each of them at most
  *            64 MiB + (8 * cols + 128) bytes, or groups * (8 * cols + 6144) bytes if that is more.
  *            lk_srms_norm_backward_workspace_bytes_<T> answers for the current device: exactly for the tensors in args, or,
  *            where x and residual_out are NULL, the most for any tensors of these sizes, strides and types. Without them it
@@ -48,14 +48,14 @@
  *                     of up to 1024 vectors have a block each, with 2 vectors per thread
  *   forward of short  lk_srms_norm_forward_short_kernel: many rows of at most 32 vectors, of T alone and without bias, as norms
  *   rows              per head have; a team's threads have 4 rows each
- *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight or dweight,
- *                     else 512, and 4 vectors per thread in shared memory. With weight or dweight there are as many blocks as
+ *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight, dweight or
+ *                     dbias, else 512, and 4 vectors per thread in shared memory. With one of these there are as many blocks as
  *                     run at once, and a team has many rows
  *   backward of few   lk_srms_norm_backward_few_kernel, as in forward
- *   rows, no dweight
- *   backward of short lk_srms_norm_backward_short_kernel, as in forward: dy is given, s is one tensor, and of the outputs of rows
- *   rows              there is dx alone
- *   dweight, dbias    lk_srms_norm_row_sum_kernel: adds up dy for dbias, before the rows, and the teams' sums for dweight, after
+ *   rows, no sums
+ *   backward of short lk_srms_norm_backward_short_kernel, as in forward: dy is given, s is one tensor, of the outputs of rows
+ *   rows              there is dx alone, and no dbias
+ *   dweight, dbias    lk_srms_norm_row_sum_kernel adds up the teams' sums, after the rows
  * For example 4096 rows of 4096 columns in bf16 with a weight, 512 vectors, on an H200: in forward a block of 128 threads has a
  * row, 4 vectors per thread. In backward with dweight 528 blocks of 128 threads have 7 or 8 rows each; then 128 blocks add up
  * their 528 sums of each column. 64 such rows have a block of 256 threads each in forward.
@@ -128,8 +128,7 @@ typedef struct {
  * bytes, and a weight of 16 bits beside f32. forward is fastest with a weight of T on 16 bytes and without bias and groups.
  * So is backward of few rows without dweight, and with dy of f32 beside 16-bit T, where few rows have the kernel for many;
  * otherwise it takes every weight alike. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple
- * of 16 bytes.
- * dbias is a pass over dy of its own. */
+ * of 16 bytes. */
 
 #define LK_SRMS_NORM_FUNCTIONS(X, T)                                                                                           \
     X##_CALL(srms_norm, forward, LK_FORWARD, T)                                                                                \
@@ -232,8 +231,9 @@ typedef struct {
 typedef struct {
     lk_srms_norm_args a;
     lk_srms_norm_input in;
-    int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team. Its first column is
-                         as many elements behind a 16-byte boundary as the team's rows are, so that vectors stay vectors */
+    int64_t partials; /* rows of the workspace, f32 [partials, pitch]: sums for dweight, one row per team; and as many for dbias
+                         behind them. A row's first column is as many elements behind a 16-byte boundary as the team's rows are,
+                         so that vectors stay vectors */
     int64_t pitch;
 } lk_srms_norm_call;
 
@@ -456,8 +456,7 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
     const int source = summed ? LK_UNUSED : LK_IN, forward_out = backward ? LK_UNUSED : LK_OUT;
     const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
     const int64_t rows = a->rows, cols = a->cols, columns = lk_count(a->groups, cols);
-    /* dweight takes a workspace, and dbias where there are two partial sums of it: lk_srms_norm_dbias_partials. */
-    const bool sums = backward && ((a->dweight && rows) || (a->dbias && a->groups > 0 && rows / a->groups >= 512));
+    const bool sums = backward && rows && (a->dweight || a->dbias);
     return {{
         {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
         {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
@@ -493,13 +492,13 @@ template <class T> LK_HOST bool lk_srms_norm_vector_weight(const lk_srms_norm_ar
 }
 
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
- * memory per thread and part of a vector; most threads per block, and threads of a block with several teams; whether a team has
- * a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
+ * memory per thread and part of a vector, and per thread besides; most threads per block, and threads of a block with several
+ * teams; whether a team has a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
 typedef struct {
-    int most_vecs, preferred_vecs, part_bytes, most_threads, team_threads, singles, few_rows_limit;
+    int most_vecs, preferred_vecs, part_bytes, bias_bytes, most_threads, team_threads, singles, few_rows_limit;
 } lk_srms_norm_traits;
 
-/* A launch. Each team has one row; in backward with weight or dweight it may have many (persistent blocks). */
+/* A launch. Each team has one row; in backward with weight, dweight or dbias it may have many (persistent blocks). */
 typedef struct {
     lk_srms_norm_call call;
     int threads, cluster;
@@ -579,7 +578,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
      * 16 bytes, so that fewer warps use one line. */
     const bool resident = rows * units <= (int64_t)traits.most_vecs * 1024 * device->sms;
     const int thread_vecs = layout.edges || resident ? traits.most_vecs : traits.preferred_vecs;
-    const int thread_bytes = traits.part_bytes * in->parts;
+    const int thread_bytes = traits.part_bytes * in->parts + traits.bias_bytes;
     int64_t most = traits.most_threads;
     if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
     if (path == LK_SRMS_NORM_AUTO) {
@@ -765,7 +764,7 @@ LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *dev
                      : plain && fits      ? LK_SRMS_NORM_WEIGHED
                                           : LK_SRMS_NORM_GENERAL;
     /* The kernel for few rows is faster up to 2048 threads per SM, that of backward up to 256. */
-    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && kind != LK_SRMS_NORM_WEIGHED), 4, 0,
+    const lk_srms_norm_traits traits = {LK_SRMS_NORM_FORWARD_VECS(packed && kind != LK_SRMS_NORM_WEIGHED), 4, 0, 0,
                                         LK_SRMS_NORM_THREADS, 128, 0, plain && !a->bias ? 2048 : 0};
     lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, false, traits);
     const int chosen = layout.few ? LK_SRMS_NORM_FEW : kind;
@@ -781,18 +780,20 @@ LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *dev
 
 /* ---- Backward ------------------------------------------------------------------------------------------------------------ */
 
-/* Vectors of a row that a thread holds, rows in flight, and most threads per block. With weight or dweight a thread also has a
- * register for dweight's sum of each element that it holds, and the copies of the next row in flight. */
+/* Vectors of a row that a thread holds, rows in flight, and most threads per block. weight: there is weight, dweight or dbias. Then
+ * a thread also has a register for dweight's sum of each element that it holds, and the copies of the next row in flight. */
 #define LK_SRMS_NORM_BACKWARD_VECS 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
 #define LK_SRMS_NORM_TEAM_THREADS 64 /* of a block with several teams */
 
 /* The vectors that threads hold, from the sums to the scaling: [warp][stage][part][vector][lane]. No barrier guards them, since
- * each lane reads only its own. The copies need no registers, and all of them are in flight together. */
+ * each lane reads only its own. The copies need no registers, and all of them are in flight together. With dbias a warp's stages
+ * are followed by its sums of the elements that its lanes hold: [vector][half][lane], four to each. Registers are too few for them. */
 typedef struct {
     uint4 held[1]; /* the launch gives the number */
 } lk_srms_norm_smem;
+#define LK_SRMS_NORM_BIAS_BYTES(T) (LK_SRMS_NORM_BACKWARD_VECS * LK_VEC<T> * 4)
 
 /* Where Num elements of a row are read: Copied: in the lane's slots for a vector; else in global memory. group: the first element
  * of the row's weight. */
@@ -940,15 +941,37 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_
     lk_srms_norm_backward_store<T, Res>(call, row.number, where.col, g);
 }
 
-/* A team's row of the workspace. A team's number is that of its first row. */
+/* Adds Num elements of dy to their sums for dbias: one, or every four of them `step` elements behind the four before. */
+template <class Dy, int Num, bool Copied>
+LK_DEVICE void lk_srms_norm_add_bias(float *bias, int step, const lk_srms_norm_input &in, lk_srms_norm_where<Copied> where)
+{
+    float dy[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) dy[j] = 1.0f;
+    if (in.dy.data) lk_srms_norm_get<Dy>(dy, in.dy, where);
+    if constexpr (Num == 1) {
+        *bias += dy[0];
+    } else {
+        LK_UNROLL for (int j = 0; j < Num; j += 4) {
+            float4 *const four = (float4 *)(bias + j / 4 * step);
+            const float4 sum = *four;
+            *four = make_float4(sum.x + dy[j], sum.y + dy[j + 1], sum.z + dy[j + 2], sum.w + dy[j + 3]);
+        }
+    }
+}
+
+/* A team's row of the workspace, for dweight; and for dbias. A team's number is that of its first row. */
 LK_DEVICE float *lk_srms_norm_partial(const lk_srms_norm_call &call, int64_t team, int Num)
 {
     return (float *)call.a.workspace + team * call.pitch + lk_srms_norm_past(call.in, team, Num);
 }
+LK_DEVICE float *lk_srms_norm_bias_partial(const lk_srms_norm_call &call, int64_t team, int Num)
+{
+    return lk_srms_norm_partial(call, team, Num) + (call.a.dweight ? call.partials * call.pitch : 0);
+}
 
-/* Reread's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements.
- * clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as for held elements, but in
- * short chains (see lk_srms_norm_total). put: writes the results and adds to partial. */
+/* Reread's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements; bias:
+ * its row with those of dbias. clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as
+ * for held elements, but in short chains (see lk_srms_norm_total). put: writes the results and adds to partial and bias. */
 template <int Num> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
 {
     for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
@@ -964,13 +987,14 @@ LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_nor
     lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
 template <class T, class Res, class Dy, bool Weight, int Num>
-LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float *partial,
+LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float *partial, float *bias,
                                      lk_srms_norm_where<false> where)
 {
     const bool has_sums = Weight && call.a.dweight;
     float sums[Num];
     partial += where.col;
     LK_UNROLL for (int j = 0; j < Num; j++) sums[j] = has_sums ? partial[j] : 0.0f;
+    if (bias) lk_srms_norm_add_bias<Dy, Num>(bias + where.col, 4, call.in, where); /* before dx, which may be dy */
     lk_srms_norm_backward_put<T, Res, Dy, Weight, true, Num>(call, row, sums, {}, where);
     LK_UNROLL for (int j = 0; j < Num; j++)
         if (has_sums) partial[j] = sums[j];
@@ -986,11 +1010,11 @@ template <int Vecs, int Num> LK_DEVICE void lk_srms_norm_put_sums(float *to, con
     }
 }
 
-/* A thread's single element, unless Reread: its column, w and sum for dweight, in shared memory, since registers are few;
- * and of one row. */
+/* A thread's single element, unless Reread: its column, w and sums for dweight and dbias, in shared memory, since registers are
+ * few; and of one row. */
 typedef struct {
     int col;
-    float w[1], sum;
+    float w[1], sum, bias;
 } lk_srms_norm_single_column;
 typedef struct {
     float s, dy, dr;
@@ -1006,8 +1030,8 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
     return {s[0], dy[0], dr[0]};
 }
 
-/* A team owns a row. Weight: there is weight or dweight; a team owns every step-th row, all of one group, in which its vectors
- * are at the same columns, and copies its next row while it works on this one. */
+/* A team owns a row. Weight: there is weight, dweight or dbias; a team owns every step-th row, all of one group, in which its
+ * vectors are at the same columns, and copies its next row while it works on this one. */
 template <class T, class Res, class Dy, bool Weight, bool Reread>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_call call)
@@ -1016,10 +1040,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(call.in, (int)call.a.cols);
     const int stage_size = call.in.parts * Vecs * 32;
-    uint4 *slots = smem.held + (int)threadIdx.x / 32 * Stages * stage_size + (int)threadIdx.x % 32;
+    const int warp_size = Stages * stage_size + (Weight && call.a.dbias ? Vecs * Num / 4 * 32 : 0);
+    uint4 *slots = smem.held + (int)threadIdx.x / 32 * warp_size + (int)threadIdx.x % 32;
     const int group = Weight ? lk_srms_norm_group_start(call, at.row) : 0; /* the same for all rows of the team */
     float sums[Weight ? Vecs : 1][Num] = {};
     lk_srms_norm_held_w<T, Dy, Reread, Num> w[Weight ? Vecs : 1];
+    float *const bias = Weight && call.a.dbias ? (float *)(slots + Stages * stage_size) : NULL; /* sums for dbias */
     lk_cluster_begin();
     if (at.row < call.a.rows && at.count > 0) {
         lk_srms_norm_prefetch<T>(call.in.x, at);
@@ -1030,6 +1056,8 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     if (Weight && Reread && call.a.dweight) lk_srms_norm_rest_clear<Num>(lk_srms_norm_partial(call, at.row, Num), at);
+    if (Weight && Reread && bias) lk_srms_norm_rest_clear<Num>(lk_srms_norm_bias_partial(call, at.row, Num), at);
+    for (int i = 0; bias && i < Vecs * Num / 4; i++) *(float4 *)(bias + i * 128) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, Res, Dy>(call.in, slots, at.row, at);
     lk_cp_async_commit_group();
     LK_UNROLL for (int u = 0; Weight && u < Vecs; u++)
@@ -1037,7 +1065,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
     const bool single = !Reread && at.rank < at.edge;
     LK_SHARED(lk_srms_norm_single_column, columns, [LK_SRMS_NORM_TEAM_THREADS]); /* of a larger block, threads 0 to 13 */
     lk_srms_norm_single_column *const column = &columns[threadIdx.x % LK_SRMS_NORM_TEAM_THREADS];
-    if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f};
+    if (single) *column = {lk_srms_norm_edge(at, at.rank), {1.0f}, 0.0f, 0.0f};
     if (Weight && single) lk_srms_norm_load_w(column->w, call, group + column->col);
     lk_cluster_ready();
 
@@ -1077,7 +1105,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
         if (!call.a.rstd) here.rstd = lk_rsqrt(fmaf(sum[1], call.in.inverse_cols, call.a.eps));
         here.slope = sum[0] * here.rstd * call.in.inverse_cols * here.rstd;
         if (single && owner) {
-            column->sum = fmaf(one.dy * here.rstd, one.s, column->sum);
+            column->sum = fmaf(one.dy * here.rstd, one.s, column->sum), column->bias += one.dy;
             const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * column->w[0]) + one.dr};
             lk_srms_norm_backward_store<T, Res>(call, row, column->col, ds);
         }
@@ -1086,24 +1114,39 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
             lk_srms_norm_backward_put<T, Res, Dy, Weight, Reread>(call, here, sums[Weight ? u : 0], w[Weight ? u : 0], where);
         }
+        LK_NO_UNROLL for (int u = 0; u < Vecs; u++) { /* apart from the loop above, whose registers are all in use */
+            if (!bias || u * 32 >= count) break;
+            lk_srms_norm_add_bias<Dy, Num, true>(bias + u * Num / 4 * 128, 128, call.in, {row, 0, 0, slot + u * 32});
+        }
         if constexpr (Reread) {
-            float *const partial = Weight ? lk_srms_norm_partial(call, row - (int64_t)number * at.step, Num) : NULL;
+            const int64_t team = row - (int64_t)number * at.step;
+            float *const partial = Weight ? lk_srms_norm_partial(call, team, Num) : NULL;
+            float *const to_bias = bias ? lk_srms_norm_bias_partial(call, team, Num) : NULL;
             for (int i = Vecs * 32; i < count; i += 32)
-                lk_srms_norm_rest_put<T, Res, Dy, Weight, Num>(call, here, partial, {row, at.first + i * Num, group, NULL});
+                lk_srms_norm_rest_put<T, Res, Dy, Weight, Num>(call, here, partial, to_bias, {row, at.first + i * Num, group, NULL});
             for (int i = at.rank; owner && i < at.edge; i += at.size)
-                lk_srms_norm_rest_put<T, Res, Dy, Weight, 1>(call, here, partial, {row, lk_srms_norm_edge(at, i), group, NULL});
+                lk_srms_norm_rest_put<T, Res, Dy, Weight, 1>(call, here, partial, to_bias,
+                                                             {row, lk_srms_norm_edge(at, i), group, NULL});
         }
         if (!Weight) break;
     }
+    const int64_t team = row - (int64_t)number * at.step; /* one without rows writes zeros */
+    if (Weight && bias) {
+        float *const partial = lk_srms_norm_bias_partial(call, team, Num);
+        if (single) partial[column->col] = column->bias;
+        LK_UNROLL for (int i = 0; i < Vecs * Num / 4; i++)
+            if (i * 4 / Num * 32 < at.count)
+                *(float4 *)(partial + at.first + i * 4 / Num * 32 * Num + i * 4 % Num) = *(const float4 *)(bias + i * 128);
+    }
     if (!Weight || !call.a.dweight) return;
-    float *const partial = lk_srms_norm_partial(call, row - (int64_t)number * at.step, Num);
+    float *const partial = lk_srms_norm_partial(call, team, Num);
     if (single) partial[column->col] = column->sum;
-    lk_srms_norm_put_sums(partial + at.first, sums, at.count); /* a team without rows writes zeros */
+    lk_srms_norm_put_sums(partial + at.first, sums, at.count);
 }
 
 /* ---- Backward of few rows ------------------------------------------------------------------------------------------------ */
 
-/* Few rows, as in forward, without dweight. */
+/* Few rows, as in forward, without dweight and dbias. */
 template <class T, class Res>
 LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
     lk_srms_norm_backward_few_kernel(const __grid_constant__ lk_srms_norm_call call)
@@ -1232,7 +1275,8 @@ LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_s
 {
     constexpr int Num = LK_VEC<T>;
     lk_srms_norm_call *const call = &layout->call;
-    const bool plain = a->dy && a->dy_dtype == lk_dtype<T> && call->in.x.data && !call->in.r.data && !call->in.dr.data && !a->dresidual;
+    const bool one = call->in.x.data && !call->in.r.data && !call->in.dr.data && !a->dresidual;
+    const bool plain = one && a->dy && a->dy_dtype == lk_dtype<T> && !a->dbias;
     const int64_t most = (int64_t)LK_SRMS_NORM_SHORT_BLOCKS(T) * device->sms;
     if (!plain || call->in.team_log2 < 0) return false;
     const int64_t teams = LK_SRMS_NORM_SHORT_THREADS >> call->in.team_log2;
@@ -1248,47 +1292,35 @@ LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_s
     return true;
 }
 
-/* ---- Sums over rows: dweight and dbias ----------------------------------------------------------------------------------- */
+/* ---- Sums over teams: dweight and dbias ---------------------------------------------------------------------------------- */
 
-/* A sum over rows. Group g's are rows g, g + groups, ... of `from`: NULL means ones. There are `each` of them, and one more in
- * the first `more` groups. Row r starts (past + r past_step) modulo (past_mask + 1) elements behind r stride. */
+/* Sums over rows of the workspace. Group g's are rows g, g + groups, ...: `each` of them, and one more in the first `more` groups.
+ * Row r starts (past + r past_step) modulo (past_mask + 1) elements behind r pitch. */
 typedef struct {
-    const void *from;
-    void *to; /* [groups, cols] */
-    int from_dtype, to_dtype;
-    int64_t each, more, cols, stride, groups;
-    int past, past_step, past_mask, accumulate;
+    const float *from;
+    void *to[2]; /* [groups, cols]; the second one's rows lie `next` elements behind those of the first; NULL: there is none */
+    int to_dtype, accumulate;
+    int64_t each, more, cols, pitch, groups, next;
+    int past, past_step, past_mask;
 } lk_srms_norm_row_sum;
 
-/* The sum of a lane's column over every 32nd row of a group, from row `warp` on. at: the index of its first element. */
-template <class From>
-LK_DEVICE float lk_srms_norm_sum_column(const lk_srms_norm_row_sum &call, int64_t at, int64_t rows, int warp)
-{
-    const From *from = (const From *)call.from + at;
-    const int64_t step = 32 * call.groups * call.stride;
-    float sum = 0.0f;
-    LK_UNROLL_BY(8) for (int64_t row = warp; row < rows; row += 32, from += step) sum += lk_to_float(*from);
-    return sum;
-}
-
-/* A block owns 32 columns of a group, and a lane one of them. Each of the block's 32 warps adds every 32nd row of the group. */
+/* A block owns 32 columns of a group of a result, and a lane one of them. Each of its 32 warps adds every 32nd row of the group. */
 LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_constant__ lk_srms_norm_row_sum call)
 {
     LK_SHARED(float, sums, [1024]);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int groups = (int)call.groups, group = (int)blockIdx.x % groups;
-    const int64_t col = (int64_t)((int)blockIdx.x / groups) * 32 + lane, first = group + call.groups * warp;
-    const int64_t rows = call.each + (group < call.more);
+    const int results = call.to[1] ? 2 : 1, result = (int)blockIdx.x % results, block = (int)blockIdx.x / results;
+    const int groups = (int)call.groups, group = block % groups;
+    const int64_t col = (int64_t)(block / groups) * 32 + lane, first = group + call.groups * warp;
+    const int64_t rows = call.each + (group < call.more), step = 32 * call.groups * call.pitch;
     const int past = (int)((unsigned)call.past + (unsigned)first * (unsigned)call.past_step) & call.past_mask; /* in all its rows */
-    const int64_t at = past + col + first * call.stride;
+    const float *from = call.from + past + col + first * call.pitch + result * call.next;
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     float sum = 0.0f;
-    if (!call.from && warp < rows) sum = (float)((rows - warp + 31) / 32);
-    if (call.from && col < call.cols) /* not in the loop's condition, which would make each load wait for the one before */
-        sum = call.from_dtype == LK_DTYPE_F32   ? lk_srms_norm_sum_column<float>(call, at, rows, warp)
-              : call.from_dtype == LK_DTYPE_F16 ? lk_srms_norm_sum_column<lk_f16>(call, at, rows, warp)
-                                             : lk_srms_norm_sum_column<lk_bf16>(call, at, rows, warp);
+    if (col < call.cols) { /* not in the loop's condition, which would make each load wait for the one before */
+        LK_UNROLL_BY(8) for (int64_t row = warp; row < rows; row += 32, from += step) sum += *from;
+    }
     sums[threadIdx.x] = sum;
     __syncthreads(); /* all sums are written before the first warp adds them */
     if (warp > 0 || col >= call.cols) return;
@@ -1296,38 +1328,8 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_
     LK_UNROLL for (int i = 0; i < 32; i++) quarter[i % 4] += sums[i * 32 + lane];
     sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
     const int64_t out = group * call.cols + col;
-    lk_put_as(call.to, call.to_dtype, out, call.accumulate ? lk_get_as(call.to, call.to_dtype, out) + sum : sum);
-}
-
-LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_row_sum &sum,
-                                        cudaStream_t stream)
-{
-    const int64_t blocks = lk_ceil_div(sum.cols, 32) * sum.groups;
-    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, blocks, 1, 1024, 0, stream, sum);
-}
-
-/* The number of partial sums of dbias, each over every so many rows of dy: a multiple of groups, as many as keep all SMs busy,
- * with 256 rows or more. */
-LK_HOST int64_t lk_srms_norm_dbias_partials(const lk_device *device, const lk_srms_norm_args *a)
-{
-    const int64_t wanted = lk_ceil_div(4 * device->sms, lk_ceil_div(a->cols, 32) * a->groups), most = a->rows / a->groups / 256;
-    const int64_t partials = wanted < most ? wanted : most;
-    return a->groups * (partials > 1 ? partials : 1);
-}
-
-template <class T>
-LK_HOST lk_status lk_srms_norm_dbias(const char *op, const lk_device *device, const lk_srms_norm_args *a, cudaStream_t stream)
-{
-    const int64_t partials = lk_srms_norm_dbias_partials(device, a);
-    const bool direct = partials == a->groups;
-    lk_srms_norm_row_sum sum = {a->dy, direct ? a->dbias : a->workspace, a->dy_dtype, direct ? a->dweight_dtype : LK_DTYPE_F32,
-                                a->rows / partials, a->rows % partials, a->cols, a->dy_stride, partials,
-                                0, 0, 0, direct && a->accumulate};
-    const lk_status status = lk_srms_norm_sum_rows(op, device, sum, stream);
-    if (status || direct) return status;
-    sum = {a->workspace, a->dbias, LK_DTYPE_F32, a->dweight_dtype, partials / a->groups, 0, a->cols, a->cols, a->groups, 0, 0, 0,
-           a->accumulate};
-    return lk_srms_norm_sum_rows(op, device, sum, stream);
+    void *const to = call.to[result];
+    lk_put_as(to, call.to_dtype, out, call.accumulate ? lk_get_as(to, call.to_dtype, out) + sum : sum);
 }
 
 /* ---- The launch of backward ---------------------------------------------------------------------------------------------- */
@@ -1343,17 +1345,19 @@ template <class T> LK_HOST bool lk_srms_norm_packs_w(const lk_srms_norm_args *a,
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int Num = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
-    const bool weight = a->weight || a->dweight;
-    const bool few = !a->dweight && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
+    const bool weight = a->weight || a->dweight || a->dbias;
+    const bool few = !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
     const int few_rows_limit = few ? 256 : 0; /* see forward */
-    const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight);
-    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
+    const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight), sums = (a->dweight != NULL) + (a->dbias != NULL);
+    const int bias_bytes = a->dbias ? LK_SRMS_NORM_BIAS_BYTES(T) : 0;
+    const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, bias_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
                                         LK_SRMS_NORM_TEAM_THREADS, 1, few_rows_limit};
     lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, true, traits);
     lk_srms_norm_call *const call = &layout.call;
     lk_srms_norm_input *const in = &call->in;
     lk_srms_norm_backward_are_short<T>(device, a, &layout);
-    layout.smem = layout.few || layout.short_rows ? 0 : sizeof(lk_srms_norm_smem) + (size_t)(part_bytes * in->parts * layout.threads);
+    layout.smem = sizeof(lk_srms_norm_smem) + (size_t)((part_bytes * in->parts + bias_bytes) * layout.threads);
+    if (layout.few || layout.short_rows) layout.smem = 0;
     if (weight && !layout.few && !layout.short_rows && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
         call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
         const int64_t fit = device->smem * 1024 / ((int64_t)layout.smem + 8 * 1024); /* static shared memory and the system's */
@@ -1364,7 +1368,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
         const int64_t teams = in->team_log2 < 0 ? 1 : layout.threads >> in->team_log2;
         int64_t blocks = layout.grid / layout.cluster;
         if (layout.grid > most) blocks = lk_ceil_div(most, layout.cluster);
-        if (a->dweight && blocks * teams > cap) blocks = cap / teams;
+        if (sums && blocks * teams > cap) blocks = cap / teams;
         const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
         int64_t period = in->offset_step ? turn * lk_ceil_div(Num, teams) : turn; /* every Num-th row starts at the same offset */
         if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
@@ -1372,11 +1376,8 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
         if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
         layout.grid = blocks * layout.cluster;
         call->partials = blocks * teams;
-        if (a->dweight) layout.workspace = (size_t)(call->partials * call->pitch) * sizeof(float);
+        layout.workspace = (size_t)(sums * call->partials * call->pitch) * sizeof(float);
     }
-    const int64_t dbias_partials = a->dbias ? lk_srms_norm_dbias_partials(device, a) : 0;
-    const size_t dbias_bytes = dbias_partials > a->groups ? (size_t)(dbias_partials * a->cols) * sizeof(float) : 0;
-    if (dbias_bytes > layout.workspace) layout.workspace = dbias_bytes; /* the same bytes: dbias is done before dweight begins */
     const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
                            (in->team_log2 < 0 || lk_ceil_div(a->cols, Num) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* s is one tensor */
@@ -1396,7 +1397,7 @@ LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout
         if (layout.short_rows)
             return layout.call.a.weight || layout.call.a.dweight ? lk_srms_norm_backward_short_kernel<T, true>
                                                                  : lk_srms_norm_backward_short_kernel<T, false>;
-    if (layout.call.a.weight || layout.call.a.dweight)
+    if (layout.call.a.weight || layout.call.a.dweight || layout.call.a.dbias)
         return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, true, true> : lk_srms_norm_backward_kernel<T, Res, Dy, true, false>;
     return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, false, true> : lk_srms_norm_backward_kernel<T, Res, Dy, false, false>;
 }
@@ -1458,18 +1459,18 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device,
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
     const bool pdl = device->arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
     const bool other = a.residual_dtype != lk_dtype<T>;
-    if (!status && a.dbias) status = lk_srms_norm_dbias<T>(op, device, &a, stream); /* before dx, which may be dy */
-    if (!status && a.rows > 0 && (a.dx || a.dresidual || a.dweight))
+    if (!status && a.rows > 0)
         status = lk_launch_blocks(op, pdl,
                                   other ? lk_srms_norm_backward_choose<T, float>(layout)
                                         : lk_srms_norm_backward_choose<T, T>(layout),
                                   layout.grid, layout.cluster, layout.threads, layout.smem, stream, layout.call);
-    const int64_t partials = layout.call.partials;
-    const lk_srms_norm_row_sum sum = {a.workspace, a.dweight, LK_DTYPE_F32, a.dweight_dtype,
-                                      partials / a.groups, partials % a.groups, a.cols, layout.call.pitch, a.groups,
-                                      layout.call.in.offset, layout.call.in.offset_step, LK_VEC<T> - 1, a.accumulate};
-    if (!status && a.dweight) status = lk_srms_norm_sum_rows(op, device, sum, stream);
-    return status;
+    if (status || !(a.dweight || a.dbias)) return status;
+    const int64_t partials = layout.call.partials, pitch = layout.call.pitch, results = a.dweight && a.dbias ? 2 : 1;
+    const lk_srms_norm_row_sum sum = {(const float *)a.workspace, {a.dweight ? a.dweight : a.dbias, results > 1 ? a.dbias : NULL},
+                                      a.dweight_dtype, a.accumulate,
+                                      partials / a.groups, partials % a.groups, a.cols, pitch, a.groups, partials * pitch,
+                                      layout.call.in.offset, layout.call.in.offset_step, LK_VEC<T> - 1};
+    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, lk_ceil_div(a.cols, 32) * a.groups * results, 1, 1024, 0, stream, sum);
 }
 
 template <class T>

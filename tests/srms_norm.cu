@@ -407,8 +407,8 @@ static lk_srms_norm_args garbage(void)
 static size_t most_bytes(const lk_srms_norm_args *a)
 {
     const size_t cols = (size_t)a->cols, one = (64u << 20) + 8 * cols + 128;
-    const size_t many = a->groups > 1 ? (size_t)a->groups * (8 * cols + 6144) : 0;
-    return one > many ? one : many;
+    const size_t many = a->groups > 1 ? (size_t)a->groups * (8 * cols + 6144) : 0, results = (a->dweight != NULL) + (a->dbias != NULL);
+    return results * (one > many ? one : many);
 }
 
 /* Fills and uploads everything for a run, and the two args structs. With rstd given, eps must not matter. A tensor in place has
