@@ -369,6 +369,10 @@ LK_DEVICE bool lk_lce_masked(const lk_lce_args &a, const lk_head_counts &counts,
     return lk_ce_masked(f, a.dlse ? a.dlse[token] : 0.0f, a.dentropy ? a.dentropy[token] : 0.0f);
 }
 
+/* Threads of a block: more where each has many targets to count. */
+#define LK_LCE_PREPARE_MOST 1024
+LK_HOST int lk_lce_prepare_threads(int64_t tokens) { return tokens > 8 * LK_HEAD_THREADS ? LK_LCE_PREPARE_MOST : LK_HEAD_THREADS; }
+
 typedef struct {
     int counted, bad, before;     /* before: counted, and of an earlier block */
     int spoils;                   /* bad, with a row_weight that is not 0 */
@@ -381,10 +385,9 @@ LK_DEVICE lk_lce_tally lk_lce_merge(lk_lce_tally s, lk_lce_tally t)
             s.weight + t.weight, fmaxf(s.upstream, t.upstream), fmaxf(s.dlse, t.dlse)};
 }
 
-/* The tally of a block. Every thread calls and gets it. Its shared memory may be used again after a barrier. */
-LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
+/* The tally of a warp, in every lane. */
+LK_DEVICE lk_lce_tally lk_lce_tally_warp(lk_lce_tally s)
 {
-    LK_SHARED(lk_lce_tally, tallies, [LK_HEAD_THREADS / 32]);
     LK_UNROLL for (int offset = 16; offset > 0; offset /= 2) {
         const unsigned all = 0xffffffffu;
         s = lk_lce_merge(s, {__shfl_xor_sync(all, s.counted, offset), __shfl_xor_sync(all, s.bad, offset),
@@ -392,11 +395,20 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
                              __shfl_xor_sync(all, s.weight, offset),
                              __shfl_xor_sync(all, s.upstream, offset), __shfl_xor_sync(all, s.dlse, offset)});
     }
-    if (threadIdx.x % 32 == 0) tallies[threadIdx.x / 32] = s;
-    __syncthreads(); /* orders the warps' tallies before their reads */
-    s = tallies[0];
-    for (int i = 1; i < LK_HEAD_THREADS / 32; i++) s = lk_lce_merge(s, tallies[i]);
     return s;
+}
+
+/* The tally of a block. Every thread calls and gets it. Its shared memory may be used again after a barrier. */
+LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
+{
+    LK_SHARED(lk_lce_tally, tallies, [LK_LCE_PREPARE_MOST / 32]);
+    const int lane = (int)threadIdx.x % 32;
+    s = lk_lce_tally_warp(s);
+    if (lane == 0) tallies[threadIdx.x / 32] = s;
+    __syncthreads(); /* orders the warps' tallies before their reads */
+    s = {};
+    if (lane < (int)blockDim.x / 32) s = tallies[lane];
+    return lk_lce_tally_warp(s);
 }
 
 /* Every block counts all targets, which is faster than a second launch. Then it writes what its own tokens' rows need.
@@ -408,27 +420,27 @@ LK_DEVICE lk_lce_tally lk_lce_tally_block(lk_lce_tally s)
  *
  * factor has the rest; where dZ is f32 it has everything. f16 has too small a range: there factor is also multiplied by
  * 2^(power - e), and alpha divides by it. 2^e is the first power of two above the largest |factor|. */
-LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare_kernel(lk_lce_work p)
+LK_KERNEL void __launch_bounds__(LK_LCE_PREPARE_MOST) lk_lce_prepare_kernel(lk_lce_work p)
 {
     const lk_lce_args &a = p.call.a;
     const lk_head_workspace &ws = p.ws;
-    const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int threads = (int)blockDim.x, thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int64_t begin = blockIdx.x * p.block_tokens, end = begin + p.block_tokens;
-    LK_SHARED(int, warps, [LK_HEAD_THREADS / 32]);
+    LK_SHARED(int, warps, [LK_LCE_PREPARE_MOST / 32]);
     lk_griddepcontrol_wait();
     const bool mean = a.reduction == LK_REDUCTION_MEAN, all_alike = !(a.upstream && a.upstream_per_token);
     const bool sizes = p.call.type == LK_DTYPE_F16 && p.call.gradient;
     lk_lce_tally s = {};
     constexpr int Ahead = 8; /* targets that a thread loads before it looks at the first */
-    for (int64_t first = thread; first < a.tokens; first += Ahead * LK_HEAD_THREADS) {
+    for (int64_t first = thread; first < a.tokens; first += Ahead * threads) {
         int64_t target[Ahead];
         int y[Ahead];
         LK_UNROLL for (int i = 0; i < Ahead; i++) {
-            const int64_t token = first + i * LK_HEAD_THREADS;
+            const int64_t token = first + i * threads;
             target[i] = lk_ce_target_at(a, token < a.tokens ? token : first);
         }
         LK_UNROLL for (int i = 0; i < Ahead; i++) {
-            const int64_t token = first + i * LK_HEAD_THREADS;
+            const int64_t token = first + i * threads;
             lk_ce_label label = {-1, false, false};
             if (token < a.tokens) label = lk_ce_label_among(a, target[i], p.call.classes);
             s.counted += label.counted, s.bad += label.bad, s.before += label.counted && token < begin;
@@ -438,8 +450,8 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
         if (a.class_weight) {
             LK_UNROLL for (int i = 0; i < Ahead; i++) s.weight += y[i] >= 0 ? p.call.weights[y[i]] : 0.0f;
         }
-        LK_NO_UNROLL for (int64_t token = first; sizes && token < a.tokens && token < first + Ahead * LK_HEAD_THREADS;
-                          token += LK_HEAD_THREADS) {
+        LK_NO_UNROLL for (int64_t token = first; sizes && token < a.tokens && token < first + Ahead * threads;
+                          token += threads) {
             if (lk_lce_look_up(p.call, token).y < 0) continue;
             s.upstream = fmaxf(s.upstream, fabsf((all_alike ? 1.0f : a.upstream[token]) * lk_lce_row_weight(a, token)));
             if (a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
@@ -462,7 +474,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
     const float rate = over != 0.0f ? __fdiv_rn(valid, over) : 0.0f; /* of scaled class weights */
     const float shift = __int_as_float((127 + p.power - e) << 23);
     int seen = s.before; /* counted tokens before this tile */
-    for (int64_t tile = begin; tile < end; tile += LK_HEAD_THREADS) {
+    for (int64_t tile = begin; tile < end; tile += threads) {
         const int64_t token = tile + thread;
         const bool mine = token < end && token < a.tokens;
         lk_ce_label label = {-1, false, false};
@@ -473,7 +485,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
             if (lane == 0) warps[warp] = __popc(counted);
             __syncthreads(); /* orders the counts before their reads */
             int left = seen + __popc(counted & ((1u << lane) - 1));
-            for (int i = 0; i < LK_HEAD_THREADS / 32; i++) left += i < warp ? warps[i] : 0, seen += warps[i];
+            for (int i = 0; i < threads / 32; i++) left += i < warp ? warps[i] : 0, seen += warps[i];
             __syncthreads(); /* orders the reads before the next tile's counts */
             row = label.counted ? left : p.call.rows;
         }
@@ -494,7 +506,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
         if (ws.dlse) ws.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
         if (ws.dentropy) ws.dentropy[row] = good ? a.dentropy[token] * shift : 0.0f;
     }
-    const int64_t step = (int64_t)gridDim.x * LK_HEAD_THREADS, from = (int64_t)blockIdx.x * LK_HEAD_THREADS + thread;
+    const int64_t step = (int64_t)gridDim.x * threads, from = (int64_t)blockIdx.x * threads + thread;
     for (int64_t row = s.counted + from; p.call.compact && row < p.call.rows; row += step) { /* rows without a token */
         ws.target[row] = LK_IGNORED, ws.token[row] = -1;
         if (ws.lse) ws.lse[row] = 0.0f;
@@ -512,7 +524,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_lce_prepare
     if (blockIdx.x != 0) return;
     lk_lce_tally all = {};
     const bool sums_weights = a.class_weight && a.label_smoothing > 0.0f;
-    for (int64_t col = thread; sums_weights && col < p.call.classes; col += LK_HEAD_THREADS)
+    for (int64_t col = thread; sums_weights && col < p.call.classes; col += threads)
         all.weight += p.call.weights[col] * (ws.class_weight ? rate : 1.0f);
     __syncthreads(); /* orders the reads of lk_lce_tally_block before its next writes */
     all = lk_lce_tally_block(all);
@@ -880,8 +892,10 @@ LK_HOST lk_status lk_lce_prepare(const lk_lce_job *job)
     const lk_head_workspace &ws = job->p.ws;
     const int64_t tokens = lk_ceil_div(job->p.call.a.tokens, job->p.block_tokens), columns = job->p.call.a.vocab;
     const int64_t most = ws.bias || ws.class_weight || ws.owners ? 2 * job->device.sms : 0;
-    const int64_t blocks = lk_head_min(lk_ceil_div(columns, LK_HEAD_THREADS), most);
-    return lk_head_launch(job, lk_lce_prepare_kernel, tokens > blocks ? tokens : blocks, job->p);
+    const int threads = lk_lce_prepare_threads(job->p.call.a.tokens);
+    const int64_t blocks = lk_head_min(lk_ceil_div(columns, threads), most);
+    return lk_launch_pdl(job->op, &job->device, lk_lce_prepare_kernel, tokens > blocks ? tokens : blocks, 1, threads, 0,
+                         job->stream, job->p);
 }
 
 /* The arguments of cross_entropy.cuh for results without logits. */
@@ -1245,7 +1259,8 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direct
     lk_head_choose(&planner, a.workspace_bytes, &job.plan);
     if (job.plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
     if (call.rows > 0) job.p.ws = lk_head_lay_out(&job.shape, &job.plan, a.workspace);
-    job.p.block_tokens = lk_head_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms), LK_HEAD_THREADS);
+    job.p.block_tokens = lk_head_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms),
+                                          lk_lce_prepare_threads(a.tokens));
     job.p.power = 12 - (int)ceilf(log2f(a.logit_scale));
     job.p.power = job.p.power < -20 ? -20 : job.p.power > 40 ? 40 : job.p.power;
     return lk_head_run<T>(&job);

@@ -701,18 +701,19 @@ LK_KERNEL void __launch_bounds__(LK_GEMM_THREADS, 1) lk_head_products_kernel(con
 #endif
 }
 
-/* f32_dx: a block owns LK_MOVE_TILE columns of a row of dx = alpha (v sums + target_dz weight[y]), a thread 8 neighbours of them.
- * sums: E weight, or dZ weight where v is NULL. */
+/* f32_dx: a thread owns 8 neighbours of a row of dx = alpha (v sums + target_dz weight[y]). sums: E weight, or dZ weight where v is
+ * NULL. */
 template <class Call>
 LK_KERNEL void __launch_bounds__(LK_MOVE_THREADS) lk_head_round_dx_kernel(const __grid_constant__ lk_head_work<Call> p)
 {
     const typename Call::args &a = p.call.a;
     const lk_head_workspace &ws = p.ws;
-    const int64_t tiles = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, in_chunk = blockIdx.x / tiles, row = p.first_row + in_chunk;
-    const int64_t first = blockIdx.x % tiles * LK_MOVE_TILE + threadIdx.x * 8, left = a.hidden - first;
+    const lk_move_place at = lk_move_place_of(a.hidden);
+    const int64_t in_chunk = at.row, row = p.first_row + in_chunk, first = at.col, left = a.hidden - first;
     lk_griddepcontrol_wait();
+    if (in_chunk >= p.rows || left <= 0) return;
     const int64_t token = ws.token ? ws.token[row] : row;
-    if (token < 0 || left <= 0) return;
+    if (token < 0) return;
     const float alpha = ws.counts->alpha, target_dz = ws.target_dz[row], v = ws.scale ? ws.scale[in_chunk] : 1.0f;
     const float *const sums = ws.dx + in_chunk * a.hidden + first;
     lk_bf16 *const out = (lk_bf16 *)a.dx + token * a.dx_stride + first;
@@ -742,9 +743,9 @@ LK_DEVICE unsigned lk_head_same(const int *target, int64_t at, int64_t rows, int
     return same;
 }
 
-/* fused: a block owns a row that is the first one with its target, and 8 columns of hidden per thread. It adds x of all rows
- * with that target, times the target's dZ, to dweight, in the order of rows. dweight's other part has been rounded before, if
- * it has 16 bits. Most targets have one row; then there is nothing to look for. */
+/* fused: a block owns a target, and 8 columns of hidden per thread. It adds x of all rows with that target, times the target's dZ,
+ * to dweight, in the order of rows. dweight's other part has been rounded before, if it has 16 bits. Most targets have one row;
+ * then there is nothing to look for. The block finds its target by its first row; where columns are fewer than rows, by its column. */
 template <class Out, class Call>
 LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_head_targets_kernel(lk_head_work<Call> p)
 {
@@ -752,15 +753,18 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_head_target
     const typename Call::args &a = p.call.a;
     const lk_head_workspace &ws = p.ws;
     const int thread = (int)threadIdx.x;
-    const int64_t slices = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, row = blockIdx.x / slices;
+    const int64_t slices = (a.hidden + LK_MOVE_TILE - 1) / LK_MOVE_TILE, mine = blockIdx.x / slices;
     const int64_t col = blockIdx.x % slices * LK_MOVE_TILE + thread * 8;
+    const bool by_column = a.vocab < p.call.rows;
     const int left = (int)(a.hidden - col);
     LK_SHARED(unsigned, same, [Words]);
     LK_SHARED(int, list, [Window + 1]); /* the rows, and behind them their count */
+    LK_SHARED(float, list_dz, [LK_HEAD_THREADS]); /* their dZ, so many at a time */
     lk_griddepcontrol_wait();
-    const int y = ws.target[row];
+    const int y = by_column ? (int)mine : ws.target[mine];
     const lk_head_owner owner = y < 0 || y == LK_ELSEWHERE ? lk_head_owner{-1, 0} : ws.owners[y];
-    if (owner.first != row) return;
+    if (by_column ? owner.count == 0 : owner.first != mine) return;
+    const int64_t row = owner.first;
     const bool even = a.hidden % 8 == 0, wide = even && (uintptr_t)a.x % 16 == 0 && a.x_stride % 8 == 0;
     const bool wide_out = even && (uintptr_t)a.dweight % 16 == 0 && a.dweight_stride % 8 == 0;
     float sum = 0.0f, total[8] = {};
@@ -768,9 +772,9 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_head_target
     for (int64_t from = row / 8 * 8; found < owner.count && from < p.call.rows; from += Window) {
         int count = 1;
         if (owner.count > 1) {
-            const unsigned mine = lk_head_same(ws.target, from + thread * 8, p.call.rows, y);
-            ((uint8_t *)same)[thread] = (uint8_t)mine;
-            if (!__syncthreads_or(mine != 0)) continue; /* orders the bits before their reads */
+            const unsigned eight = lk_head_same(ws.target, from + thread * 8, p.call.rows, y);
+            ((uint8_t *)same)[thread] = (uint8_t)eight;
+            if (!__syncthreads_or(eight != 0)) continue; /* orders the bits before their reads */
             if (thread < Words) {
                 int before = 0;
                 for (int i = 0; i < thread; i++) before += __popc(same[i]);
@@ -780,16 +784,21 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD_BLOCKS) lk_head_target
             __syncthreads(); /* orders the list before its reads, and the reads of bits before the next ones */
             count = list[Window];
         }
-        for (int i = 0; i < count; i++) {
-            const int64_t at = owner.count > 1 ? from + list[i] : row;
-            const float dz = ws.target_dz[at];
-            if (dz == 0.0f) continue;
-            lk_vec<lk_bf16> eight;
-            float x[8];
-            eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (ws.token ? ws.token[at] : at) * a.x_stride + col, left, wide);
-            lk_unpack(x, eight);
-            found++, sum += dz;
-            LK_UNROLL for (int j = 0; j < 8; j++) total[j] = fmaf(dz, x[j], total[j]);
+        for (int begin = 0; begin < count; begin += LK_HEAD_THREADS) {
+            const int some = min(count - begin, LK_HEAD_THREADS);
+            if (begin) __syncthreads(); /* orders the reads of list_dz before its next writes */
+            if (thread < some) list_dz[thread] = ws.target_dz[owner.count > 1 ? from + list[begin + thread] : row];
+            __syncthreads(); /* orders list_dz before its reads */
+            LK_UNROLL_BY(4) for (int i = 0; i < some; i++) {
+                const int64_t at = owner.count > 1 ? from + list[begin + i] : row;
+                const float dz = list_dz[i];
+                lk_vec<lk_bf16> eight;
+                float x[8];
+                eight.raw = lk_gemm_get8((const lk_bf16 *)a.x + (ws.token ? ws.token[at] : at) * a.x_stride + col, left, wide);
+                lk_unpack(x, eight);
+                found += dz != 0.0f, sum += dz;
+                LK_UNROLL for (int j = 0; j < 8; j++) total[j] = dz != 0.0f ? fmaf(dz, x[j], total[j]) : total[j]; /* x may be NaN */
+            }
         }
     }
     if (a.dbias && col == 0) ws.dbias[y] += sum;
@@ -884,10 +893,9 @@ LK_HOST lk_status lk_head_run_gradients(const lk_head_job<Call> *job, const lk_h
 template <class T, class Call> LK_HOST lk_status lk_head_run_f32_dx(lk_head_job<Call> *job, const lk_head_work<Call> &chunk)
 {
     const lk_status status = lk_head_dx<T>(job, chunk);
-    const int64_t tiles = lk_ceil_div(chunk.call.a.hidden, LK_MOVE_TILE);
     if (status || job->mode == LK_CUBLAS_RESOLVE) return status;
-    return lk_launch_pdl(job->op, &job->device, lk_head_round_dx_kernel<Call>, chunk.rows * tiles, 1, LK_MOVE_THREADS, 0,
-                         job->stream, chunk);
+    return lk_launch_pdl(job->op, &job->device, lk_head_round_dx_kernel<Call>, lk_move_blocks(chunk.rows, chunk.call.a.hidden), 1,
+                         LK_MOVE_THREADS, 0, job->stream, chunk);
 }
 
 /* v x, dweight's factor beside exponentials. */
@@ -945,7 +953,7 @@ template <class Call> LK_HOST lk_status lk_head_run_targets(const lk_head_job<Ca
     if (!a.dweight && !a.dbias) return LK_OK;
     return lk_head_launch(job, a.dweight_dtype == LK_DTYPE_F32 ? lk_head_targets_kernel<float, Call>
                                                               : lk_head_targets_kernel<lk_bf16, Call>,
-                          job->p.call.rows * lk_ceil_div(a.hidden, LK_MOVE_TILE), job->p);
+                          lk_head_min(job->p.call.rows, a.vocab) * lk_ceil_div(a.hidden, LK_MOVE_TILE), job->p);
 }
 
 /* `fused` of a loss's table. One chunk whose logits stay in registers: its rows' results, then the gradients, one panel of columns
