@@ -75,9 +75,9 @@
  *            chunk_tokens may differ. A copy of saved must have an address that is the same modulo 256.
  *            CHUNKS saves the logits: in f32, or with fast_logits in T. FUSED saves bf16 exponentials of them. With ranks, lk
  *            takes FUSED. Without ranks and with path 0, it takes FUSED if T is bf16 on sm_90a, there is no label_smoothing,
- *            there are many columns (more than 2 * hidden; or more than 2048 and no multiple of 8), and there are not few
- *            tokens (about 200, more if columns are fewer: lk_head_few_tiles). Else it takes CHUNKS. Nothing else changes this
- *            choice. So a call for which it takes FUSED fails (LK_ERR_PATH) with entropy, argmax or dentropy, or with x that
+ *            there are many columns (more than 2 * hidden; or more than 2048 and no multiple of 8), and stored logits would
+ *            take more time: lk_head_stored_is_faster, by tokens, hidden, vocab, bias and softcap. Else it takes CHUNKS. Nothing
+ *            else changes this choice. So a call for which it takes FUSED fails (LK_ERR_PATH) with entropy, argmax or dentropy, or with x that
  *            FUSED cannot read; with ranks also if T is not bf16 on sm_90a, or with label_smoothing. path CHUNKS takes such a
  *            call, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
@@ -333,7 +333,7 @@ LK_HOST lk_head_shape lk_lce_shape_of(const lk_lce_call *call)
     s.row_weight = a.row_weight, s.statistics = a.statistics, s.lse_low = a.lse_low || call->saved_lse_low;
     s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.entropy = a.entropy || a.statistics;
-    s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
+    s.softcap = a.softcap > 0.0f, s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
     s.accumulate = a.accumulate, s.tf32 = a.tf32, s.no_panels = call->no_panels;
     return s;
 }
@@ -993,7 +993,7 @@ LK_HOST const char *lk_lce_misplaced(const lk_lce_call *call)
 }
 
 /* Whether `saved` has logits. forward and backward have to agree, so it depends on nothing that one of them lacks, and not on
- * where tensors lie. With few columns, or few tokens, f32 logits cost less time than the copy of x that exponentials need. */
+ * where tensors lie. With few columns f32 logits cost less time than the copy of x that exponentials need. */
 LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
 {
     const int path = call->a.path;
@@ -1003,7 +1003,7 @@ LK_HOST bool lk_lce_saves_logits(lk_lce_call *call)
     const lk_head_shape s = lk_lce_shape_of(call);
     const int64_t hidden = s.hidden > 0 ? lk_head_min(s.hidden, INT32_MAX) : 0; /* sizes are checked later */
     const bool sizes = call->rows > 0 && call->rows <= INT32_MAX && hidden > 0 && s.vocab > 0 && s.vocab <= 1 << 30;
-    return !lk_head_many_columns(&s, 2 * hidden) || (sizes && lk_head_few_tiles(&s));
+    return !lk_head_many_columns(&s, 2 * hidden) || (sizes && lk_head_stored_is_faster(&s));
 }
 
 /* batch_invariant: the columns between two merges, however many tokens there are. They keep all SMs busy with one tile of rows, where

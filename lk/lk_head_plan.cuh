@@ -55,7 +55,7 @@ typedef struct {
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, other_bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
     bool row_weight, statistics, lse_low; /* likewise */
-    bool label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
+    bool softcap, label_smoothing, z_loss, mean, accumulate, tf32; /* the option is on */
 } lk_head_shape;
 
 /* How a call is done. A stretch, in FUSED, is a number of neighbouring tiles of columns: a row has one state for all of them. */
@@ -176,7 +176,7 @@ typedef struct {
 } lk_head_workspace;
 
 #define LK_HEAD_CUBLAS_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for cuBLASLt on Hopper */
-#define LK_HEAD_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED */
+#define LK_HEAD_FUSED_VOCAB 16384 /* up to so many columns stored logits come before FUSED that computes some again */
 #define LK_HEAD_FEWEST 512 /* tokens of a chunk: each adds to a sum of dweight, which with fewer costs as much as a fourth matmul */
 #define LK_HEAD_WIDE 2048  /* columns of a panel: each adds to a sum of dx, which costs little with so many */
 #define LK_HEAD_NARROW 256 /* columns of a panel, if nothing else fits */
@@ -293,21 +293,35 @@ LK_HOST int lk_head_stretch(const lk_head_shape *s, int64_t rows, int64_t cols, 
     return (int)best;
 }
 
-/* Whether stored logits take less time than FUSED, which multiplies tiles of 256 tokens even where there are fewer, and takes as
- * long for one tile as for a round of them. Times are in units of one cluster's time for one tile. A matmul of few tokens takes
- * at least 0.8 of the time of 256, to read the weight; writing and reading 256 tokens' logits takes 800 / hidden of it. Where each
- * block has a stretch of its own FUSED reads the weight about as fast. The constants were fitted to an H200: bench/results/choices. */
-LK_HOST bool lk_head_few_tiles(const lk_head_shape *s)
+/* Whether stored logits of all rows take less time than FUSED with as many matmuls. Both times are without the matmuls for dx and
+ * dweight, in units of a cluster's time for a tile, of 256 tokens x 256 columns, and one column of hidden: 10.8 ns on an H200.
+ *
+ * both       the matmul reads the weight: it takes at least 0.8 of the time of 256 tokens.
+ * FUSED      rounds of tiles, which take as long for few tokens as for 256, and their exponentials, which nothing hides; with
+ *            gradients the kernels for references, v, v x, dx and the targets' part, some of them for all tokens x hidden.
+ * stored     the matmul; and the logits, which are written and read, with gradients dZ too. A softcap is computed more often.
+ *            Tail columns have a matmul more.
+ *
+ * The constants were fitted to 1143 calls on an H200: bench/results/choices. forward with saved and its backward must agree, so what
+ * only one of them knows is not looked at there. */
+LK_HOST bool lk_head_stored_is_faster(const lk_head_shape *s)
 {
-    const double tiles = (double)lk_ceil_div(s->vocab, LK_HEAD_TILE_COLS), pairs = (double)s->rows / LK_HEAD_PAIR_ROWS;
-    const double matmul = pairs > 0.8 ? pairs : 0.8, hidden = (double)s->hidden;
-    const double launches = lk_head_tail_cols(s, s->vocab) ? 350.0 : 100.0;
-    const double stored = tiles / s->clusters * (matmul + pairs * 800.0 / hidden) + launches / hidden;
-    const int64_t stretch = lk_head_stretch(s, s->rows, s->vocab, s->vocab);
-    const int64_t stretches = lk_ceil_div(s->vocab, stretch * LK_HEAD_TILE_COLS);
-    const int64_t at_once = lk_head_at_once(s, s->rows);
-    double fused = (double)lk_ceil_div(lk_ceil_div(s->rows, LK_HEAD_PAIR_ROWS) * stretches, at_once) * (double)stretch;
-    if (at_once > s->clusters) fused = 1.015 * fmax(fused, 0.8 * tiles / s->clusters) + 0.02;
+    const double rows = (double)s->rows, hidden = (double)s->hidden, pairs = rows / LK_HEAD_PAIR_ROWS;
+    const double tiles = (double)lk_ceil_div(s->vocab, LK_HEAD_TILE_COLS);
+    const bool gradients = s->gradient || s->saves, known = !s->saves;
+    const bool options = s->softcap || (known && (s->label_smoothing || s->entropy || s->argmax || s->dentropy || s->statistics));
+    const bool plain = !options && !s->bias;
+    const int64_t stretch = lk_head_stretch(s, s->rows, s->vocab, s->vocab), at_once = lk_head_at_once(s, s->rows);
+    const int64_t items = lk_ceil_div(s->rows, LK_HEAD_PAIR_ROWS) * lk_ceil_div(s->vocab, stretch * LK_HEAD_TILE_COLS);
+    const double depth = plain && at_once > s->clusters ? 0.7 * hidden : hidden; /* blocks with tiles of half the rows */
+    const double exponentials = gradients ? (plain ? 325.0 : 800.0) : (plain ? 65.0 : 740.0);
+    const double rounds = (double)(lk_ceil_div(items, at_once) * stretch), weight = 0.8 * tiles / s->clusters * hidden;
+    double fused = fmax(rounds * depth, weight) + rounds * exponentials;
+    if (gradients) fused += (plain ? 830.0 : 1300.0) + 0.32 * rows + 4.6e-4 * rows * hidden;
+    else fused += plain ? 460.0 : 200.0;
+    const double logits = gradients ? (options ? 2160.0 : 1040.0) + (s->saves ? 240.0 : 0.0) : plain ? 800.0 : 1000.0;
+    double stored = fmax(tiles / s->clusters * pairs * hidden, weight) + tiles / s->clusters * pairs * logits;
+    if (lk_head_tail_cols(s, s->vocab)) stored += 250.0 + 5e-5 * rows * hidden;
     return stored < fused;
 }
 
@@ -815,6 +829,12 @@ LK_HOST bool lk_head_plan_panels(lk_head_planner *p, size_t budget, int64_t cols
     return true;
 }
 
+/* FUSED: all tokens at once, with no matmul for columns that are computed again. */
+LK_HOST bool lk_head_is_whole(const lk_head_shape *s, const lk_head_plan *plan)
+{
+    return plan->chunk_tokens >= s->rows && (!s->gives_loss || plan->kept_vocab == s->vocab);
+}
+
 /* The plan: the first of this list that fits. Chunks below 512 tokens come before PANELS only where CHUNKS' smallest plan needs no
  * more memory than that of PANELS. There a workspace that is too small for PANELS gets CHUNKS, so a larger one must not get PANELS,
  * which have one matmul more. The last entry is for calls that may round. */
@@ -824,8 +844,10 @@ LK_HOST bool lk_head_search(lk_head_planner *p, size_t budget, lk_head_plan *pla
     const bool no_more = !s->gradient || !s->gives_loss || lk_head_keeps(s); /* FUSED has no matmul more than CHUNKS */
     const bool fused_first = no_more && (!s->gradient || lk_head_many_columns(s, LK_HEAD_FUSED_VOCAB));
     const bool short_chunks = p->smallest[LK_HEAD_PATH_CHUNKS] <= p->smallest[LK_HEAD_PATH_PANELS];
-    return (s->fused && lk_head_few_tiles(s) && lk_head_plan_chunks(p, budget, s->rows, plan)) ||
+    const bool stored = s->fused && lk_head_stored_is_faster(s), all_fused = s->fused && !stored && no_more;
+    return (stored && lk_head_plan_chunks(p, budget, s->rows, plan)) ||
            (fused_first && lk_head_plan_fused(p, budget, LK_HEAD_WIDE, plan)) ||
+           (all_fused && lk_head_plan_fused(p, budget, LK_HEAD_WIDE, plan) && lk_head_is_whole(s, plan)) ||
            lk_head_plan_chunks(p, budget, s->rows, plan) ||
            lk_head_plan_chunks(p, budget, LK_HEAD_FEWEST, plan) ||
            (!fused_first && lk_head_plan_fused(p, budget, LK_HEAD_WIDE, plan)) ||
