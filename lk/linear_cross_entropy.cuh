@@ -77,9 +77,9 @@
  *            takes FUSED. Without ranks and with path 0, it takes FUSED if T is bf16 on sm_90a, there is no label_smoothing,
  *            there are many columns (more than 2 * hidden; or more than 2048 and no multiple of 8), and stored logits would
  *            take more time: lk_head_stored_is_faster, by tokens, hidden, vocab, bias and softcap. Else it takes CHUNKS. Nothing
- *            else changes this choice. So a call for which it takes FUSED fails (LK_ERR_PATH) with entropy, argmax or dentropy, or with x that
- *            FUSED cannot read; with ranks also if T is not bf16 on sm_90a, or with label_smoothing. path CHUNKS takes such a
- *            call, but not with ranks.
+ *            else changes this choice. So a call for which it takes FUSED fails (LK_ERR_PATH) with entropy, argmax or dentropy,
+ *            or with x that FUSED cannot read; with ranks also if T is not bf16 on sm_90a, or with label_smoothing. path CHUNKS
+ *            takes such a call, but not with ranks.
  *            A token whose logits are all -inf, or hold +inf or NaN: loss, entropy and dx are NaN, and so are dweight and
  *            dbias.
  * Ranks      Columns that are split over ranks (a vocabulary-parallel head, tensor parallel): linear_cross_entropy_parallel.cuh.
@@ -333,7 +333,8 @@ LK_HOST lk_head_shape lk_lce_shape_of(const lk_lce_call *call)
     s.row_weight = a.row_weight, s.statistics = a.statistics, s.lse_low = a.lse_low || call->saved_lse_low;
     s.loss = a.loss, s.z_loss_out = a.z_loss_out, s.argmax = a.argmax, s.dx = a.dx, s.dbias = a.dbias;
     s.entropy = a.entropy || a.statistics;
-    s.softcap = a.softcap > 0.0f, s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f, s.mean = a.reduction == LK_REDUCTION_MEAN;
+    s.softcap = a.softcap > 0.0f, s.label_smoothing = a.label_smoothing > 0.0f, s.z_loss = a.z_loss > 0.0f;
+    s.mean = a.reduction == LK_REDUCTION_MEAN;
     s.accumulate = a.accumulate, s.tf32 = a.tf32, s.no_panels = call->no_panels;
     return s;
 }

@@ -146,7 +146,6 @@ typedef struct {
     uint64_t seed;
 } problem;
 
-static int split_over; /* the ranks of new problems */
 static bool with_probs; /* what problems get */
 
 /* A problem without a switch. */
@@ -156,7 +155,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
     p.narrow = type ? TEST_E5M2 : TEST_BF16;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
-    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.ranks = split_over;
+    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.ranks = test_split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
     p.prob = with_probs, p.wide_prob = p.seed / 2 % 2;
     return p;
@@ -679,102 +678,74 @@ static lk_status query(int header, int type, int direction, size_t *bytes)
 
 /* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
 
-static int64_t cut[65];      /* rank i has columns cut[i] to cut[i + 1] - 1 */
-static char *table;          /* the states of all ranks; behind them the sums of the others' p, exact */
-static size_t table_bytes;
-static int gathering;        /* the rank whose call gathers */
-
 static size_t state_bytes(const problem *p)
 {
     const bool more = p->on[SMOOTHING] || p->on[HAS_DENTROPY] || p->on[WANT_ENTROPY] || p->on[WANT_ARGMAX];
     return (size_t)p->rows * (p->on[STATISTICS] ? 40 : more ? 32 : 16);
 }
 
-/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
-static bool gathers(const problem *p)
-{
-    return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2);
-}
-
-/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
-static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
-{
-    const problem *const p = (const problem *)user;
-    test_that(bytes == state_bytes(p));
-    cudaMemcpyAsync(table + (size_t)gathering * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
-    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
-}
-
 static rank_args slice_of(const problem *p, int rank)
 {
-    rank_args x = {args, {}, NULL, table};
+    rank_args x = {args, {}, NULL, test_ranks.table};
     lk_cross_entropy_args &a = x.common;
-    const int64_t stride = p->logits_stride ? p->logits_stride : p->vocab, own = laid[DLOGITS].stride;
-    a.vocab = cut[rank + 1] - cut[rank], a.logits_stride = stride;
-    a.logits = (const char *)args.logits + cut[rank] * test_type_bytes[p->type];
+    const int64_t first = test_ranks.cut[rank];
+    a.vocab = test_ranks.cut[rank + 1] - first, a.logits_stride = p->logits_stride ? p->logits_stride : p->vocab;
+    a.logits = (const char *)args.logits + first * test_type_bytes[p->type];
     if (gives_gradient(p->direction)) {
-        a.dlogits = (char *)args.dlogits + cut[rank] * laid[DLOGITS].bytes, a.dlogits_stride = own;
+        a.dlogits = (char *)args.dlogits + first * laid[DLOGITS].bytes, a.dlogits_stride = laid[DLOGITS].stride;
         if (p->on[ZERO_PADDING]) a.dlogits_stride = args.dlogits_stride;
     }
     if (a.vocab == 0 && rank % 2) a.logits = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
-    x.parallel.vocab_start = cut[rank], x.parallel.vocab_total = p->vocab;
-    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
-    if (gathers(p)) x.parallel.all_gather = gather;
+    test_act_as(&x.parallel, rank, p);
+    if (test_gathers(p)) x.parallel.all_gather = test_gather;
     if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
     return x;
 }
 
-/* In the table behind the states of all ranks: what two calls leave to backward, and that of the formula. */
-static float *left_states(const problem *p, int which) { return (float *)(table + (size_t)(p->ranks + which) * state_bytes(p)); }
-
-/* The sums of the p of all other columns, for backward, by the lse that it gets. */
-static void make_table(const problem *p)
+/* The sum of the p of all other columns, for backward, by the lse that it gets. */
+static double others_of(const problem *p, int64_t row)
 {
-    float *const others = (float *)malloc((size_t)p->rows * 4 + 4);
-    for (int64_t row = 0; row < p->rows; row++) {
-        const outcome o = examine(p, row);
-        const double lse = p->has[LSE_LOW] ? o.lse : (double)(float)o.lse; /* as backward is given it */
-        double sum = 0;
-        for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
-        others[row] = (float)sum;
-    }
-    test_fill_table(&table, &table_bytes, state_bytes(p) * (size_t)(p->ranks + 2), others, p->rows);
-    free(others);
-    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+    const outcome o = examine(p, row);
+    const double lse = p->has[LSE_LOW] ? o.lse : (double)(float)o.lse;
+    double sum = 0;
+    for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
+    return sum;
 }
+static void make_table(const problem *p) { test_fill_table(p, p->rows, others_of, state_bytes(p), 0); }
 
 static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
-    const bool keeps = gathers(p) && p->seed % 8 < 4 && !p->on[HAS_DENTROPY]; /* what backward reads of the call's states */
-    for (int round = 0; round < (gathers(p) && p->ranks > 1 ? 2 : 1); round++)
-        for (gathering = 0; gathering < p->ranks && !status; gathering++) {
-            rank_args x = slice_of(p, gathering);
-            if (!gathers(p)) x.states = table + (size_t)gathering * state_bytes(p);
-            if (keeps) x.states = left_states(p, 0);
-            if (p->direction == BACKWARD) x.states = left_states(p, 2);
-            if (round == 0 && gathers(p) && p->ranks > 1) x.common.bad_targets = NULL;
+    const bool keeps = test_gathers(p) && p->seed % 8 < 4 && !p->on[HAS_DENTROPY]; /* what backward reads of the call's states */
+    for (int round = 0; round < (test_gathers(p) && p->ranks > 1 ? 2 : 1); round++)
+        for (int rank = 0; rank < p->ranks && !status; rank++) {
+            rank_args x = slice_of(p, rank);
+            if (!test_gathers(p)) x.states = test_states_of(rank);
+            if (keeps) x.states = test_left_states(0);
+            if (p->direction == BACKWARD) x.states = test_left_states(2);
+            if (round == 0 && test_gathers(p) && p->ranks > 1) x.common.bad_targets = NULL;
             status = rank_of[p->direction][p->type](&x, test.stream);
-            const bool complete = !status && gathers(p) && (round || p->ranks == 1);
-            if (complete && x.common.lse) test_same_on_ranks(x.common.lse, p->rows, gathering);
+            const bool complete = !status && test_gathers(p) && (round || p->ranks == 1);
+            if (complete && x.common.lse) test_same_on_ranks(x.common.lse, p->rows, rank);
         }
-    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    if (status || p->direction == BACKWARD || (test_gathers(p) && !keeps)) return status;
     rank_args x = slice_of(p, 0);
     if (keeps) { /* finish by itself leaves the same bits as the call that gathers */
-        x.states = left_states(p, 1), x.parallel.all_gather = NULL, x.common.bad_targets = NULL;
+        x.states = test_left_states(1), x.parallel.all_gather = NULL, x.common.bad_targets = NULL;
     }
     status = finish_of[p->type](&x, test.stream);
-    if (keeps && !status) test_same_on_ranks(left_states(p, 0), p->rows, 0), test_same_on_ranks(left_states(p, 1), p->rows, 1);
+    for (int i = 0; i < 2 && keeps && !status; i++) test_same_on_ranks(test_left_states(i), p->rows, i);
     return status;
 }
 
-/* The workspace where columns are split: of finish, or of forward_backward. */
-static bool setup_workspace(const problem *p, int run)
+/* The table and the workspace where columns are split: of finish, or of forward_backward. */
+static bool setup_ranks(const problem *p, int run)
 {
     size_t bytes = 0;
+    make_table(p);
     const rank_args x = slice_of(p, p->ranks - 1);
     const rank_query_function ask =
-        p->direction == FORWARD && !gathers(p) ? finish_bytes_of[p->type] : rank_query_of[p->direction][p->type];
+        p->direction == FORWARD && !test_gathers(p) ? finish_bytes_of[p->type] : rank_query_of[p->direction][p->type];
     const lk_status status = ask(&x, &bytes);
     if (!test_that(status == LK_OK)) test_detail("a query: %s; %s", lk_last_error(), describe(p));
     test_buffer_size(&buffers[WORKSPACE], bytes, bytes ? 128 : 0, run ? 0x5a : 0xff);
@@ -814,7 +785,7 @@ static bool setup(const problem *p, int run)
     set_args(p, at);
     size_t bytes = 12345;
     const bool loss = gives_loss(p->direction), reduced = p->on[MEAN] || p->on[SUM];
-    if (p->ranks) return make_table(p), setup_workspace(p, run);
+    if (p->ranks) return setup_ranks(p, run);
     lk_status status = query(header_of(p), p->type, p->direction, &bytes);
     size_t bare_bytes = 54321;
     const lk_cross_entropy_args all = args;
@@ -1210,9 +1181,7 @@ static void all_counts(void)
 }
 
 /* The same in a graph and on a busy device: see test_op. */
-static void prepare(const problem *p) { setup(p, 0); }
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
+static const test_op<problem> op = {describe, setup, launch, collect, verify, settle, count};
 
 static void check(problem *p)
 {
@@ -1220,15 +1189,7 @@ static void check(problem *p)
     if (p->vocab > 32768 && p->on[SMOOTHING]) p->on[WEIGHTS] = false;
 #endif
     settle_tensors(p), settle_place(p);
-    for (int run = 0; run < 2; run++) {
-        bool ran = setup(p, run);
-        if (run == 0) count(p);
-        ran = ran && launched(p, launch(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0) verify(p);
-        settle(p, run == 0, "a second run");
-    }
+    test_twice(op, p);
 }
 
 /* ---- Cases: each on every direction, path and type ------------------------------------------------------------------- */
@@ -1659,28 +1620,20 @@ static void graphs(int type, int direction, int path)
     problem p = drawn(type, direction, path, 5, test_pick(700, 140), 1900, PACKED);
     p.on[MEAN] = p.has[LOSS] = true;
     check(&p); /* leaves its bits in kept */
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
-static void split(int type, int direction, int path)
+/* With columns split over ranks: the i-th time. */
+static void of_ranks(int i, int type, int direction, int path)
 {
-    const bool small = test.small;
-    test.small = true;
-    static const int ranks[] = {1, 2, 3, 8};
-    for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction + path) % 2) continue;
-        split_over = ranks[i];
-        empty(type, direction, path);
-        if (i != 3) places(type, direction, path);
-        if (i != 2) lengths(type, direction, path);
-        if (i % 2) switches(type, direction, path);
-        if (i) specials(type, direction, path);
-        if (i == 2) offsets(type, direction, path);
-        if (i != 1 && gives_gradient(direction)) in_place(type, direction, path);
-        if (i == 1) graphs(type, direction, path), narrow(type, direction, path);
-    }
-    split_over = 0, test.small = small;
+    empty(type, direction, path);
+    if (i != 3) places(type, direction, path);
+    if (i != 2) lengths(type, direction, path);
+    if (i % 2) switches(type, direction, path);
+    if (i) specials(type, direction, path);
+    if (i == 2) offsets(type, direction, path);
+    if (i != 1 && gives_gradient(direction)) in_place(type, direction, path);
+    if (i == 1) graphs(type, direction, path), narrow(type, direction, path);
 }
 
 typedef struct {
@@ -1698,7 +1651,7 @@ static void all_themes(void)
                                    {"full warps", full_warps, false}, {"reduced", reduced, false},
                                    {"short rows", short_rows, false}, {"counted first", counted_first, false},
                                    {"huge logits", huge_logits, true}, {"the ends of scales", scale_ends, true},
-                                   {"graph", graphs, true}, {"split over ranks", split, false}};
+                                   {"graph", graphs, true}, {"split over ranks", test_split<of_ranks>, false}};
     for (int at = 0; at < COUNTED; at++) {
         const int direction = at / PATHS, path = at % PATHS;
         if (!path_here(path)) {
@@ -2505,63 +2458,42 @@ static void no_args(int type)
 }
 
 /* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
-static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t)
-{
-    return (lk_status)77;
-}
-
 static void rank_errors(int type)
 {
+    enum { FINISH = DIRECTIONS };
     void *room_of_call = NULL;
     TEST_CUDA(cudaMalloc(&room_of_call, 1 << 20));
-    static const struct {
-        int direction; /* DIRECTIONS: finish */
-        lk_status want;
-        const char *word;
-    } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
-                 {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
-                 {BACKWARD, LK_ERR_NULL, "states"}, {BOTH, LK_ERR_NULL, "all_gather"},
-                 {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"},
-                 {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
-                 {FORWARD, LK_ERR_VALUE, "target_prob"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
-                 {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks"},
-                 {BOTH, LK_ERR_SHAPE, "vocab_start"}, {BOTH, LK_ERR_SHAPE, "states and lse overlap"},
-                 {DIRECTIONS, LK_ERR_SHAPE, "all_states and states overlap"}, {BACKWARD, LK_ERR_ALIGNMENT, "states"},
-                 {FORWARD, LK_ERR_SHAPE, "with parallel.ranks 1"}};
+    static const test_bad_rank<rank_args> cases[] = {
+        TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
+        TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
+        {FORWARD, LK_ERR_NULL, LK_OK, "states", SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states", SPOIL(a->states = NULL)},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "all_gather", SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FORWARD, (lk_status)77, LK_OK, "all_gather", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states", SPOIL(a->all_states = NULL)},
+        {FORWARD, LK_ERR_VALUE, LK_ERR_VALUE, "target_prob",
+         SPOIL(a->common.target_prob = a->common.logits, a->common.target_prob_stride = 0, a->common.target = NULL)},
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", SPOIL(MOVED(a->states, 8))},
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab_start", /* sizes come first */
+         SPOIL(a->parallel.all_gather = NULL, a->parallel.vocab_start = a->parallel.vocab_total - a->common.vocab + 1)},
+        {BOTH, LK_ERR_SHAPE, LK_OK, "states and lse overlap", SPOIL(a->states = a->common.lse = (float *)a->states)},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and states overlap", SPOIL(a->states = test_ranks.table)},
+        {BACKWARD, LK_ERR_ALIGNMENT, LK_OK, "states", SPOIL(MOVED(a->states, 2))},
+    };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
-        const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
+        const bool finish = cases[i].call == FINISH;
+        const int direction = finish ? (int)FORWARD : cases[i].call;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8);
         p.ranks = 2, p.on[UPSTREAM_ONE] = false;
         settle_tensors(&p);
         setup(&p, 0);
         rank_args x = slice_of(&p, 0);
-        lk_cross_entropy_args &a = x.common;
-        lk_vocab_parallel *const v = &x.parallel;
-        x.states = left_states(&p, 0);
-        if (direction == FORWARD) v->all_gather = NULL; /* three calls, whatever the seed says */
-        if (i == 0) v->vocab_total = -1;
-        if (i == 1 || i == 15) v->vocab_start = v->vocab_total - a.vocab + 1;
-        if (i == 2) a.vocab = v->vocab_total + 1;
-        if (i == 3) v->ranks = 0;
-        if (i == 4) v->rank = 2;
-        if (i == 5 || i == 6) x.states = NULL;
-        if (i == 7 || i == 15) v->all_gather = NULL; /* 15: sizes come first */
-        if (i == 8 || i == 9) v->all_gather = broken_gather;
-        if (i == 10) x.all_states = NULL;
-        if (i == 11) *v = {};
-        if (i == 12) a.target_prob = a.logits, a.target_prob_stride = 0, a.target = NULL;
-        if (i == 13) x.states = (char *)x.states + 8;
-        if (i == 14) v->vocab_total = 0;
-        if (i == 16) x.states = a.lse = (float *)x.states;
-        if (i == 17) x.states = table;
-        if (i == 18) x.states = (char *)x.states + 2;
-        if (i == 19) v->ranks = 1, v->rank = 0, v->vocab_start = 0, v->vocab_total = a.vocab + 1;
-        if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
-        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&x, test.stream)
-                                                                  : rank_of[direction][type](&x, test.stream);
-        if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
-            test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        x.states = test_left_states(0);
+        if (direction == FORWARD) x.parallel.all_gather = NULL; /* three calls, whatever the seed says */
+        if (cases[i].want == 77) x.common.workspace = room_of_call, x.common.workspace_bytes = 1 << 20;
+        test_expect_rank(cases, i, &x, finish ? finish_of[type] : rank_of[direction][type],
+                         finish ? finish_bytes_of[type] : rank_query_of[direction][type]);
     }
     TEST_CUDA(cudaFree(room_of_call));
 }
@@ -2679,7 +2611,7 @@ static void busy(int type, int direction, int path)
     problem p = drawn(type, direction, path, 3000, 1001, 2200, PACKED);
     p.on[MEAN] = p.has[LOSS] = true;
     check(&p); /* leaves its bits in kept */
-    test_busy(again, &p);
+    test_busy(op, &p);
 }
 
 static void all_huge(void)

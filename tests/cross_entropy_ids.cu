@@ -117,15 +117,13 @@ typedef struct {
     int place; /* with ranks: 1: all ids on one; 2: on the first and the last column of a slice; 3: each rank has one or none */
 } problem;
 
-static int split_over; /* the ranks of new problems */
-
 static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab, int ids)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab, p.ids = ids;
     p.narrow = type ? TEST_E5M2 : TEST_BF16;
     p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.denominator = 2.75;
-    p.has[LOSS] = p.has[LSE] = p.has[LOGP] = true, p.ranks = split_over;
+    p.has[LOSS] = p.has[LSE] = p.has[LOGP] = true, p.ranks = test_split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + ids * 17 + type * 101 + direction * 11 + path));
     return p;
 }
@@ -289,8 +287,7 @@ static bool short_cap(const problem *p) { return p->type != TEST_F32 && p->softc
 /* Where an id lies that has a place among ranks. */
 static int64_t placed(const problem *p, int64_t row, int k, int64_t id)
 {
-    int64_t ends[65];
-    test_cut_columns(ends, p->ranks, p->vocab, p->seed);
+    const int64_t *const ends = test_ranks.cut;
     const int rank = p->place == 1 ? (int)(row % p->ranks) : (k + (int)row) % p->ranks;
     const int64_t first = ends[rank], count = ends[rank + 1] - first;
     if (count == 0) return id;
@@ -410,10 +407,9 @@ static double logp_slack(const outcome &o, double z) { return o.log_slack + 16 *
  * state is without the largest of its ids. max: the largest z of the columns that are no ids, sum: of exp(z - max) of them. */
 static double parts_slack(const problem *p, double max, double sum, double z_error)
 {
+    const int64_t *const ends = test_ranks.cut;
     const double u = 0x1p-24;
-    int64_t ends[65];
     double slack = 0;
-    test_cut_columns(ends, p->ranks, p->vocab, p->seed);
     for (int rank = 0; rank < p->ranks; rank++) {
         int64_t top = -1;
         double most = -INFINITY, ids = 0, rest = 0, spread = 0;
@@ -588,68 +584,44 @@ static void set_args(const problem *p, void *const *at)
 
 /* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
 
-static int64_t cut[65];     /* rank i has columns cut[i] to cut[i + 1] - 1 */
-static char *table;         /* the blocks of all ranks; behind them the sums of the others' p, exact */
-static size_t table_bytes, block_bytes;
-static int gathering;       /* the rank whose call gathers */
-
 /* Of a rank: states of all rows, then the logits of their ids, filled up to 16 bytes a row. */
+static size_t bytes_of_states(const problem *p)
+{
+    return (size_t)p->rows * (p->on[HAS_DENTROPY] || p->on[WANT_ENTROPY] || p->on[WANT_ARGMAX] ? 32 : 16);
+}
 static size_t block_of(const problem *p)
 {
-    const bool more = p->on[HAS_DENTROPY] || p->on[WANT_ENTROPY] || p->on[WANT_ARGMAX];
-    const size_t logits = (size_t)(p->ids * test_type_bytes[p->type] + 15) / 16 * 16;
-    return (size_t)p->rows * ((more ? 32 : 16) + logits);
+    return bytes_of_states(p) + (size_t)p->rows * ((size_t)(p->ids * test_type_bytes[p->type] + 15) / 16 * 16);
 }
-
-/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
-static bool gathers(const problem *p) { return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2); }
-
-/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
-static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
-{
-    const problem *const p = (const problem *)user;
-    test_that(!block_bytes || bytes == block_bytes);
-    cudaMemcpyAsync(table + (size_t)gathering * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
-    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
-}
-
-/* In the table behind the blocks of all ranks: what two calls leave to backward, and that of the formula. */
-static float *left_states(const problem *p, int which) { return (float *)(table + (size_t)(p->ranks + which) * block_of(p)); }
 
 static rank_args slice_of(const problem *p, int rank)
 {
-    rank_args x = {args, {}, NULL, table};
+    rank_args x = {args, {}, NULL, test_ranks.table};
     lk_cross_entropy_args &a = x.common.common;
-    a.vocab = cut[rank + 1] - cut[rank], a.logits_stride = p->stride[LOGITS] ? p->stride[LOGITS] : p->vocab;
-    a.logits = (const char *)args.common.logits + cut[rank] * test_type_bytes[p->type];
+    const int64_t first = test_ranks.cut[rank];
+    a.vocab = test_ranks.cut[rank + 1] - first, a.logits_stride = p->stride[LOGITS] ? p->stride[LOGITS] : p->vocab;
+    a.logits = (const char *)args.common.logits + first * test_type_bytes[p->type];
     if (gives_gradient(p->direction)) {
-        a.dlogits = (char *)args.common.dlogits + cut[rank] * laid[DLOGITS].bytes, a.dlogits_stride = laid[DLOGITS].stride;
+        a.dlogits = (char *)args.common.dlogits + first * laid[DLOGITS].bytes, a.dlogits_stride = laid[DLOGITS].stride;
         if (p->on[ZERO_PADDING]) a.dlogits_stride = args.common.dlogits_stride;
     }
     if (a.vocab == 0 && rank % 2) a.logits = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
-    x.parallel.vocab_start = cut[rank], x.parallel.vocab_total = p->vocab;
-    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
-    if (gathers(p)) x.parallel.all_gather = gather;
-    else x.states = table + (size_t)rank * block_of(p);
-    if (p->direction == BACKWARD) x.states = left_states(p, 2);
+    test_act_as(&x.parallel, rank, p);
+    if (test_gathers(p)) x.parallel.all_gather = test_gather;
+    else x.states = test_states_of(rank);
+    if (p->direction == BACKWARD) x.states = test_left_states(2);
     if (rank > 0) a.bad_targets = NULL; /* each rank counts them all */
     return x;
 }
 
-/* The table, the slices, and for backward the sums of the p of all columns but the target, by the lse that it gets. */
-static void make_table(const problem *p)
+/* The sum of the p of all columns but the target, for backward, by the lse that it gets. */
+static double others_of(const problem *p, int64_t row)
 {
-    float *const others = (float *)malloc((size_t)p->rows * 4 + 4);
-    for (int64_t row = 0; row < p->rows; row++) {
-        const outcome o = examine(p, row);
-        const double lse = p->has[LSE_LOW] ? o.lse : (double)(float)o.lse; /* as backward is given it */
-        double sum = 0;
-        for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
-        others[row] = (float)sum;
-    }
-    test_fill_table(&table, &table_bytes, block_of(p) * (size_t)(p->ranks + 2), others, p->rows);
-    free(others);
-    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+    const outcome o = examine(p, row);
+    const double lse = p->has[LSE_LOW] ? o.lse : (double)(float)o.lse;
+    double sum = 0;
+    for (int64_t c = 0; o.counted && c < p->vocab; c++) sum += c == o.y ? 0 : exp(row_z[c] - lse);
+    return sum;
 }
 
 /* A call with the workspace that it asks for. */
@@ -666,35 +638,35 @@ static lk_status call_with(const problem *p, rank_query_function ask, rank_funct
 static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
-    block_bytes = block_of(p);
-    const bool keeps = gathers(p) && p->seed % 8 < 4 && !p->on[HAS_DENTROPY]; /* what backward reads of the call's states */
-    for (int round = 0; round < (gathers(p) && p->ranks > 1 ? 2 : 1); round++)
-        for (gathering = 0; gathering < p->ranks && !status; gathering++) {
-            rank_args x = slice_of(p, gathering);
+    const bool keeps = test_gathers(p) && p->seed % 8 < 4 && !p->on[HAS_DENTROPY]; /* what backward reads of the call's states */
+    for (int round = 0; round < (test_gathers(p) && p->ranks > 1 ? 2 : 1); round++)
+        for (int rank = 0; rank < p->ranks && !status; rank++) {
+            rank_args x = slice_of(p, rank);
             const lk_cross_entropy_ids_args &i = x.common;
             const bool last = round || p->ranks == 1;
-            if (keeps) x.states = left_states(p, 0);
-            if (!last && gathers(p)) x.common.common.bad_targets = NULL;
+            if (keeps) x.states = test_left_states(0);
+            if (!last && test_gathers(p)) x.common.common.bad_targets = NULL;
             status = call_with(p, split_query_of[p->direction][p->type], split_call_of[p->direction][p->type], &x);
-            if (status || !last || !gathers(p)) continue;
-            if (i.tail) test_same_on_ranks(i.tail, p->rows, gathering);
-            else if (i.logp) test_same_on_ranks(i.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, gathering);
-            else if (i.common.lse) test_same_on_ranks(i.common.lse, p->rows, gathering);
-            else if (i.common.loss) test_same_on_ranks(i.common.loss, laid[LOSS].rows, gathering);
+            if (status || !last || !test_gathers(p)) continue;
+            if (i.tail) test_same_on_ranks(i.tail, p->rows, rank);
+            else if (i.logp) test_same_on_ranks(i.logp, p->rows ? (p->rows - 1) * laid[LOGP].stride + p->ids : 0, rank);
+            else if (i.common.lse) test_same_on_ranks(i.common.lse, p->rows, rank);
+            else if (i.common.loss) test_same_on_ranks(i.common.loss, laid[LOSS].rows, rank);
         }
-    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    if (status || p->direction == BACKWARD || (test_gathers(p) && !keeps)) return status;
     rank_args x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
-    x.states = keeps ? left_states(p, 1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
+    x.states = keeps ? test_left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
     x.parallel.all_gather = NULL, x.common.common.bad_targets = keeps ? NULL : args.common.bad_targets;
     status = call_with(p, finish_query_of[p->type], finish_of[p->type], &x);
-    if (keeps && !status) test_same_on_ranks(left_states(p, 0), p->rows, 0), test_same_on_ranks(left_states(p, 1), p->rows, 1);
+    for (int i = 0; i < 2 && keeps && !status; i++) test_same_on_ranks(test_left_states(i), p->rows, i);
     return status;
 }
 
-/* The workspace of a rank's calls. */
-static bool setup_workspace(const problem *p, int run)
+/* The table, and the workspace of a rank's calls. */
+static bool setup_ranks(const problem *p, int run)
 {
     size_t bytes = 0, of_finish = 0;
+    test_fill_table(p, p->rows, others_of, block_of(p), 0);
     const rank_args x = slice_of(p, p->ranks - 1);
     lk_status status = split_query_of[p->direction][p->type](&x, &bytes);
     if (!status && gives_loss(p->direction)) status = finish_query_of[p->type](&x, &of_finish);
@@ -719,6 +691,7 @@ static bool setup(const problem *p, int run)
         test_buffer_size(&buffers[t], (size_t)(elements * l.bytes), (size_t)(p->at[t] * l.bytes),
                          run ? (out ? 0xff : 0x7f) : (out ? 0x5a : 0xff));
     }
+    if (p->ranks) test_cut_columns(p->ranks, p->vocab, p->seed);
     fill_ids(p), fill_logits(p);
     for (int t = DLOGP; t <= DENOMINATOR; t++)
         if (p->has[t]) fill_floats(p, t);
@@ -732,7 +705,7 @@ static bool setup(const problem *p, int run)
     }
     forbid(p);
     set_args(p, at);
-    if (p->ranks) return make_table(p), setup_workspace(p, run);
+    if (p->ranks) return setup_ranks(p, run);
     size_t bytes = 12345;
     const lk_status status = query_of[p->direction][p->type](&args, &bytes);
     const size_t most = 256 + (size_t)(p->rows + 64) * ((has_tail(p) ? 48 : 32) + 4 * (size_t)p->ids);
@@ -978,26 +951,16 @@ static void count(const problem *p)
     counts.of[at][EIGHT] += p->rows > 0 && laid[DLOGITS].bytes == 1;
     counts.of[at][ONE_RANK] += p->ranks == 1, counts.of[at][RANKS] += p->ranks > 1;
     bool empty = false;
-    for (int i = 0; i < p->ranks; i++) empty = empty || cut[i] == cut[i + 1];
+    for (int i = 0; i < p->ranks; i++) empty = empty || test_ranks.cut[i] == test_ranks.cut[i + 1];
     counts.of[at][EMPTY_SLICES] += empty;
 }
 
-static void prepare(const problem *p) { setup(p, 0); }
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
+static const test_op<problem> op = {describe, setup, launch, collect, verify, settle, count};
 
 static void check(problem p)
 {
     settle_tensors(&p);
-    for (int run = 0; run < 2; run++) {
-        bool ran = setup(&p, run);
-        if (run == 0) count(&p);
-        ran = ran && test_launched(launch(&p), describe(&p));
-        collect(&p);
-        if (!ran) return;
-        if (run == 0) verify(&p);
-        settle(&p, run == 0, "a second run");
-    }
+    test_twice(op, &p);
 }
 
 /* ---- Cases: each on every direction, path and type ------------------------------------------------------------------- */
@@ -1087,9 +1050,9 @@ static void graphs(int type, int direction, int path)
     settle_tensors(&p);
     if (!setup(&p, 0) || !test_launched(launch(&p), describe(&p))) return;
     collect(&p), settle(&p, true, "");
-    test_graph(again, &p);
+    test_graph(op, &p);
 #if defined(__CUDACC__)
-    if (!test.small) test_busy(again, &p); /* under compute-sanitizer a call takes longer than the SMs are held */
+    if (!test.small) test_busy(op, &p); /* under compute-sanitizer a call takes longer than the SMs are held */
 #endif
 }
 
@@ -1101,14 +1064,14 @@ static void compare_one(const problem *p, const lk_cross_entropy_args &args_of_o
     lk_status status = LK_OK;
     lk_cross_entropy_parallel_args one = {args_of_one, {}, NULL, NULL};
     if (!room) TEST_CUDA(cudaMalloc(&room, 1 << 20));
-    block_bytes = 0, one.common.workspace = room, one.common.workspace_bytes = 1 << 20;
+    test_ranks.block = bytes_of_states(p), one.common.workspace = room, one.common.workspace_bytes = 1 << 20;
     for (int round = 0; round < 2; round++)
-        for (gathering = 0; gathering < p->ranks && !status && gives_loss(p->direction); gathering++) {
-            const rank_args x = slice_of(p, gathering);
+        for (int rank = 0; rank < p->ranks && !status && gives_loss(p->direction); rank++) {
+            const rank_args x = slice_of(p, rank);
             const lk_cross_entropy_args &part = x.common.common;
             one.common.logits = part.logits, one.common.vocab = part.vocab, one.common.logits_stride = part.logits_stride;
             one.common.dlogits = part.dlogits, one.common.dlogits_stride = part.dlogits_stride;
-            one.parallel = x.parallel, one.parallel.all_gather = gather;
+            one.parallel = x.parallel, one.parallel.all_gather = test_gather;
             status = split_one_of[p->direction][p->type](&one, test.stream);
         }
     if (!test_launched(status, describe(p))) return;
@@ -1176,30 +1139,22 @@ static void places(int type, int direction, int path)
     for (int i = 0; i < 3; i++) half.special = HALVES, half.seed = test_hash(half.seed), check(half);
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
-static void split(int type, int direction, int path)
+/* With columns split over ranks: the i-th time. */
+static void of_ranks(int i, int type, int direction, int path)
 {
-    const bool small = test.small;
-    test.small = true;
-    static const int ranks[] = {1, 2, 3, 8};
-    for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction + path) % 2) continue;
-        split_over = ranks[i];
-        places(type, direction, path);
-        if (i != 1) lengths(type, direction, path);
-        if (i) options(type, direction, path);
-        if (i % 2) specials(type, direction, path);
-        if (i > 1) tails(type, direction, path);
-        if (i != 3) one_target(type, direction, path);
-        if (i == 1 && path <= LK_CROSS_ENTROPY_WARP) graphs(type, direction, path);
-    }
-    split_over = 0, test.small = small;
+    places(type, direction, path);
+    if (i != 1) lengths(type, direction, path);
+    if (i) options(type, direction, path);
+    if (i % 2) specials(type, direction, path);
+    if (i > 1) tails(type, direction, path);
+    if (i != 3) one_target(type, direction, path);
+    if (i == 1 && path <= LK_CROSS_ENTROPY_WARP) graphs(type, direction, path);
 }
 
 static const test_theme themes[] = {
     {"lengths", lengths},       {"options", options}, {"specials", specials}, {"tails", tails},
     {"one target", one_target}, {"graph", graphs, [](int, int path) { return path <= LK_CROSS_ENTROPY_WARP; }},
-    {"split over ranks", split},
+    {"split over ranks", test_split<of_ranks>},
 };
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
@@ -1294,91 +1249,55 @@ static void errors(int type, int direction)
 }
 
 /* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
-static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
-
 static void rank_errors(int type)
 {
     enum { FINISH = DIRECTIONS };
     static void *room;
-    static const struct {
-        int direction;
-        lk_status want;
-        const char *says;
-        void (*change)(rank_args *x);
-    } cases[] = {
-        {FORWARD, LK_OK, "", [](rank_args *) {}},
-        {FINISH, LK_OK, "", [](rank_args *) {}},
-        {BACKWARD, LK_OK, "", [](rank_args *) {}},
-        {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is -1",
-         [](rank_args *x) { x->parallel.vocab_total = -1; }},
-        {FORWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks",
-         [](rank_args *x) { x->parallel = {}; }},
-        {FINISH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](rank_args *x) { x->parallel = {}; }},
-        {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](rank_args *x) { x->parallel = {}; }},
-        {BOTH, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](rank_args *x) { x->parallel = {}; }},
-        {FORWARD, LK_ERR_SHAPE, "parallel.vocab_start is",
-         [](rank_args *x) { x->parallel.vocab_start = 8; }},
-        {FORWARD, LK_ERR_SHAPE, "parallel.ranks is 0", [](rank_args *x) { x->parallel.ranks = 0; }},
-        {FINISH, LK_ERR_SHAPE, "parallel.ranks is 65537",
-         [](rank_args *x) { x->parallel.ranks = 65537; }},
-        {BACKWARD, LK_ERR_SHAPE, "parallel.rank is 2", [](rank_args *x) { x->parallel.rank = 2; }},
-        {FORWARD, LK_ERR_SHAPE, "vocab is 9", [](rank_args *x) { x->common.common.vocab = 9; }},
-        {FORWARD, LK_ERR_SHAPE, "ids_per_row is 0", [](rank_args *x) { x->common.ids_per_row = 0; }},
-        {FINISH, LK_ERR_SHAPE, "ids_per_row is 129", [](rank_args *x) { x->common.ids_per_row = 129; }},
-        {FORWARD, LK_ERR_NULL, "states is NULL", [](rank_args *x) { x->states = NULL; }},
-        {FORWARD, LK_ERR_ALIGNMENT, "states", [](rank_args *x) { MOVED(x->states, 8); }},
-        {FINISH, LK_ERR_NULL, "all_states is NULL", [](rank_args *x) { x->all_states = NULL; }},
-        {FINISH, LK_ERR_NULL, "target_ids is NULL", [](rank_args *x) { x->common.target_ids = NULL; }},
-        {FINISH, LK_ERR_SHAPE, "all_states and logp overlap",
-         [](rank_args *x) { x->common.logp = (float *)(uintptr_t)x->all_states; }},
-        {FINISH, LK_ERR_SHAPE, "all_states and logp overlap", /* in the last rank's logits */
-         [](rank_args *x) { x->common.logp = (float *)((uintptr_t)x->all_states + 2 * block_bytes - 4); }},
-        {FINISH, LK_ERR_WORKSPACE, "workspace is NULL", [](rank_args *x) { x->common.common.workspace = NULL; }},
-        {BACKWARD, LK_ERR_NULL, "states is NULL", [](rank_args *x) { x->states = NULL; }},
-        {BACKWARD, LK_ERR_NULL, "lse is NULL", [](rank_args *x) { x->common.common.lse = NULL; }},
-        {BOTH, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
-         [](rank_args *x) { x->parallel.all_gather = NULL; }},
-        {BOTH, LK_ERR_SHAPE, "parallel.vocab_start is", /* sizes come first */
-         [](rank_args *x) { x->parallel.all_gather = NULL, x->parallel.vocab_start = 8; }},
-        {BOTH, (lk_status)77, "parallel.all_gather returned 77",
-         [](rank_args *x) { x->parallel.all_gather = broken_gather; }},
-        {FORWARD, (lk_status)77, "all_gather returned 77",
-         [](rank_args *x) { x->parallel.all_gather = broken_gather; }},
-        {FORWARD, LK_OK, "", [](rank_args *x) { x->common.tail = (float *)(uintptr_t)3; }}, /* finish writes it */
-        {FINISH, LK_ERR_SHAPE, "all_states and tail overlap",
-         [](rank_args *x) { x->common.tail = (float *)(uintptr_t)x->all_states; }},
-        {FINISH, LK_ERR_ALIGNMENT, "tail_weight",
-         [](rank_args *x) { x->common.tail_weight = (float *)(uintptr_t)3; }},
-        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](rank_args *x) { x->common.dtail = (float *)x->states; }},
-        {BACKWARD, LK_ERR_NULL, "tail is NULL", [](rank_args *x) { x->common.tail_weight = (float *)x->states; }},
-        {BOTH, LK_ERR_VALUE, "statistics is given", [](rank_args *x) { x->common.common.statistics = 1; }},
-        {FINISH, LK_ERR_VALUE, "class_weight is given", [](rank_args *x) { x->common.common.class_weight = x->common.logp; }},
+    static const test_bad_rank<rank_args> cases[] = {
+        {FORWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FINISH, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {BACKWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        TEST_BAD_RANKS(FORWARD, common.common.vocab), TEST_BAD_RANKS(FINISH, common.common.vocab),
+        TEST_BAD_RANKS(BACKWARD, common.common.vocab), TEST_BAD_RANKS(BOTH, common.common.vocab),
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row is 0", SPOIL(a->common.ids_per_row = 0)},
+        {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row is 129", SPOIL(a->common.ids_per_row = 129)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", SPOIL(MOVED(a->states, 8))},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},
+        {FINISH, LK_ERR_NULL, LK_OK, "target_ids is NULL", SPOIL(a->common.target_ids = NULL)},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and logp overlap", SPOIL(a->common.logp = (float *)(uintptr_t)a->all_states)},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and logp overlap", /* in the last rank's logits */
+         SPOIL(a->common.logp = (float *)((uintptr_t)a->all_states + 2 * test_ranks.block - 4))},
+        {FINISH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", SPOIL(a->common.common.workspace = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "lse is NULL", SPOIL(a->common.common.lse = NULL)},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
+         SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_start is", /* sizes come first */
+         SPOIL(a->parallel.all_gather = NULL, a->parallel.vocab_start = 8)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FORWARD, (lk_status)77, LK_OK, "all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FORWARD, LK_OK, LK_OK, "", SPOIL(a->common.tail = (float *)(uintptr_t)3)}, /* finish writes it */
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and tail overlap", SPOIL(a->common.tail = (float *)(uintptr_t)a->all_states)},
+        {FINISH, LK_ERR_ALIGNMENT, LK_OK, "tail_weight", SPOIL(a->common.tail_weight = (float *)(uintptr_t)3)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->common.dtail = (float *)a->states)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->common.tail_weight = (float *)a->states)},
+        {BOTH, LK_ERR_VALUE, LK_ERR_VALUE, "statistics is given", SPOIL(a->common.common.statistics = 1)},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "class_weight is given", SPOIL(a->common.common.class_weight = a->common.logp)},
     };
     if (!room) TEST_CUDA(cudaMalloc(&room, 1 << 20));
     for (int i = 0; i < LENGTH_OF(cases); i++) {
-        const int direction = cases[i].direction == FINISH ? FORWARD : cases[i].direction;
+        const bool finish = cases[i].call == FINISH;
+        const int direction = finish ? (int)FORWARD : cases[i].call;
         problem p = plain(type, direction, LK_CROSS_ENTROPY_AUTO, 4, 8, 3);
         p.ranks = 2, p.seed = 2; /* of forward three calls */
         settle_tensors(&p);
         if (!setup(&p, 0)) continue;
-        block_bytes = block_of(&p), gathering = 0;
         rank_args x = slice_of(&p, 0);
         x.common.common.workspace = room, x.common.common.workspace_bytes = 1 << 20;
-        if (cases[i].direction == FINISH) x.states = NULL;
-        cases[i].change(&x);
-        const rank_function call = cases[i].direction == FINISH ? finish_of[type] : split_call_of[direction][type];
-        const rank_query_function ask = cases[i].direction == FINISH ? finish_query_of[type] : split_query_of[direction][type];
-        const lk_status status = call(&x, test.stream);
-        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
-            test_detail("case %d, %s: status %d: %s", i, cases[i].says, status, lk_last_error());
-        const bool sizes = cases[i].want == LK_ERR_VALUE ||
-                           (cases[i].want == LK_ERR_SHAPE && !strstr(cases[i].says, "overlap")) ||
-                           (cases[i].want == LK_ERR_NULL && strstr(cases[i].says, "all_gather"));
-        size_t asked = TEST_NOT_ASKED;
-        const lk_status answer = ask(&x, &asked);
-        if (!test_that(answer == (sizes ? cases[i].want : LK_OK) && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
-            test_detail("case %d, %s: the query says %d, %s", i, cases[i].says, answer, lk_last_error());
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        if (finish) x.states = NULL;
+        test_expect_rank(cases, i, &x, finish ? finish_of[type] : split_call_of[direction][type],
+                         finish ? finish_query_of[type] : split_query_of[direction][type]);
     }
     size_t asked = TEST_NOT_ASKED;
     if (!test_that(finish_of[type](NULL, test.stream) == LK_ERR_NULL && finish_query_of[type](NULL, &asked) == LK_ERR_NULL))
@@ -1519,8 +1438,7 @@ int main(int argc, char **argv)
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int type = 0; type < TEST_TYPES; type++)
             if (test_begin("%s %s: errors", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
-    for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("errors of ranks, %s", test_type_name[type])) rank_errors(type), test_finish();
+    test_of_types("errors of ranks,", rank_errors);
     for (int at = 0; at < COUNTED; at++)
         if (path_here(at % PATHS))
             test_themes(themes, LENGTH_OF(themes), at / PATHS, at % PATHS, direction_name[at / PATHS], path_name[at % PATHS]);

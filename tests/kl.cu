@@ -28,7 +28,6 @@ static const query query_of[][TEST_TYPES] = {TEST_OF_TYPES(lk_kl_forward_workspa
 typedef lk_status (*split_call)(const lk_kl_parallel_args *, cudaStream_t);
 typedef lk_status (*split_query)(const lk_kl_parallel_args *, size_t *);
 enum { BETWEEN = DIRECTIONS, FINISH, SPLIT_CALLS };
-static const char *const split_name[] = {"forward", "backward", "forward_backward", "between", "finish"};
 static const split_call split_call_of[][TEST_TYPES] = {
     TEST_OF_TYPES(lk_kl_parallel_forward), TEST_OF_TYPES(lk_kl_parallel_backward), TEST_OF_TYPES(lk_kl_parallel_forward_backward),
     TEST_OF_TYPES(lk_kl_parallel_between), TEST_OF_TYPES(lk_kl_parallel_finish)};
@@ -62,13 +61,11 @@ typedef struct {
     int ranks; /* not 0: the columns are split over so many */
 } problem;
 
-static int split_over; /* the ranks of new problems */
-
 static problem plain(int type, int direction, int path, int64_t rows, int64_t vocab)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
-    p.upstream = UPSTREAM_PER_ROW, p.ranks = split_over;
+    p.upstream = UPSTREAM_PER_ROW, p.ranks = test_split_over;
     p.seed = (uint64_t)(rows * 1000003 + vocab * 10 + type);
     p.divergence = (int)(p.seed / 10 % DIVERGENCES);
     return p;
@@ -139,7 +136,7 @@ static void fill(const problem *p)
 static bool has(const problem *p, int output) { return p->direction != BACKWARD && !p->without[output]; }
 
 static void prepare_split(const problem *p, int run);
-static void prepare_run(const problem *p, int run)
+static bool prepare(const problem *p, int run)
 {
     const int bytes = test_type_bytes[p->type], poison = run ? 0x7f : 0xff;
     const int64_t rows = p->rows;
@@ -174,69 +171,51 @@ static void prepare_run(const problem *p, int run)
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap;
     args.beta = p->beta, args.divergence = p->divergence, args.path = p->path;
     if (p->ranks) prepare_split(p, run);
+    return true;
 }
-static void prepare(const problem *p) { prepare_run(p, 0); }
 
 /* ---- Columns split over virtual ranks, one after another ----------------------------------------------------------------- */
 
-static int64_t cut[10]; /* rank i has columns cut[i] to cut[i + 1] - 1 */
-static test_buffer states, tables, workspace; /* tables: what the ranks have sent, in the first and in the second collective */
-static int gathering, collective; /* the rank whose call gathers; the number of its collective */
+static test_buffer workspace;
 
 static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
-static size_t block_of(const problem *p) { return (size_t)p->rows * 32; }
 
 /* Whether the call gathers by itself. Else there are three calls, or four. */
 static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
-
-/* The collective of such a call: what the ranks have sent so far. It is complete in the round after that of its first calls. */
-static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
-{
-    const problem *const p = (const problem *)user;
-    if (!test_that(bytes == block_of(p) && collective <= twice(p))) return (lk_status)77;
-    char *const table = (char *)test_buffer_device(&tables) + (size_t)collective++ * (size_t)p->ranks * bytes;
-    cudaMemcpyAsync(table + (size_t)gathering * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
-    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
-}
 
 static lk_kl_parallel_args slice_of(const problem *p, int rank)
 {
     lk_kl_parallel_args x = {};
     lk_kl_args &a = x.common = args;
-    const int64_t bytes = test_type_bytes[p->type];
-    a.vocab = cut[rank + 1] - cut[rank];
-    a.logits = (const char *)args.logits + cut[rank] * bytes, a.teacher = (const char *)args.teacher + cut[rank] * bytes;
-    a.dlogits = (char *)args.dlogits + cut[rank] * bytes;
+    const int64_t first = test_ranks.cut[rank], at = first * test_type_bytes[p->type];
+    a.vocab = test_ranks.cut[rank + 1] - first;
+    a.logits = (const char *)args.logits + at, a.teacher = (const char *)args.teacher + at, a.dlogits = (char *)args.dlogits + at;
     a.logits_stride = row_stride(p, p->stride), a.teacher_stride = row_stride(p, p->teacher_stride);
     a.dlogits_stride = p->in_place ? 0 : row_stride(p, p->gradient_stride);
     if (a.vocab == 0 && rank % 2) a.logits = a.teacher = NULL, a.dlogits = NULL; /* an empty tensor, as some frameworks have it */
-    x.parallel.vocab_start = cut[rank], x.parallel.vocab_total = p->vocab;
-    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
-    x.states = (char *)test_buffer_device(&states) + (size_t)rank * block_of(p);
-    x.all_states = test_buffer_device(&tables);
+    test_act_as(&x.parallel, rank, p);
+    test_give_states(&x, rank);
     return x;
 }
 
 /* Poisons what the calls of ranks leave to each other. */
 static void prepare_split(const problem *p, int run)
 {
-    const size_t all = block_of(p) * (size_t)p->ranks;
-    test_buffer_size(&states, all, 0, run ? 0xff : 0x5a);
-    test_buffer_size(&tables, 2 * all, 16, run ? 0x5a : 0xff);
-    test_buffer_size(&workspace, all + block_of(p) + 256, 128, run ? 0xff : 0x5a);
-    test_buffer_upload(&states), test_buffer_upload(&tables), test_buffer_upload(&workspace);
-    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+    test_cut_columns(p->ranks, p->vocab, p->seed);
+    test_poison_states((size_t)p->rows * 32, twice(p) ? 2 : 1, run);
+    test_buffer_size(&workspace, test_ranks.block * (size_t)(p->ranks + 1) + 256, 128, run ? 0xff : 0x5a);
+    test_buffer_upload(&workspace);
 }
 
 /* A call of a rank with the workspace that it asks for. */
-static lk_status call_split(const problem *p, int call, int rank, bool gathered, bool results)
+static lk_status call_rank(const problem *p, int call, int rank, bool results)
 {
     lk_kl_parallel_args x = slice_of(p, rank);
-    if (gathered) x.parallel.all_gather = gather;
+    const bool gathered = gathers(p);
+    if (gathered) x.parallel.all_gather = test_gather;
     if (gathered && results && p->seed % 2 && !(p->without[LOSS] && p->without[ENTROPY])) x.states = NULL;
     if (!results) x.common.loss = x.common.lse = x.common.teacher_lse = NULL;
     if (p->direction == BACKWARD) x.common.entropy = NULL;
-    gathering = rank, collective = 0;
     const lk_status asked = split_query_of[call][p->type](&x, &x.common.workspace_bytes);
     const size_t most = gathered && call != BACKWARD ? workspace.bytes : 0;
     if (!test_that(asked == LK_OK && x.common.workspace_bytes <= most && (x.common.workspace_bytes > 0) == (most > 0 && p->rows > 0)))
@@ -250,40 +229,14 @@ static lk_status call_split(const problem *p, int call, int rank, bool gathered,
     return status;
 }
 
-/* The same call of all ranks. */
-static lk_status call_ranks(const problem *p, int call, bool gathered, bool results)
-{
-    lk_status status = LK_OK;
-    for (int rank = 0; rank < p->ranks && !status; rank++) status = call_split(p, call, rank, gathered, results);
-    return status;
-}
-
-static lk_status launch_split(const problem *p)
-{
-    const bool results = p->direction != BACKWARD;
-    const size_t all = block_of(p) * (size_t)p->ranks;
-    lk_status status = LK_OK;
-    if (gathers(p)) {
-        for (int round = 0; round <= twice(p) && p->ranks > 1 && !status; round++) status = call_ranks(p, FORWARD, true, false);
-        if (!status) status = call_ranks(p, p->direction == BOTH ? BOTH : FORWARD, true, results);
-    } else {
-        status = call_ranks(p, FORWARD, false, false);
-        for (int round = 0; round <= twice(p) && !status; round++) {
-            cudaMemcpyAsync(test_buffer_device(&tables), test_buffer_device(&states), all, cudaMemcpyDeviceToDevice, test.stream);
-            status = round < twice(p) ? call_ranks(p, BETWEEN, false, false) : call_ranks(p, FINISH, false, results);
-        }
-    }
-    return status || p->direction != BACKWARD ? status : call_ranks(p, BACKWARD, gathers(p), false);
-}
-
 static lk_status launch(const problem *p)
 {
-    return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
+    return p->ranks ? test_split_calls(p, call_rank, gathers(p)) : call_of[p->direction][p->type](&args, test.stream);
 }
 
 static void collect(const problem *p)
 {
-    test_buffer *const all[] = {&logits, &teacher, &gradient, &row_weight, &upstream, &states, &tables, &workspace};
+    test_buffer *const all[] = {&logits, &teacher, &gradient, &row_weight, &upstream, &test_states, &test_tables, &workspace};
     for (int i = 0; i < LENGTH_OF(all) - (p->ranks ? 0 : 3); i++) test_buffer_download(all[i]);
     for (int i = 0; i < OUTPUTS; i++) test_buffer_download(&outputs[i]);
 }
@@ -305,13 +258,12 @@ static void settle(const problem *p, bool keep, const char *what)
     test_buffer_untouched(&teacher, "teacher", describe(p));
     test_buffer_untouched(&gradient, "dlogits", describe(p));
     if (!p->ranks) return;
-    test_buffer *const between[] = {&states, &tables, &workspace}; /* only the zones around them stay as they were */
+    test_buffer *const between[] = {&test_states, &test_tables, &workspace}; /* only the zones around them stay as they were */
     for (int i = 0; i < LENGTH_OF(between); i++) {
-        memcpy(test_buffer_host(between[i]), test_buffer_back(between[i]), between[i]->bytes);
+        test_buffer_accept_all(between[i]);
         test_buffer_untouched(between[i], "states or workspace", describe(p));
     }
 }
-static void compare(const problem *, const char *what);
 
 /* ---- The reference ------------------------------------------------------------------------------------------------------- */
 
@@ -447,20 +399,8 @@ static void verify(const problem *p)
     }
 }
 
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
-
-static void check(const problem *p)
-{
-    for (int run = 0; run < 2; run++) {
-        prepare_run(p, run);
-        const bool ran = test_launched(launch(p), describe(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0) verify(p);
-        settle(p, run == 0, "a second run");
-    }
-}
+static const test_op<problem> op = {describe, prepare, launch, collect, verify, settle};
+static void check(const problem *p) { test_twice(op, p); }
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
@@ -538,7 +478,7 @@ static void graphs(int type, int direction, int path)
     problem p = plain(type, direction, path, 5, test_pick(700, 140));
     p.divergence = LK_KL_REVERSE;
     check(&p); /* leaves its bits in kept */
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 /* A column per rank: a masked one leaves its rank without a share of one tensor or of both. */
@@ -552,29 +492,21 @@ static void rank_columns(int type, int direction, int path)
         }
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
-static void split(int type, int direction, int path)
+/* With columns split over ranks: the i-th time. */
+static void of_ranks(int i, int type, int direction, int path)
 {
-    static const int ranks[] = {1, 2, 3, 8};
-    const bool small = test.small;
-    test.small = true;
-    for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction + path) % 2) continue;
-        split_over = ranks[i];
-        lengths(type, direction, path), options(type, direction, path), specials(type, direction, path);
-        if (i % 2) places(type, direction, path);
-        if (i == 2) many_rows(type, direction, path);
-        if (i == 1 && path <= LK_KL_WARP) graphs(type, direction, path);
-        if (i == 3) rank_columns(type, direction, path);
-    }
-    split_over = 0, test.small = small;
+    lengths(type, direction, path), options(type, direction, path), specials(type, direction, path);
+    if (i % 2) places(type, direction, path);
+    if (i == 2) many_rows(type, direction, path);
+    if (i == 1 && path <= LK_KL_WARP) graphs(type, direction, path);
+    if (i == 3) rank_columns(type, direction, path);
 }
 
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"lengths", lengths}, {"places", places},       {"options", options},
                                         {"special values", specials}, {"many rows", many_rows}, {"graphs", graphs},
-                                        {"split over ranks", split}};
+                                        {"split over ranks", test_split<of_ranks>}};
     for (int direction = 0; direction < DIRECTIONS; direction++)
         for (int path = 0; path < PATHS; path++)
             if (path != LK_KL_CLUSTER || test_clusters())
@@ -596,19 +528,14 @@ static void digits(void)
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    lk_status want, asked; /* of the call and of the query, which looks at no pointer */
-    const char *field;     /* what lk_last_error must name */
-    void (*spoil)(lk_kl_args *a);
-    bool forward, backward; /* the calls that refuse it; others take it */
-} bad_call;
+typedef test_bad_call<lk_kl_args> bad_call;
 
 static void expect_error(int type, int direction, const bad_call *bad)
 {
     problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
-    prepare(&p);
+    prepare(&p, 0);
     if (bad->spoil) bad->spoil(&args);
-    const bool refused = (direction != BACKWARD && bad->forward) || (direction != FORWARD && bad->backward);
+    const bool refused = test_refused(bad, direction);
     size_t asked = TEST_NOT_ASKED;
     const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
     test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_kl", direction_name[direction], type);
@@ -625,42 +552,41 @@ static void too_many(lk_kl_args *a) /* rows for a block each, with gaps: tensors
     a->logits_stride = a->teacher_stride = a->dlogits_stride = 41, a->loss = a->lse = a->entropy = NULL;
 }
 
-#define SPOIL(what) [](lk_kl_args *a) { what; }
 static void errors(int type, int direction)
 {
     static const bad_call list[] = {
-        {LK_OK, LK_OK, "nothing", NULL, true, true},
-        {LK_ERR_NULL, LK_OK, "logits", SPOIL(a->logits = NULL), true, true},
-        {LK_ERR_NULL, LK_OK, "teacher", SPOIL(a->teacher = NULL), true, true},
+        {LK_OK, LK_OK, "nothing", NULL},
+        {LK_ERR_NULL, LK_OK, "logits", SPOIL(a->logits = NULL)},
+        {LK_ERR_NULL, LK_OK, "teacher", SPOIL(a->teacher = NULL)},
         {LK_ERR_NULL, LK_OK, "dlogits", SPOIL(a->dlogits = NULL), false, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "rows", SPOIL(a->rows = -1), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = ((int64_t)1 << 30) + 1), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "logits_stride", SPOIL(a->logits_stride = 39), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_stride", SPOIL(a->teacher_stride = -1), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "rows", SPOIL(a->rows = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = ((int64_t)1 << 30) + 1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "logits_stride", SPOIL(a->logits_stride = 39)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_stride", SPOIL(a->teacher_stride = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dlogits_stride", SPOIL(a->dlogits_stride = 39), false, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "2^62", SPOIL(a->logits_stride = (int64_t)1 << 62), true, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "2^62", SPOIL(a->logits_stride = (int64_t)1 << 62)},
         {LK_ERR_SHAPE, LK_OK, "dlogits", SPOIL(a->dlogits = (void *)a->teacher), false, true},
         {LK_ERR_SHAPE, LK_OK, "loss", SPOIL(a->loss = a->entropy), true, false},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = INFINITY), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_scale", SPOIL(a->teacher_scale = NAN), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->softcap = -2), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = 1e-35f), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = NAN), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->path = -1), true, true},
-        {LK_ERR_PATH, LK_ERR_PATH, "rows", SPOIL(too_many(a)), true, true},
-        {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 1)), true, true},
-        {LK_ERR_ALIGNMENT, LK_OK, "teacher", SPOIL(MOVED(a->teacher, 1)), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = INFINITY)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_scale", SPOIL(a->teacher_scale = NAN)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->softcap = -2)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = 1e-35f)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = NAN)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->path = -1)},
+        {LK_ERR_PATH, LK_ERR_PATH, "rows", SPOIL(too_many(a))},
+        {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 1))},
+        {LK_ERR_ALIGNMENT, LK_OK, "teacher", SPOIL(MOVED(a->teacher, 1))},
         {LK_ERR_ALIGNMENT, LK_OK, "lse", SPOIL(MOVED(a->lse, 2)), true, false},
         {LK_ERR_ALIGNMENT, LK_OK, "upstream", SPOIL(MOVED(a->upstream, 2)), false, true},
-        {LK_ERR_NULL, LK_OK, "logits", SPOIL((a->logits = NULL, a->vocab = 40, MOVED(a->teacher, 1))), true, true},
+        {LK_ERR_NULL, LK_OK, "logits", SPOIL((a->logits = NULL, a->vocab = 40, MOVED(a->teacher, 1)))},
     };
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
     problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
-    prepare(&p);
+    prepare(&p, 0);
     if (direction == FORWARD) args.loss = args.lse = args.teacher_lse = args.entropy = NULL;
     if (direction == FORWARD)
         test_expect(launch(&p), LK_ERR_NULL, "every output", "lk_kl", direction_name[direction], type);
@@ -670,78 +596,55 @@ static void errors(int type, int direction)
 }
 
 /* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
-static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
-
 static void rank_errors(int type)
 {
-    typedef lk_kl_parallel_args split_args;
-    static const struct {
-        int call;
-        lk_status want, asked;
-        const char *says;
-        void (*change)(split_args *x);
-    } cases[] = {
-        {FORWARD, LK_OK, LK_OK, "", [](split_args *) {}},
-        {BETWEEN, LK_OK, LK_OK, "", [](split_args *) {}},
-        {FINISH, LK_OK, LK_OK, "", [](split_args *) {}},
-        {FINISH, LK_OK, LK_OK, "", [](split_args *x) { x->states = NULL; }},
-        {FINISH, LK_OK, LK_OK, "", [](split_args *x) { x->common.logits = x->common.teacher = NULL; }},
-        {BACKWARD, LK_OK, LK_OK, "", [](split_args *) {}},
-        {FORWARD, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->states = NULL; }},
-        {BOTH, LK_OK, LK_OK, "", [](split_args *x) { x->common.rows = 0, x->common.workspace = NULL; }}, /* and gathers nothing */
-        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks",
-         [](split_args *x) { x->parallel = {}; }},
-        {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", [](split_args *x) { x->parallel = {}; }},
-        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is -1", [](split_args *x) { x->parallel.vocab_total = -1; }},
-        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_start is", [](split_args *x) { x->parallel.vocab_start = 40; }},
-        {BETWEEN, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.ranks is 0", [](split_args *x) { x->parallel.ranks = 0; }},
-        {BACKWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.rank is 2", [](split_args *x) { x->parallel.rank = 2; }},
-        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab is 41", [](split_args *x) { x->common.vocab = 41; }},
-        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "rows is -1", [](split_args *x) { x->common.rows = -1; }},
+    static const test_bad_rank<lk_kl_parallel_args> cases[] = {
+        {FORWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {BETWEEN, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FINISH, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FINISH, LK_OK, LK_OK, "", SPOIL(a->states = NULL)},
+        {FINISH, LK_OK, LK_OK, "", SPOIL(a->common.logits = a->common.teacher = NULL)},
+        {BACKWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FORWARD, LK_OK, LK_OK, "", SPOIL(a->common.rows = 0, a->states = NULL)},
+        {BOTH, LK_OK, LK_OK, "", SPOIL(a->common.rows = 0, a->common.workspace = NULL)}, /* and gathers nothing */
+        TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(BETWEEN, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
+        TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "rows is -1", SPOIL(a->common.rows = -1)},
         {BETWEEN, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 1; this call is for LK_KL_JENSEN_SHANNON",
-         [](split_args *x) { x->common.divergence = LK_KL_REVERSE; }},
-        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 3", [](split_args *x) { x->common.divergence = 3; }},
-        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", [](split_args *x) { x->states = NULL; }},
-        {FORWARD, LK_ERR_NULL, LK_OK, "teacher is NULL", [](split_args *x) { x->common.teacher = NULL; }},
-        {BETWEEN, LK_ERR_NULL, LK_OK, "all_states is NULL", [](split_args *x) { x->all_states = NULL; }},
-        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", [](split_args *x) { x->all_states = NULL; }},
+         SPOIL(a->common.divergence = LK_KL_REVERSE)},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 3", SPOIL(a->common.divergence = 3)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "teacher is NULL", SPOIL(a->common.teacher = NULL)},
+        {BETWEEN, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},
         {FINISH, LK_ERR_NULL, LK_OK, "every output is NULL",
-         [](split_args *x) { x->common.loss = x->common.lse = x->common.teacher_lse = x->common.entropy = NULL, x->states = NULL; }},
-        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", [](split_args *x) { x->states = NULL; }},
-        {BACKWARD, LK_ERR_NULL, LK_OK, "dlogits is NULL", [](split_args *x) { x->common.dlogits = NULL; }},
-        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", [](split_args *x) { MOVED(x->states, 8); }},
-        {FINISH, LK_ERR_SHAPE, LK_OK, "states and loss overlap", [](split_args *x) { x->states = x->common.loss; }},
+         SPOIL(a->common.loss = a->common.lse = a->common.teacher_lse = a->common.entropy = NULL, a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "dlogits is NULL", SPOIL(a->common.dlogits = NULL)},
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", SPOIL(MOVED(a->states, 8))},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "states and loss overlap", SPOIL(a->states = a->common.loss)},
         {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and states overlap", /* with the last rank's */
-         [](split_args *x) { x->states = (char *)(uintptr_t)x->all_states + 32 * (2 * x->common.rows - 1); }},
+         SPOIL(a->states = (char *)(uintptr_t)a->all_states + 32 * (2 * a->common.rows - 1))},
         {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL; without it call forward, finish and backward",
-         [](split_args *x) { x->parallel.all_gather = NULL; }},
-        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", [](split_args *x) { x->common.workspace = NULL; }},
+         SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", SPOIL(a->common.workspace = NULL)},
         {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 0",
-         [](split_args *x) { x->parallel.all_gather = broken_gather, x->common.workspace_bytes = 0; }},
-        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", [](split_args *) {}},
-        {FORWARD, (lk_status)77, LK_OK, "parallel.all_gather returned 77",
-         [](split_args *x) { x->parallel.all_gather = broken_gather; }},
+         SPOIL(a->parallel.all_gather = test_broken_gather, a->common.workspace_bytes = 0)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL((void)a)},
+        {FORWARD, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
     };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
-        const int call = cases[i].call, direction = call < DIRECTIONS ? call : FORWARD;
-        problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
+        const int call = cases[i].call;
+        problem p = plain(type, call < DIRECTIONS ? call : FORWARD, LK_KL_AUTO, 3, 40);
         p.ranks = 2, p.divergence = LK_KL_JENSEN_SHANNON;
-        prepare(&p);
+        prepare(&p, 0);
         lk_kl_parallel_args x = slice_of(&p, 0);
-        if (call == BOTH) x.parallel.all_gather = broken_gather;
+        if (call == BOTH) x.parallel.all_gather = test_broken_gather;
         x.common.workspace = test_buffer_device(&workspace), x.common.workspace_bytes = workspace.bytes;
-        cases[i].change(&x);
-        size_t asked = TEST_NOT_ASKED;
-        const lk_status status = split_call_of[call][type](&x, test.stream), answer = split_query_of[call][type](&x, &asked);
-        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says) || answer)))
-            test_detail("%s, case %d, %s: status %d: %s", split_name[call], i, cases[i].says, status, lk_last_error());
-        if (!test_that(answer == cases[i].asked && (!answer || strstr(lk_last_error(), cases[i].says))))
-            test_detail("%s, case %d, %s: the query says %d, %s", split_name[call], i, cases[i].says, answer, lk_last_error());
-        if (!test_that((asked == TEST_NOT_ASKED) == (answer != LK_OK))) test_detail("case %d: %zu bytes", i, asked);
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        const lk_status status = test_expect_rank(cases, i, &x, split_call_of[call][type], split_query_of[call][type]);
         for (int k = 0; k < OUTPUTS; k++) test_expect_unwritten(status, &outputs[k], output_name[k], cases[i].says);
         test_expect_unwritten(status, &gradient, "dlogits", cases[i].says);
-        if (status < 0) test_expect_unwritten(status, &states, "states", cases[i].says);
+        if (status < 0) test_expect_unwritten(status, &test_states, "states", cases[i].says);
     }
     for (int call = 0; call < SPLIT_CALLS; call++)
         if (!test_that(split_call_of[call][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL: %s", lk_last_error());
@@ -771,17 +674,6 @@ static problem draw(uint64_t seed)
     if (test_chance(r, 3)) p.special = (int)test_below(r, SPECIALS);
     if (test_chance(r, 3)) p.ranks = 1 + (int)test_below(r, 9);
     return p;
-}
-
-static void fuzz(void)
-{
-    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(300, 40);
-    if (!test_begin("fuzz")) return;
-    for (long i = 0; i < n; i++) {
-        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
-        check(&p);
-    }
-    test_finish();
 }
 
 /* ---- On the GPU only: beyond 2^31 elements, and a busy device -------------------------------------------------------- */
@@ -871,7 +763,7 @@ static void busy(int type, int direction, int path)
 {
     problem p = plain(type, direction, path, 700, 3001);
     check(&p); /* leaves its bits in kept */
-    test_busy(again, &p);
+    test_busy(op, &p);
 }
 
 static void all_huge(void)
@@ -904,14 +796,11 @@ static void all_huge(void)
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
-    for (int direction = 0; direction < DIRECTIONS; direction++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
-    for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("errors of ranks: %s", test_type_name[type])) rank_errors(type), test_finish();
+    test_of_directions("errors:", errors, direction_name, DIRECTIONS);
+    test_of_types("errors of ranks:", rank_errors);
     all_themes();
     if (test_begin("digits f32")) digits(), test_finish();
     TEST_HUGE(all_huge);
-    fuzz();
+    test_fuzz(draw, check, 300, 40);
     return test_end();
 }

@@ -154,14 +154,12 @@ typedef struct {
     uint64_t seed;
 } problem;
 
-static int split_over; /* the ranks of new problems */
-
 static problem plain(int type, int direction, int path, int64_t tokens, int64_t hidden, int64_t vocab)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.path = path, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100, p.one = 0.75f, p.sigma = 1.3;
-    p.denominator = 2.75, p.ranks = split_over, p.heavy = 1;
+    p.denominator = 2.75, p.ranks = test_split_over, p.heavy = 1;
     p.has[LOSS] = p.has[LSE] = true;
     const uint64_t shape = ((uint64_t)tokens * 1009 + (uint64_t)hidden) * 1000003 + (uint64_t)vocab;
     p.seed = test_hash(shape * 101 + (uint64_t)(type * 31 + direction * 11 + path));
@@ -672,35 +670,20 @@ static void upload(const test_buffer *b)
 
 /* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
 
-static int64_t cut[65];   /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static const int64_t *const cut = test_ranks.cut;
 static size_t room_of[64], finish_room; /* each rank's workspace, and that of finish */
 static bool last_is_empty; /* the last rank has no columns, and the pointer to the count of bad targets */
-static char *table;       /* the states of all ranks; the sums of the others' p; outputs of a first round; each rank's dx */
-static size_t table_bytes, states_each, others_at, left_at, scratch_at, dx_at, dx_each;
-static int acting;        /* the rank whose call runs */
+static char *scratch;     /* outputs of a first round; behind them each rank's dx */
+static size_t dx_at, dx_each;
 static int64_t handed;    /* tokens of dx that it has handed over */
 
-/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
-static bool gathers(const problem *p)
-{
-    return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2);
-}
-
-/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
-static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
-{
-    const problem *const p = (const problem *)user;
-    test_that(bytes == states_each);
-    cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
-    return (lk_status)cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream);
-}
+static char *dx_of(const problem *p, int rank) { return scratch + dx_at + (size_t)rank * dx_each + p->at[DX] * laid[DX].bytes; }
 
 /* dx comes once, with all tokens. */
 static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
 {
     const problem *const p = (const problem *)user;
-    const char *const at = table + dx_at + (size_t)acting * dx_each + p->at[DX] * laid[DX].bytes;
-    if (!test_that(handed == 0 && tokens == p->tokens && (char *)dx == at))
+    if (!test_that(handed == 0 && tokens == p->tokens && dx == (void *)dx_of(p, test_ranks.acting)))
         test_detail("dx of %lld tokens is handed over, after %lld; %s", (long long)tokens, (long long)handed, describe(p));
     handed += tokens;
 #if defined(LK_SIMT)
@@ -722,60 +705,47 @@ static void test_left_sms(const problem *p, const rank_args *x)
     (void)p, (void)x;
 }
 
-/* What two calls leave to backward, behind the sums of the formula. */
-static float *left_states(int which) { return (float *)(table + left_at + (size_t)which * states_each); }
-
 static rank_args slice_of(const problem *p, int rank)
 {
-    rank_args x = {args, {}, NULL, table};
+    rank_args x = {args, {}, NULL, test_ranks.table};
     args_t &a = x.common;
     const int64_t first = cut[rank];
     a.vocab = cut[rank + 1] - first;
     a.weight = (const char *)args.weight + first * laid[WEIGHT].stride * laid[WEIGHT].bytes;
     if (a.bias) a.bias = (const char *)args.bias + first * laid[BIAS].bytes;
     if (gives_gradient(p->direction)) {
-        if (a.dx) a.dx = table + dx_at + (size_t)rank * dx_each + p->at[DX] * laid[DX].bytes;
+        if (a.dx) a.dx = dx_of(p, rank);
         if (a.dweight) a.dweight = (char *)args.dweight + first * laid[DWEIGHT].stride * laid[DWEIGHT].bytes;
         if (a.dbias) a.dbias = (char *)args.dbias + first * laid[DBIAS].bytes;
     }
-    x.parallel.vocab_start = first, x.parallel.vocab_total = p->vocab;
-    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p, x.parallel.reduce = hand;
-    x.parallel.reduce_sms = (int)((rank + p->tokens) % 3); /* 0, 1 or 2 */
-    if (gathers(p)) x.parallel.all_gather = gather;
+    test_act_as(&x.parallel, rank, p);
+    x.parallel.reduce = hand, x.parallel.reduce_sms = (int)((rank + p->tokens) % 3); /* 0, 1 or 2 */
+    if (test_gathers(p)) x.parallel.all_gather = test_gather;
     if (rank != (last_is_empty ? p->ranks - 1 : 0)) a.bad_targets = NULL; /* each rank counts them all */
-    if (!gathers(p)) x.states = table + (size_t)rank * states_each;
-    if (p->direction == BACKWARD) x.states = table + others_at;
+    if (!test_gathers(p)) x.states = test_states_of(rank);
+    if (p->direction == BACKWARD) x.states = test_left_states(2);
     a.workspace_bytes = room_of[rank];
     return x;
 }
 
-/* The sums of the p of all other columns, for backward, by the lse that it gets; and room for the rest. */
+/* The sum of the p of all other columns, for backward, by the lse that it gets. */
+static double others_of(const problem *p, int64_t token)
+{
+    const outcome o = outcomes[token];
+    double sum = o.counted ? 0 : NAN;
+    for (int64_t c = 0; o.counted && c < p->vocab; c++)
+        sum += c == o.y ? 0 : exp(z[token * p->vocab + c] - (double)(float)o.lse);
+    return sum;
+}
+
 static void make_table(const problem *p)
 {
     const bool more = p->on[SMOOTHING] || p->has[ENTROPY] || p->has[ARGMAX] || (p->direction == BOTH && p->on[HAS_DENTROPY]);
-    const size_t tokens = (size_t)p->tokens, all = 256 + (size_t)(p->vocab * laid[DWEIGHT].stride + p->vocab) * 4;
-    states_each = tokens * (p->on[STATISTICS] ? 40 : more ? 32 : 16), others_at = (states_each * (size_t)p->ranks + 255) / 256 * 256;
-    left_at = others_at + (tokens * 4 + 255) / 256 * 256, scratch_at = left_at + (2 * states_each + 255) / 256 * 256, dx_at = scratch_at + (all + 255) / 256 * 256;
+    dx_at = (256 + (size_t)(p->vocab * laid[DWEIGHT].stride + p->vocab) * 4 + 255) / 256 * 256;
     dx_each = (size_t)(p->tokens * laid[DX].stride * laid[DX].bytes + 512) / 256 * 256;
-    const size_t bytes = dx_at + (size_t)p->ranks * dx_each;
-    if (bytes > table_bytes) {
-        TEST_CUDA(cudaFree(table));
-        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
-    }
-    float *const others = (float *)malloc(tokens * 4 + 4);
-    for (int64_t token = 0; token < p->tokens; token++) {
-        const outcome o = outcomes[token];
-        double sum = 0;
-        for (int64_t c = 0; o.counted && c < p->vocab; c++)
-            sum += c == o.y ? 0 : exp(z[token * p->vocab + c] - (double)(float)o.lse);
-        others[token] = o.counted ? (float)sum : NAN;
-    }
-    TEST_CUDA(cudaMemset(table, 0xff, bytes));
-    TEST_CUDA(cudaMemcpy(table + others_at, others, tokens * 4, cudaMemcpyHostToDevice));
-    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
-    free(others);
-    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
-    if (last_is_empty) cut[p->ranks - 1] = p->vocab;
+    scratch = test_fill_table(p, p->tokens, others_of, (size_t)p->tokens * (p->on[STATISTICS] ? 40 : more ? 32 : 16),
+                              dx_at + (size_t)p->ranks * dx_each);
+    if (last_is_empty) test_ranks.cut[p->ranks - 1] = p->vocab;
 }
 
 /* Each rank's workspace, and the plan of one that has columns. */
@@ -810,48 +780,33 @@ static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
     const bool back = gives_gradient(p->direction); /* else these pointers are garbage */
-    const bool keeps = gathers(p) && p->seed % 8 < 4 && !(back && p->on[HAS_DENTROPY]); /* what backward reads of the call's states */
-    const int rounds = gathers(p) && p->ranks > 1 ? 2 : 1;
+    const bool gathers = test_gathers(p);
+    const bool keeps = gathers && p->seed % 8 < 4 && !(back && p->on[HAS_DENTROPY]); /* what backward reads of the call's states */
+    const int rounds = gathers && p->ranks > 1 ? 2 : 1;
     for (int round = 0; round < rounds; round++)
-        for (acting = 0; acting < p->ranks && !status; acting++) {
-            rank_args x = slice_of(p, acting);
+        for (int rank = 0; rank < p->ranks && !status; rank++) {
+            rank_args x = slice_of(p, rank);
             args_t &a = x.common;
             const bool rehearsal = round + 1 < rounds;
             handed = 0;
-            if (keeps) x.states = left_states(0);
+            if (keeps) x.states = test_left_states(0);
             if (rehearsal) a.bad_targets = NULL;
-            if (rehearsal && back && a.dweight) a.dweight = table + scratch_at, a.dweight_stride = laid[DWEIGHT].stride;
-            if (rehearsal && back && a.dbias) a.dbias = table + scratch_at + p->vocab * laid[DWEIGHT].stride * 4 + 64;
+            if (rehearsal && back && a.dweight) a.dweight = scratch, a.dweight_stride = laid[DWEIGHT].stride;
+            if (rehearsal && back && a.dbias) a.dbias = scratch + p->vocab * laid[DWEIGHT].stride * 4 + 64;
             status = rank_of[p->direction][p->type](&x, test.stream);
-            if (!status && gathers(p) && a.lse && !rehearsal) test_same_on_ranks(a.lse, p->tokens, acting);
+            if (!status && test_gathers(p) && a.lse && !rehearsal) test_same_on_ranks(a.lse, p->tokens, rank);
             const bool all = handed == (back && a.dx ? p->tokens : 0);
             test_left_sms(p, &x);
             if (!status && !test_that(all)) test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
         }
-    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    if (status || p->direction == BACKWARD || (test_gathers(p) && !keeps)) return status;
     rank_args x = slice_of(p, last_is_empty ? p->ranks - 1 : 0);
-    x.states = keeps ? left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
+    x.states = keeps ? test_left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
     if (keeps) x.common.bad_targets = NULL;
     x.parallel.all_gather = NULL, x.common.workspace_bytes = finish_room;
     status = finish_of[p->type](&x, test.stream);
-    if (keeps && !status) test_same_on_ranks(left_states(0), p->tokens, 0), test_same_on_ranks(left_states(1), p->tokens, 1);
+    for (int i = 0; i < 2 && keeps && !status; i++) test_same_on_ranks(test_left_states(i), p->tokens, i);
     return status;
-}
-
-/* The sum of all ranks' dx. */
-static void sum_dx(const problem *p)
-{
-    const layout l = laid[DX];
-    char *const host = (char *)malloc((size_t)p->ranks * dx_each + 1);
-    TEST_CUDA(cudaMemcpy(host, table + dx_at, (size_t)p->ranks * dx_each, cudaMemcpyDeviceToHost));
-    for (int64_t row = 0; row < l.rows; row++)
-        for (int64_t c = 0; c < l.cols; c++) {
-            double sum = 0;
-            for (int rank = 0; rank < p->ranks; rank++)
-                sum += (double)test_get(l.type, host + (size_t)rank * dx_each + p->at[DX] * l.bytes, row * l.stride + c);
-            test_put(l.type, test_buffer_back(&buffers[DX]), row * l.stride + c, (float)sum);
-        }
-    free(host);
 }
 
 static lk_status launch(const problem *p)
@@ -908,7 +863,7 @@ static void collect(const problem *p)
 {
     for (int t = 0; t <= TENSORS; t++)
         if (t == WORKSPACE || p->has[t]) test_buffer_download(&buffers[t]);
-    if (p->ranks && p->has[DX]) sum_dx(p);
+    if (p->ranks && p->has[DX]) test_sum_device_parts(laid[DX], dx_of(p, 0), dx_each, test_buffer_back(&buffers[DX]));
 }
 
 /* ---- Against the reference ------------------------------------------------------------------------------------------- */
@@ -1171,22 +1126,13 @@ static void all_counts(void)
 
 /* ---- Themes ---------------------------------------------------------------------------------------------------------- */
 
-/* A call in a graph and on a busy device: see test_op. */
-static void prepare(const problem *p) { setup(p, 1); }
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
+static const test_op<problem> op = {describe, setup, launch, collect, verify, settle, count};
 
-/* The checked call: twice, against the reference and against each other. */
 static void run(problem p)
 {
     if (!has_path(p.type, p.path)) return;
     settle_tensors(&p);
-    for (int run = 0; run < 2; run++) {
-        if (!setup(&p, run) || !launched(&p, launch(&p))) return;
-        collect(&p);
-        if (run == 0) count(&p), verify(&p);
-        settle(&p, run == 0, "the second run");
-    }
+    test_twice(op, &p);
 }
 
 /* Fused makes columns again where the workspace is small or panels are asked for. With this it has room for exponentials of all
@@ -1326,7 +1272,7 @@ static void graphs(int type, int direction, int path)
     settle_tensors(&p);
     if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
     collect(&p), verify(&p), settle(&p, true, "the plain call");
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 /* The target's gradient is minus the sum of the others': p - 1 would have few digits here, or none. */
@@ -1335,7 +1281,7 @@ static void confident(int type, int direction, int path)
     problem p = plain(type, direction, path, 9, 10, 85);
     p.confident = p.on[HAS_BIAS] = p.on[BIAS_F32] = p.on[WANT_DBIAS] = p.on[DBIAS_F32] = p.on[DWEIGHT_F32] = true;
     p.sigma = 0.1, p.panel = 32;
-    p.on[IGNORE] = p.on[COMPACT] = split_over && direction == BACKWARD; /* others are given per token, and read per row */
+    p.on[IGNORE] = p.on[COMPACT] = test_split_over && direction == BACKWARD; /* others are given per token, and read per row */
     run_both_ways(p);
     int64_t at = 0;
     while (ignored(&p, at)) at++;
@@ -1496,32 +1442,24 @@ static void far_apart(int type, int direction, int path)
     }
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
-static void split(int type, int direction, int path)
+/* With columns split over ranks: the i-th time. */
+static void of_ranks(int i, int type, int direction, int path)
 {
-    const bool small = test.small;
-    static const int ranks[] = {1, 2, 3, 8};
     if (path == LK_LINEAR_CROSS_ENTROPY_CHUNKS) return; /* it is for whole rows */
-    test.small = true;
-    for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction + path) % LENGTH_OF(ranks)) continue; /* the others with other types */
-        split_over = ranks[i];
-        switches_alone(type, direction, path);
-        options_drawn(type, direction, path);
-        if (i % 2) corners(type, direction, path);
-        if (i == 1) graphs(type, direction, path);
-        confident(type, direction, path);
-        if (i != 2) not_finite(type, direction, path);
-        if (i == 2) masked_tiles(type, direction, path);
-        if (i == 2) far_apart(type, direction, path);
-    }
-    split_over = 0, test.small = small;
+    switches_alone(type, direction, path);
+    options_drawn(type, direction, path);
+    if (i % 2) corners(type, direction, path);
+    if (i == 1) graphs(type, direction, path);
+    confident(type, direction, path);
+    if (i != 2) not_finite(type, direction, path);
+    if (i == 2) masked_tiles(type, direction, path);
+    if (i == 2) far_apart(type, direction, path);
 }
 
 /* A rank behind the last column reads class weights of targets, not of its columns. A sanitizer sees what lies behind them. */
 static void empty_rank(void)
 {
-    last_is_empty = true, split_over = 3;
+    last_is_empty = true, test_split_over = 3;
     for (int type = 0; type < TEST_TYPES; type++)
         for (int direction = 0; direction < DIRECTIONS; direction++)
             for (int path = LK_LINEAR_CROSS_ENTROPY_PANELS; path < PATHS; path++) {
@@ -1529,7 +1467,7 @@ static void empty_rank(void)
                 p.on[WEIGHTS] = p.on[BAD] = p.on[SMOOTHING] = p.has[BAD_COUNT] = true;
                 run(p);
             }
-    last_is_empty = false, split_over = 0;
+    last_is_empty = false, test_split_over = 0;
 }
 
 typedef void (*theme)(int type, int direction, int path);
@@ -1539,7 +1477,7 @@ static const struct {
 } themes[] = {{"switches alone", switches_alone}, {"options", options_drawn}, {"corners", corners},
               {"workspaces", workspaces},         {"graph", graphs},          {"confident", confident},
               {"not finite", not_finite},         {"far apart", far_apart},   {"infinite places", infinite_places},
-              {"masked tiles", masked_tiles},     {"split over ranks", split}};
+              {"masked tiles", masked_tiles},     {"split over ranks", test_split<of_ranks, 4>}};
 
 static void all_themes(void)
 {
@@ -1864,7 +1802,7 @@ static void some_columns_kept(void)
 /* What `saved` holds where path 0 chooses: logits, or the exponentials of FUSED. */
 static bool saves_logits(const problem *p)
 {
-    if (split_over) return false;
+    if (test_split_over) return false;
     if (p->path) return p->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     if (p->type != TEST_BF16 || !fused_here || p->on[SMOOTHING]) return true;
     args_t a = {}; /* which takes less time, the planner says: what_is_saved has cases */
@@ -1884,16 +1822,16 @@ static void saved_for_backward(void)
     static test_buffer saved, before;
     int held[2] = {0, 0}, several = 0, differ = 0;
     for (int seed = 0; seed < test_pick(96, 28); seed++) { /* 27: of a rank with few columns */
-        split_over = fused_here && seed % 4 == 3;
+        test_split_over = fused_here && seed % 4 == 3;
         int path = seed % 3 ? seed % 3 > 1 ? (int)FUSED : (int)LK_LINEAR_CROSS_ENTROPY_CHUNKS : 0;
-        if (split_over && path) path = FUSED;
+        if (test_split_over && path) path = FUSED;
         if (path == FUSED && !fused_here) continue;
-        const int type = split_over || path == FUSED ? (int)TEST_BF16 : types[seed / 3 % 4];
+        const int type = test_split_over || path == FUSED ? (int)TEST_BF16 : types[seed / 3 % 4];
         problem back = drawn(type, BACKWARD, path, 1 + seed % 4 * 9, 8 + 8 * (seed % 2), vocab[seed / 2 % 8], seed);
         const problem lengths = back;
         if (back.vocab == 2050) back.tokens = 5; /* too many for rounds, and no multiple of 8 */
         leave_open(&back);
-        if (!split_over && path == 0 && seed % 6) back.on[SMOOTHING] = false;
+        if (!test_split_over && path == 0 && seed % 6) back.on[SMOOTHING] = false;
         if (!saves_logits(&back))
             back.on[SMOOTHING] = back.on[WANT_ENTROPY] = back.on[WANT_ARGMAX] = back.on[HAS_DENTROPY] = back.on[STATISTICS] =
                 false;
@@ -1944,7 +1882,7 @@ static void saved_for_backward(void)
                 differ += memcmp(kept[DX] + from, (char *)test_buffer_back(&buffers[DX]) + from, each_row) != 0;
             }
         }
-        saved_now = NULL, split_over = 0;
+        saved_now = NULL, test_split_over = 0;
     }
     if (!test_that(differ > 0)) test_detail("other logits in saved give the same dx");
     if (!test_that(held[1] > 0 && (held[0] > 0) == fused_here && several > 1))
@@ -2573,62 +2511,42 @@ static void cublas_errors(int type)
 #endif
 
 /* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
-static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t)
-{
-    return (lk_status)77;
-}
-
 static void rank_errors(int type)
 {
+    enum { FINISH = DIRECTIONS };
     void *room_of_call = NULL;
     TEST_CUDA(cudaMalloc(&room_of_call, 1 << 20));
     TEST_CUDA(cudaMemset(room_of_call, 0xff, 1 << 20)); /* initcheck does not see what some kernels of cuBLASLt write */
-    static const struct {
-        int direction; /* DIRECTIONS: finish */
-        lk_status want;
-        const char *word;
-    } cases[] = {{FORWARD, LK_ERR_SHAPE, "vocab_total"}, {FORWARD, LK_ERR_SHAPE, "vocab_start"}, {FORWARD, LK_ERR_SHAPE, "vocab"},
-                 {FORWARD, LK_ERR_SHAPE, "ranks"}, {FORWARD, LK_ERR_SHAPE, "rank"}, {FORWARD, LK_ERR_NULL, "states"},
-                 {BACKWARD, LK_ERR_NULL, "states"}, {BOTH, LK_ERR_NULL, "all_gather"},
-                 {BOTH, (lk_status)77, "parallel.all_gather returned 77"}, {FORWARD, (lk_status)77, "all_gather"},
-                 {DIRECTIONS, LK_ERR_NULL, "all_states"}, {DIRECTIONS, LK_ERR_SHAPE, "vocab_total"},
-                 {FORWARD, LK_ERR_PATH, "CHUNKS"}, {FORWARD, LK_ERR_ALIGNMENT, "states"},
-                 {BACKWARD, LK_ERR_SHAPE, "parallel.vocab_total is 0; this call is for columns that are split over ranks"},
-                 {BACKWARD, LK_ERR_SHAPE, "parallel.reduce_sms"}, {BOTH, LK_ERR_SHAPE, "vocab_start"},
-                 {FORWARD, LK_ERR_SHAPE, "states and x overlap"}, {BOTH, LK_ERR_VALUE, "statistics is 1"}};
+    static const test_bad_rank<rank_args> cases[] = {
+        TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
+        TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
+        {FORWARD, LK_ERR_NULL, LK_OK, "states", SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states", SPOIL(a->states = NULL)},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "all_gather", SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FORWARD, (lk_status)77, LK_OK, "all_gather", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states", SPOIL(a->all_states = NULL)},
+        {FORWARD, LK_ERR_PATH, LK_ERR_PATH, "CHUNKS", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", SPOIL(MOVED(a->states, 8))},
+        {BACKWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.reduce_sms", SPOIL(a->parallel.reduce_sms = -1)},
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab_start", /* sizes come first */
+         SPOIL(a->parallel.all_gather = NULL, a->parallel.vocab_start = a->parallel.vocab_total - a->common.vocab + 1)},
+        {FORWARD, LK_ERR_SHAPE, LK_OK, "states and x overlap", SPOIL(a->common.x = a->states)},
+        {BOTH, LK_ERR_VALUE, LK_ERR_VALUE, "statistics is 1", SPOIL(a->common.statistics = 1)},
+    };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
-        const int direction = cases[i].direction == DIRECTIONS ? FORWARD : cases[i].direction;
+        const bool finish = cases[i].call == FINISH;
+        const int direction = finish ? (int)FORWARD : cases[i].call;
         problem p = plain(type, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 4, 8, 16);
         p.ranks = 2, p.on[UPSTREAM_ONE] = false;
         settle_tensors(&p);
         setup(&p, 0);
         rank_args x = slice_of(&p, 0);
-        args_t &a = x.common;
-        lk_vocab_parallel *const v = &x.parallel;
-        x.states = left_states(0);
-        if (direction == FORWARD) v->all_gather = NULL; /* three calls, whatever the seed says */
-        if (i == 0) v->vocab_total = -1;
-        if (i == 1 || i == 16) v->vocab_start = v->vocab_total - a.vocab + 1;
-        if (i == 2) a.vocab = v->vocab_total + 1;
-        if (i == 3) v->ranks = 0;
-        if (i == 4) v->rank = 2;
-        if (i == 5 || i == 6) x.states = NULL;
-        if (i == 7 || i == 16) v->all_gather = NULL; /* 16: sizes come first */
-        if (i == 8 || i == 9) v->all_gather = broken_gather;
-        if (i == 10) x.all_states = NULL;
-        if (i == 11) *v = {};
-        if (i == 12) a.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-        if (i == 13) x.states = (char *)x.states + 8;
-        if (i == 14) v->vocab_total = 0;
-        if (i == 15) v->reduce_sms = -1;
-        if (i == 17) a.x = x.states;
-        if (i == 18) a.statistics = 1;
-        if (cases[i].want == 77) a.workspace = room_of_call, a.workspace_bytes = 1 << 20;
-        const lk_status status = cases[i].direction == DIRECTIONS ? finish_of[type](&x, test.stream)
-                                                                  : rank_of[direction][type](&x, test.stream);
-        if (!test_that(status == cases[i].want && (!cases[i].word[0] || strstr(lk_last_error(), cases[i].word))))
-            test_detail("case %d, %s: status %d: %s", i, cases[i].word, status, lk_last_error());
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        x.states = test_left_states(0);
+        if (direction == FORWARD) x.parallel.all_gather = NULL; /* three calls, whatever the seed says */
+        if (cases[i].want == 77) x.common.workspace = room_of_call, x.common.workspace_bytes = 1 << 20;
+        test_expect_rank(cases, i, &x, finish ? finish_of[type] : rank_of[direction][type],
+                         finish ? finish_bytes_of[type] : rank_query_of[direction][type]);
     }
     size_t asked = TEST_NOT_ASKED;
     plan_t any = {};
@@ -2646,12 +2564,8 @@ static void rank_errors(int type)
 
 static void all_errors(void)
 {
-    for (int direction = 0; direction < DIRECTIONS; direction++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            if (test_begin("errors %s %s", direction_name[direction], test_type_name[type]))
-                errors_of(type, direction), test_finish();
-    for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("errors of ranks, %s", test_type_name[type])) rank_errors(type), test_finish();
+    test_of_directions("errors", errors_of, direction_name, DIRECTIONS);
+    test_of_types("errors of ranks,", rank_errors);
     if (test_begin("errors of plans and contexts")) {
         for (int type = 0; type < TEST_TYPES; type++) plan_errors(type);
 #if defined(LK_SIMT)
@@ -3140,7 +3054,7 @@ static void busy(int type, int direction, int path)
     settle_tensors(&p);
     if (!setup(&p, 0) || !launched(&p, launch(&p))) return;
     collect(&p), settle(&p, true, "the first run");
-    test_busy(again, &p);
+    test_busy(op, &p);
 }
 
 #endif

@@ -54,7 +54,6 @@ enum { DEFAULT, SMALLEST, BETWEEN }; /* or a number of bytes, no less than the s
 enum { AUTO = LK_LINEAR_CROSS_ENTROPY_AUTO, FUSED = LK_LINEAR_CROSS_ENTROPY_FUSED };
 static int path_here; /* of the cases */
 static bool fused_here; /* the device has FUSED */
-static int split_over; /* the ranks of new problems */
 
 typedef struct {
     int type, direction, ids, reduction, budget, path;
@@ -72,7 +71,7 @@ static problem plain(int type, int direction, int64_t tokens, int64_t hidden, in
 {
     problem p = {};
     p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.ids = ids, p.path = path_here;
-    p.ranks = split_over;
+    p.ranks = test_split_over;
     p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type + 77 * ids), p.per_token = true;
     const int with[] = {X, WEIGHT, IDS, ID_WEIGHT, UPSTREAM, LSE, LOSS, LOGP, DX, DWEIGHT};
     for (int i = 0; i < LENGTH_OF(with); i++) p.has[with[i]] = true;
@@ -268,36 +267,23 @@ static void fill(const problem *p)
 
 /* ---- Columns split over virtual ranks, one after another ------------------------------------------------------------------ */
 
-static int64_t cut[65];      /* rank i has columns cut[i] to cut[i + 1] - 1 */
+static const int64_t *const cut = test_ranks.cut;
 static size_t room_of[64];   /* each rank's workspace */
-static char *table;          /* the blocks of all ranks; the sums of the others' p; counts of bad tokens; each rank's dx; scratch */
-static size_t table_bytes, block_bytes, others_at, counts_at, dx_at, dx_each, scratch_at, left_at;
-static int acting;           /* the rank whose call runs */
+static char *rest;           /* counts of bad tokens; each rank's dx; scratch */
+static size_t dx_each, scratch_at;
 static int64_t handed;       /* tokens of dx that it has handed over */
-
-/* Whether the call gathers by itself; forward does for some problems, and has three calls for the others. */
-static bool gathers(const problem *p) { return p->direction == BOTH || (p->direction == FORWARD && p->seed % 4 < 2); }
-
-/* The collective of such a call: what the ranks before have sent. After a first round of all ranks it is complete. */
-static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
-{
-    const problem *const p = (const problem *)user;
-    if (!test_that(bytes == block_bytes)) test_detail("%zu bytes are gathered, not %zu; %s", bytes, block_bytes, describe(p));
-    cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
-    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
-}
 
 static char *dx_of(const problem *p, int rank)
 {
     const layout l = layout_of(p, DX);
-    return table + dx_at + (size_t)rank * dx_each + l.at * l.bytes;
+    return rest + 256 + (size_t)rank * dx_each + l.at * l.bytes;
 }
 
 /* dx comes once, with all tokens, before the last matmul of dweight. */
 static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
 {
     const problem *const p = (const problem *)user;
-    if (!test_that(handed == 0 && tokens == p->tokens && dx == (void *)dx_of(p, acting)))
+    if (!test_that(handed == 0 && tokens == p->tokens && dx == (void *)dx_of(p, test_ranks.acting)))
         test_detail("dx of %lld tokens is handed over, after %lld; %s", (long long)tokens, (long long)handed, describe(p));
     handed += tokens;
 #if defined(LK_SIMT)
@@ -307,12 +293,9 @@ static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
     return LK_OK;
 }
 
-/* What two calls leave to backward. */
-static float *left_states(int which) { return (float *)(table + left_at + (size_t)which * block_bytes); }
-
 static rank_args slice_of(const problem *p, int rank)
 {
-    rank_args x = {args, {}, NULL, table};
+    rank_args x = {args, {}, NULL, test_ranks.table};
     lk_linear_cross_entropy_args &a = x.common.common;
     const int64_t first = cut[rank];
     const layout weight = layout_of(p, WEIGHT), bias = layout_of(p, BIAS), dweight = layout_of(p, DWEIGHT);
@@ -323,47 +306,38 @@ static rank_args slice_of(const problem *p, int rank)
     if (a.dweight) a.dweight = (char *)a.dweight + first * dweight.stride * dweight.bytes;
     if (a.dbias) a.dbias = (char *)a.dbias + first * bias.bytes;
     if (a.vocab == 0 && rank % 2) a.weight = a.bias = NULL; /* of no size */
-    x.parallel.vocab_start = first, x.parallel.vocab_total = p->vocab, x.parallel.rank = rank, x.parallel.ranks = p->ranks;
-    x.parallel.user = (void *)(uintptr_t)p, x.parallel.reduce_sms = (int)((rank + p->tokens) % 3);
+    test_act_as(&x.parallel, rank, p);
+    x.parallel.reduce_sms = (int)((rank + p->tokens) % 3);
     if (p->seed % 8) x.parallel.reduce = hand;
-    if (gathers(p)) x.parallel.all_gather = gather;
-    else x.states = table + (size_t)rank * block_bytes;
-    if (p->direction == BACKWARD) x.states = table + others_at;
-    a.bad_targets = (int32_t *)(table + counts_at) + rank, a.workspace_bytes = room_of[rank];
+    if (test_gathers(p)) x.parallel.all_gather = test_gather;
+    else x.states = test_states_of(rank);
+    if (p->direction == BACKWARD) x.states = test_left_states(2);
+    a.bad_targets = (int32_t *)rest + rank, a.workspace_bytes = room_of[rank];
     return x;
 }
 
-/* The table, the slices, and for backward the sums of the p of all columns but the target, by the lse that it gets. */
+/* The sum of the p of all columns but the target, for backward, by the lse that it gets. */
+static double others_of(const problem *p, int64_t row)
+{
+    int64_t y = -1;
+    double sum = 0;
+    if (p->direction != BACKWARD) return 0;
+    refer(p, row);
+    for (int k = 0; k < p->ids; k++)
+        if (status_of(p, row, k) == GOOD && (y < 0 || logits[id_of(p, row, k)] > logits[y])) y = id_of(p, row, k);
+    for (int64_t j = 0; j < p->vocab; j++) sum += j == y ? 0 : exp(logits[j] - (double)(float)row_lse);
+    return sum;
+}
+
 static void make_table(const problem *p)
 {
     const layout dx = layout_of(p, DX), dweight = layout_of(p, DWEIGHT);
     const bool more = p->has[ENTROPY] || p->has[ARGMAX] || (p->direction == BOTH && p->has[DENTROPY]);
-    const size_t of_ids = (size_t)(p->ids * (p->fast ? test_type_bytes[p->type] : 4) + 15) / 16 * 16, n = (size_t)p->tokens;
-    block_bytes = n * ((more && p->direction != BACKWARD ? 32 : 16) + of_ids), others_at = block_bytes * (size_t)p->ranks;
-    counts_at = others_at + n * 4, dx_at = (counts_at + (size_t)p->ranks * 4 + 255) / 256 * 256;
+    const size_t of_ids = (size_t)(p->ids * (p->fast ? test_type_bytes[p->type] : 4) + 15) / 16 * 16;
     dx_each = (size_t)(p->tokens * dx.stride * dx.bytes + dx.at * dx.bytes + 511) / 256 * 256;
-    scratch_at = dx_at + dx_each * (size_t)p->ranks;
-    left_at = (scratch_at + (size_t)(p->vocab * (dweight.stride + 1)) * 4 + 511) / 256 * 256;
-    const size_t bytes = left_at + 2 * block_bytes;
-    if (bytes > table_bytes) {
-        TEST_CUDA(cudaFree(table));
-        TEST_CUDA(cudaMalloc(&table, table_bytes = 2 * bytes));
-    }
-    TEST_CUDA(cudaMemset(table, 0xff, bytes));
-    float *const others = (float *)malloc(n * 4 + 4);
-    for (int64_t row = 0; row < p->tokens && p->direction == BACKWARD; row++) {
-        int64_t y = -1;
-        refer(p, row);
-        for (int k = 0; k < p->ids; k++)
-            if (status_of(p, row, k) == GOOD && (y < 0 || logits[id_of(p, row, k)] > logits[y])) y = id_of(p, row, k);
-        double sum = 0;
-        for (int64_t j = 0; j < p->vocab; j++) sum += j == y ? 0 : exp(logits[j] - (double)(float)row_lse);
-        others[row] = (float)sum;
-    }
-    if (p->direction == BACKWARD) TEST_CUDA(cudaMemcpy(table + others_at, others, n * 4, cudaMemcpyHostToDevice));
-    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
-    free(others);
-    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
+    scratch_at = 256 + dx_each * (size_t)p->ranks;
+    rest = test_fill_table(p, p->tokens, others_of, (size_t)p->tokens * ((more && p->direction != BACKWARD ? 32 : 16) + of_ids),
+                           scratch_at + (size_t)(p->vocab * (dweight.stride + 1)) * 4 + 512);
 }
 
 /* All ranks' calls; of a forward that does not gather, finish too. */
@@ -371,20 +345,21 @@ static lk_status launch_split(const problem *p)
 {
     lk_status status = LK_OK;
     const bool back = p->direction != FORWARD;
-    const bool keeps = gathers(p) && p->seed % 16 < 8 && !(back && p->has[DENTROPY]); /* what backward reads of the call's states */
-    const int rounds = gathers(p) && p->ranks > 1 ? 2 : 1;
-    TEST_CUDA(cudaMemsetAsync(table + counts_at, 0, (size_t)p->ranks * 4, test.stream));
+    const bool gathers = test_gathers(p);
+    const bool keeps = gathers && p->seed % 16 < 8 && !(back && p->has[DENTROPY]); /* what backward reads of the call's states */
+    const int rounds = gathers && p->ranks > 1 ? 2 : 1;
+    TEST_CUDA(cudaMemsetAsync(rest, 0, (size_t)p->ranks * 4, test.stream));
     for (int round = 0; round < rounds; round++)
-        for (acting = 0; acting < p->ranks && !status; acting++) {
-            rank_args x = slice_of(p, acting);
+        for (int rank = 0; rank < p->ranks && !status; rank++) {
+            rank_args x = slice_of(p, rank);
             const args_t &i = x.common;
             lk_linear_cross_entropy_args &a = x.common.common;
             const bool rehearsal = round + 1 < rounds, reduces = back && a.dx && x.parallel.reduce;
             handed = 0;
-            if (keeps) x.states = left_states(0);
+            if (keeps) x.states = test_left_states(0);
             if (rehearsal) a.bad_targets = NULL;
-            if (rehearsal && a.dweight) a.dweight = table + scratch_at;
-            if (rehearsal && a.dbias) a.dbias = table + scratch_at + p->vocab * layout_of(p, DWEIGHT).stride * 4 + 64;
+            if (rehearsal && a.dweight) a.dweight = rest + scratch_at;
+            if (rehearsal && a.dbias) a.dbias = rest + scratch_at + p->vocab * layout_of(p, DWEIGHT).stride * 4 + 64;
             status = split_call_of[p->direction][p->type](&x, test.stream);
 #if defined(LK_SIMT)
             const int sms = x.parallel.reduce_sms, left = test.sms - sms > 2 ? test.sms - sms : 2, want = handed && sms ? left : 0;
@@ -396,20 +371,20 @@ static lk_status launch_split(const problem *p)
 #endif
             if (!status && !test_that(handed == (reduces ? p->tokens : 0)))
                 test_detail("dx of %lld tokens was handed over; %s", (long long)handed, describe(p));
-            if (status || rehearsal || !gathers(p)) continue;
-            if (i.tail) test_same_on_ranks(i.tail, p->tokens, acting);
+            if (status || rehearsal || !test_gathers(p)) continue;
+            if (i.tail) test_same_on_ranks(i.tail, p->tokens, rank);
             else if (i.logp)
-                test_same_on_ranks(i.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, acting);
-            else if (a.lse) test_same_on_ranks(a.lse, p->tokens, acting);
+                test_same_on_ranks(i.logp, p->tokens ? (p->tokens - 1) * layout_of(p, LOGP).stride + p->ids : 0, rank);
+            else if (a.lse) test_same_on_ranks(a.lse, p->tokens, rank);
         }
-    if (status || p->direction == BACKWARD || (gathers(p) && !keeps)) return status;
+    if (status || p->direction == BACKWARD || (test_gathers(p) && !keeps)) return status;
     rank_args x = slice_of(p, (int)(p->seed % (uint64_t)p->ranks)); /* with columns or without */
-    x.states = keeps ? left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
+    x.states = keeps ? test_left_states(1) : NULL; /* finish by itself leaves the same bits as the call that gathers */
     if (keeps) x.common.common.bad_targets = NULL;
     x.parallel.all_gather = NULL;
     finish_query_of[p->type](&x, &x.common.common.workspace_bytes);
     status = finish_of[p->type](&x, test.stream);
-    if (keeps && !status) test_same_on_ranks(left_states(0), p->tokens, 0), test_same_on_ranks(left_states(1), p->tokens, 1);
+    for (int i = 0; i < 2 && keeps && !status; i++) test_same_on_ranks(test_left_states(i), p->tokens, i);
     return status;
 }
 
@@ -419,28 +394,12 @@ static void verify_counts(const problem *p)
     int32_t count = 0, got[64];
     bool bad;
     for (int64_t row = 0; row < p->tokens; row++) counts(p, row, &bad), count += bad;
-    TEST_CUDA(cudaMemcpy(got, table + counts_at, (size_t)p->ranks * 4, cudaMemcpyDeviceToHost));
+    TEST_CUDA(cudaMemcpy(got, rest, (size_t)p->ranks * 4, cudaMemcpyDeviceToHost));
     for (int rank = 0; rank < p->ranks; rank++) {
-        const bool here = p->direction != FORWARD || gathers(p) || rank == (int)(p->seed % (uint64_t)p->ranks);
+        const bool here = p->direction != FORWARD || test_gathers(p) || rank == (int)(p->seed % (uint64_t)p->ranks);
         if (!test_that(got[rank] == (here ? count : 0)))
             test_detail("rank %d counts %d bad tokens of %d; %s", rank, got[rank], count, describe(p));
     }
-}
-
-/* The sum of all ranks' dx. */
-static void sum_dx(const problem *p)
-{
-    const layout l = layout_of(p, DX);
-    char *const host = (char *)malloc((size_t)p->ranks * dx_each + 1);
-    TEST_CUDA(cudaMemcpy(host, table + dx_at, (size_t)p->ranks * dx_each, cudaMemcpyDeviceToHost));
-    for (int64_t row = 0; row < l.rows; row++)
-        for (int64_t c = 0; c < l.cols; c++) {
-            double sum = 0;
-            for (int rank = 0; rank < p->ranks; rank++)
-                sum += (double)test_get(l.type, host + (size_t)rank * dx_each + l.at * l.bytes, row * l.stride + c);
-            test_put(l.type, test_buffer_back(&buffer[DX]), row * l.stride + c, (float)sum);
-        }
-    free(host);
 }
 
 /* The workspace of a call: the plan, and its bytes. roundings: of dweight, by the plan of any rank. */
@@ -465,7 +424,7 @@ static size_t choose_room(const problem *p, const rank_args *x)
     return plan.workspace_bytes;
 }
 
-static void prepare_run(const problem *p, int run)
+static bool prepare(const problem *p, int run)
 {
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
@@ -514,8 +473,9 @@ static void prepare_run(const problem *p, int run)
     test_buffer_size(&workspace, bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
     test_buffer_upload(&workspace);
     a->workspace = bytes ? test_buffer_device(&workspace) : NULL;
+    return true;
 }
-static void prepare(const problem *p) { prepare_run(p, 0); }
+
 static lk_status launch(const problem *p)
 {
     return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
@@ -524,7 +484,7 @@ static lk_status launch(const problem *p)
 static void collect(const problem *p)
 {
     for (int t = 0; t < TENSORS; t++) test_buffer_download(&buffer[t]);
-    if (p->ranks && is_of(p, DX)) sum_dx(p);
+    if (p->ranks && is_of(p, DX)) test_sum_device_parts(layout_of(p, DX), dx_of(p, 0), dx_each, test_buffer_back(&buffer[DX]));
     test_buffer_download(&workspace), test_buffer_accept_all(&workspace);
 }
 
@@ -538,6 +498,7 @@ static void settle(const problem *p, bool keep, const char *what)
         test_buffer_untouched(&buffer[t], tensor_name[t], describe(p));
     }
     test_buffer_untouched(&workspace, "workspace", describe(p));
+    if (p->ranks) verify_counts(p);
 }
 
 /* ---- The reference ------------------------------------------------------------------------------------------------------- */
@@ -719,21 +680,8 @@ static void verify(const problem *p)
     if (p->direction != FORWARD) verify_gradients(p, most);
 }
 
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
-
-static void check(const problem *p)
-{
-    for (int run = 0; run < 2; run++) {
-        prepare_run(p, run);
-        const bool ran = test_launched(launch(p), describe(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0) verify(p);
-        if (p->ranks) verify_counts(p);
-        settle(p, run == 0, "a second run");
-    }
-}
+static const test_op<problem> op = {describe, prepare, launch, collect, verify, settle};
+static void check(const problem *p) { test_twice(op, p); }
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
@@ -805,7 +753,7 @@ static void graphs(int type, int direction, int)
     problem p = plain(type, direction, 9, 16, 60, 4);
     p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = true, p.has[DLOGP] = direction != FORWARD;
     check(&p); /* leaves its bits in kept */
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 static void empty(int type, int direction, int)
@@ -878,36 +826,28 @@ static void budgets(int type, int direction, int path)
         test_detail("kept: none %d, some %d, in dweight %d, all %d; panels %d, chunks %d", none, some, lent, all, panels, chunked);
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
-static void split(int type, int direction, int)
+/* With columns split over ranks: the i-th time. */
+static void of_ranks(int i, int type, int direction, int)
 {
-    const bool small = test.small;
-    test.small = true;
-    static const int ranks[] = {1, 2, 3, 8};
-    for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction) % LENGTH_OF(ranks)) continue; /* the others with other types */
-        split_over = ranks[i];
-        sizes(type, direction, 0), chunks(type, direction, 0), options(type, direction, 0), peaks(type, direction, 0);
-        tails(type, direction, 0);
-        if (i % 2) places(type, direction, 0), empty(type, direction, 0);
-        if (i == 1) graphs(type, direction, 0);
-        for (int k = 0; k < 5; k++) { /* slices, and several chunks of each rank's own plan */
-            problem p = k < 4 ? plain(type, direction, 70, 16, 90, k % 2 ? 40 : 8) : plain(type, direction, 23, 16, 12, 8);
-            if (k == 4) p.spread = 4, p.chunk = 5; /* each token has another p, and some of them more than half */
-            p.seed += (uint64_t)k, p.budget = k % 2 ? SMALLEST : BETWEEN, p.dweight_f32 = k & 2, p.bad = k == 1;
-            p.slice = k == 2 ? 7 : 0;
-            p.has[DLOGP] = direction != FORWARD && k % 2, p.reduction = k % 3, p.has[ROW_WEIGHT] = k == 2;
-            check(&p);
-        }
+    sizes(type, direction, 0), chunks(type, direction, 0), options(type, direction, 0), peaks(type, direction, 0);
+    tails(type, direction, 0);
+    if (i % 2) places(type, direction, 0), empty(type, direction, 0);
+    if (i == 1) graphs(type, direction, 0);
+    for (int k = 0; k < 5; k++) { /* slices, and several chunks of each rank's own plan */
+        problem p = k < 4 ? plain(type, direction, 70, 16, 90, k % 2 ? 40 : 8) : plain(type, direction, 23, 16, 12, 8);
+        if (k == 4) p.spread = 4, p.chunk = 5; /* each token has another p, and some of them more than half */
+        p.seed += (uint64_t)k, p.budget = k % 2 ? SMALLEST : BETWEEN, p.dweight_f32 = k & 2, p.bad = k == 1;
+        p.slice = k == 2 ? 7 : 0;
+        p.has[DLOGP] = direction != FORWARD && k % 2, p.reduction = k % 3, p.has[ROW_WEIGHT] = k == 2;
+        check(&p);
     }
-    split_over = 0, test.small = small;
 }
 
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
                                         {"places", places}, {"peaks", peaks},   {"graphs", graphs}, {"empty", empty}};
-    test_theme chunks_only[LENGTH_OF(themes) + 2] = {{"tails", tails}, {"split over ranks", split}};
+    test_theme chunks_only[LENGTH_OF(themes) + 2] = {{"tails", tails}, {"split over ranks", test_split<of_ranks, 4>}};
     for (int i = 0; i < LENGTH_OF(themes); i++) chunks_only[i + 2] = themes[i];
     path_here = AUTO;
     for (int direction = 0; direction < DIRECTIONS; direction++)
@@ -966,7 +906,7 @@ static void beside_one_call(int type)
         p.has[TAIL] = p.has[TAIL_WEIGHT] = i % 3 == 0, p.has[DTAIL] = i == 3;
         check(&p); /* leaves its results in kept */
         p.ranks = 0, p.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-        prepare(&p);
+        prepare(&p, 0);
         test_launched(launch(&p), describe(&p)), collect(&p);
         const int outputs[] = {LSE, LOSS, LOGP, TAIL, DX, DWEIGHT, DBIAS};
         for (const int t : outputs) {
@@ -1032,21 +972,16 @@ static void choices(void)
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    lk_status want, asked;
-    const char *field;
-    void (*spoil)(args_t *a);
-    bool forward, backward;
-} bad_call;
+typedef test_bad_call<args_t> bad_call;
 
 static void expect_error(int type, int direction, const bad_call *bad)
 {
     problem p = plain(type, direction, 3, 8, 40, 4);
     p.has[DLOGP] = true;
-    prepare(&p);
+    prepare(&p, 0);
     args.common.x_stride = args.common.weight_stride = 0;
     if (bad->spoil) bad->spoil(&args);
-    const bool refused = direction == BOTH ? bad->forward || bad->backward : direction == FORWARD ? bad->forward : bad->backward;
+    const bool refused = test_refused(bad, direction);
     size_t asked = TEST_NOT_ASKED;
     const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
     test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_linear_cross_entropy_ids", direction_name[direction], type);
@@ -1056,53 +991,52 @@ static void expect_error(int type, int direction, const bad_call *bad)
         test_expect_unwritten(status, &buffer[t], tensor_name[t], bad->field);
 }
 
-#define SPOIL(what) [](args_t *a) { what; }
 static void errors(int type, int direction)
 {
     static const bad_call list[] = {
-        {LK_OK, LK_OK, "nothing", NULL, true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "target is given", SPOIL(a->common.target = a->target_ids), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "class_weight", SPOIL(a->common.class_weight = a->target_weight), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "label_smoothing", SPOIL(a->common.label_smoothing = 0.1f), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "saved", SPOIL(a->common.saved = a->common.workspace), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "max_counted", SPOIL(a->common.max_counted = 2), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1), true, true},
-        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->common.path = 4), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 0), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 129), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->common.tokens = -1), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->common.vocab = 0), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "target_dtype", SPOIL(a->common.target_dtype = 5), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "ignore_index", SPOIL(a->common.ignore_index = -100), true, true},
-        {LK_ERR_NULL, LK_OK, "target_ids", SPOIL(a->target_ids = NULL), true, true},
-        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL), true, true},
-        {LK_ERR_NULL, LK_OK, "context", SPOIL(a->common.context = NULL), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_ids_stride", SPOIL(a->target_ids_stride = 3), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_weight_stride", SPOIL(a->target_weight_stride = -1), true, true},
+        {LK_OK, LK_OK, "nothing", NULL},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "target is given", SPOIL(a->common.target = a->target_ids)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "class_weight", SPOIL(a->common.class_weight = a->target_weight)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "label_smoothing", SPOIL(a->common.label_smoothing = 0.1f)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "saved", SPOIL(a->common.saved = a->common.workspace)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "max_counted", SPOIL(a->common.max_counted = 2)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1)},
+        {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->common.path = 4)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 0)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row", SPOIL(a->ids_per_row = 129)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->common.tokens = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->common.vocab = 0)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "target_dtype", SPOIL(a->common.target_dtype = 5)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "ignore_index", SPOIL(a->common.ignore_index = -100)},
+        {LK_ERR_NULL, LK_OK, "target_ids", SPOIL(a->target_ids = NULL)},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL)},
+        {LK_ERR_NULL, LK_OK, "context", SPOIL(a->common.context = NULL)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_ids_stride", SPOIL(a->target_ids_stride = 3)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_weight_stride", SPOIL(a->target_weight_stride = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dlogp_stride", SPOIL(a->dlogp_stride = 3), false, true},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->logp = (float *)a->target_weight), true, false},
         {LK_ERR_SHAPE, LK_OK, "logp and loss overlap", SPOIL(a->logp = a->common.loss), true, false},
         {LK_ERR_SHAPE, LK_OK, "target_ids and dx overlap", SPOIL(a->common.dx = (void *)a->target_ids), false, true},
-        {LK_ERR_NULL, LK_ERR_SHAPE, " is ", SPOIL(a->common.x = NULL; a->common.vocab = -1), true, true}, /* the query sees vocab */
-        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; MOVED(a->target_ids, 2); a->common.workspace = NULL), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->common.softcap = -1), true, true},
-        {LK_ERR_ALIGNMENT, LK_OK, "target_ids", SPOIL(MOVED(a->target_ids, 2)), true, true},
+        {LK_ERR_NULL, LK_ERR_SHAPE, " is ", SPOIL(a->common.x = NULL; a->common.vocab = -1)}, /* the query sees vocab */
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; MOVED(a->target_ids, 2); a->common.workspace = NULL)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->common.softcap = -1)},
+        {LK_ERR_ALIGNMENT, LK_OK, "target_ids", SPOIL(MOVED(a->target_ids, 2))},
         {LK_ERR_ALIGNMENT, LK_OK, "dlogp", SPOIL(MOVED(a->dlogp, 2)), false, true},
-        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->common.workspace = NULL), true, true},
-        {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->common.workspace_bytes = 100), true, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->common.workspace = NULL)},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->common.workspace_bytes = 100)},
     };
     static const bad_call tails_of[] = {
         {LK_ERR_PATH, LK_ERR_PATH, "without a tail",
-         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED; a->tail_weight = a->target_weight), true, true},
+         SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED; a->tail_weight = a->target_weight)},
         {LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->tail_weight = a->target_weight; a->tail = NULL), false, true},
-        {LK_ERR_ALIGNMENT, LK_OK, "tail_weight", SPOIL(a->tail_weight = a->target_weight; MOVED(a->tail_weight, 2)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "tail_weight", SPOIL(a->tail_weight = a->target_weight; MOVED(a->tail_weight, 2))},
         {LK_ERR_PATH, LK_ERR_PATH, "without a tail", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED;
                                                            a->tail_weight = a->tail = (float *)a->target_weight), false, true},
     };
     static const bad_call not_fused = {
-        LK_ERR_PATH, LK_ERR_PATH, "FUSED is for", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED), true, true};
+        LK_ERR_PATH, LK_ERR_PATH, "FUSED is for", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_FUSED)};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
     expect_error(type, direction, &tails_of[direction == BACKWARD ? 3 : 0]);
     if (direction == BACKWARD) expect_error(type, direction, &tails_of[1]);
@@ -1111,106 +1045,81 @@ static void errors(int type, int direction)
     if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
     plan_t any;
     problem p = plain(type, direction, 3, 8, 40, 4);
-    prepare(&p);
+    prepare(&p, 0);
     if (!test_that(plan_of[direction][type](&args, plan.minimum_bytes - 1, &any) == LK_ERR_WORKSPACE))
         test_detail("a small budget is taken");
     if (!test_that(plan_of[direction][type](&args, plan.minimum_bytes, NULL) == LK_ERR_NULL)) test_detail("plan NULL is taken");
 }
 
 /* Wrong arguments of ranks, and a callback that fails: its status is the call's. */
-static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
-static lk_status broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
-
-#define RANK_SPOIL(...) [](rank_args *a) { __VA_ARGS__; }
 static void rank_errors(int type)
 {
     enum { FINISH = DIRECTIONS };
-    static const struct {
-        int direction;
-        lk_status want;
-        bool asked; /* the query says so too */
-        const char *says;
-        void (*spoil)(rank_args *a);
-    } cases[] = {
-        {FORWARD, LK_OK, false, "", RANK_SPOIL((void)a)},
-        {FINISH, LK_OK, false, "", RANK_SPOIL((void)a)},
-        {BACKWARD, LK_OK, false, "", RANK_SPOIL((void)a)},
-        {BOTH, LK_OK, false, "", RANK_SPOIL((void)a)},
-        {FORWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
-        {FINISH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
-        {BACKWARD, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
-        {BOTH, LK_ERR_SHAPE, true, "vocab_total is 0; this call is for columns", RANK_SPOIL(a->parallel = {})},
-        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_total is -1", RANK_SPOIL(a->parallel.vocab_total = -1)},
-        {FORWARD, LK_ERR_SHAPE, true, "parallel.vocab_start is", RANK_SPOIL(a->parallel.vocab_start = 21)},
-        {FORWARD, LK_ERR_SHAPE, true, "parallel.ranks is 0", RANK_SPOIL(a->parallel.ranks = 0)},
-        {FINISH, LK_ERR_SHAPE, true, "parallel.ranks is 65537", RANK_SPOIL(a->parallel.ranks = 65537)},
-        {BACKWARD, LK_ERR_SHAPE, true, "parallel.rank is 2", RANK_SPOIL(a->parallel.rank = 2)},
-        {BOTH, LK_ERR_SHAPE, true, "vocab is 41", RANK_SPOIL(a->common.common.vocab = 41)},
-        {FORWARD, LK_ERR_SHAPE, true, "ids_per_row is 0", RANK_SPOIL(a->common.ids_per_row = 0)},
-        {FINISH, LK_ERR_SHAPE, true, "ids_per_row is 129", RANK_SPOIL(a->common.ids_per_row = 129)},
-        {BOTH, LK_ERR_SHAPE, true, "hidden is 0", RANK_SPOIL(a->common.common.hidden = 0)},
-        {FORWARD, LK_ERR_PATH, true, "path is 3; where columns are split over ranks it is 0",
-         RANK_SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_FUSED)},
-        {BOTH, LK_ERR_PATH, true, "path is 2; where columns are split over ranks it is 0",
-         RANK_SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
-        {BOTH, LK_OK, false, "", RANK_SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
-        {FORWARD, LK_ERR_NULL, false, "states is NULL", RANK_SPOIL(a->states = NULL)},
-        {FORWARD, LK_ERR_ALIGNMENT, false, "states", RANK_SPOIL(MOVED(a->states, 8))},
-        {FORWARD, LK_ERR_SHAPE, false, "states and target_ids overlap", /* in the last token's logits */
-         RANK_SPOIL(a->states = (char *)(uintptr_t)a->common.target_ids - block_bytes + 16)},
-        {FINISH, LK_ERR_NULL, false, "all_states is NULL", RANK_SPOIL(a->all_states = NULL)},
-        {FINISH, LK_ERR_NULL, false, "target_ids is NULL", RANK_SPOIL(a->common.target_ids = NULL)},
-        {FINISH, LK_ERR_SHAPE, false, "all_states and logp overlap", /* in the last rank's logits */
-         RANK_SPOIL(a->common.logp = (float *)((uintptr_t)a->all_states + 2 * block_bytes - 4))},
-        {FINISH, LK_ERR_WORKSPACE, false, "workspace is NULL", RANK_SPOIL(a->common.common.workspace = NULL)},
-        {FORWARD, LK_ERR_WORKSPACE, false, "workspace is NULL", RANK_SPOIL(a->common.common.workspace = NULL)},
-        {BACKWARD, LK_ERR_WORKSPACE, false, "workspace_bytes is 100", RANK_SPOIL(a->common.common.workspace_bytes = 100)},
-        {BOTH, LK_ERR_WORKSPACE, false, "workspace_bytes is", RANK_SPOIL(a->common.common.workspace_bytes = plan.minimum_bytes - 1)},
-        {BACKWARD, LK_ERR_NULL, false, "states is NULL", RANK_SPOIL(a->states = NULL)},
-        {BACKWARD, LK_ERR_NULL, false, "lse is NULL", RANK_SPOIL(a->common.common.lse = NULL)},
-        {BOTH, LK_ERR_NULL, true, "parallel.all_gather is NULL; without it call", RANK_SPOIL(a->parallel.all_gather = NULL)},
-        {BOTH, LK_ERR_NULL, false, "weight is NULL", RANK_SPOIL(a->common.common.weight = NULL)},
-        {BOTH, LK_ERR_NULL, false, "context is NULL", RANK_SPOIL(a->common.common.context = NULL)},
-        {BOTH, (lk_status)77, false, "parallel.all_gather returned 77", RANK_SPOIL(a->parallel.all_gather = broken_gather)},
-        {FORWARD, (lk_status)77, false, "all_gather returned 77", RANK_SPOIL(a->parallel.all_gather = broken_gather)},
-        {BACKWARD, (lk_status)78, false, "parallel.reduce returned 78", RANK_SPOIL(a->parallel.reduce = broken_reduce)},
-        {FORWARD, LK_OK, false, "", RANK_SPOIL(a->common.tail = (float *)(uintptr_t)3)}, /* finish writes it */
-        {FORWARD, LK_ERR_ALIGNMENT, false, "tail_weight", RANK_SPOIL(a->common.tail_weight = (float *)(uintptr_t)3)},
-        {FINISH, LK_ERR_SHAPE, false, "all_states and tail overlap",
-         RANK_SPOIL(a->common.tail = (float *)(uintptr_t)a->all_states)},
-        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", RANK_SPOIL(a->common.dtail = (float *)a->states)},
-        {BACKWARD, LK_ERR_NULL, false, "tail is NULL", RANK_SPOIL(a->common.tail_weight = (float *)a->states)},
-        {BOTH, LK_ERR_VALUE, true, "statistics is given", RANK_SPOIL(a->common.common.statistics = 1)},
-        {BACKWARD, LK_ERR_VALUE, true, "max_counted is given", RANK_SPOIL(a->common.common.max_counted = 2)},
-        {FINISH, LK_ERR_VALUE, true, "class_weight is given", RANK_SPOIL(a->common.common.class_weight = a->common.logp)},
-        {FINISH, LK_ERR_VALUE, true, "target is given", RANK_SPOIL(a->common.common.target = a->common.target_ids)},
+    static const test_bad_rank<rank_args> cases[] = {
+        {FORWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FINISH, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {BACKWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {BOTH, LK_OK, LK_OK, "", SPOIL((void)a)},
+        TEST_BAD_RANKS(FORWARD, common.common.vocab), TEST_BAD_RANKS(FINISH, common.common.vocab),
+        TEST_BAD_RANKS(BACKWARD, common.common.vocab), TEST_BAD_RANKS(BOTH, common.common.vocab),
+        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row is 0", SPOIL(a->common.ids_per_row = 0)},
+        {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "ids_per_row is 129", SPOIL(a->common.ids_per_row = 129)},
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "hidden is 0", SPOIL(a->common.common.hidden = 0)},
+        {FORWARD, LK_ERR_PATH, LK_ERR_PATH, "path is 3; where columns are split over ranks it is 0",
+         SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_FUSED)},
+        {BOTH, LK_ERR_PATH, LK_ERR_PATH, "path is 2; where columns are split over ranks it is 0",
+         SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
+        {BOTH, LK_OK, LK_OK, "", SPOIL(a->common.common.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "states", SPOIL(MOVED(a->states, 8))},
+        {FORWARD, LK_ERR_SHAPE, LK_OK, "states and target_ids overlap", /* in the last token's logits */
+         SPOIL(a->states = (char *)(uintptr_t)a->common.target_ids - test_ranks.block + 16)},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},
+        {FINISH, LK_ERR_NULL, LK_OK, "target_ids is NULL", SPOIL(a->common.target_ids = NULL)},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and logp overlap", /* in the last rank's logits */
+         SPOIL(a->common.logp = (float *)((uintptr_t)a->all_states + 2 * test_ranks.block - 4))},
+        {FINISH, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", SPOIL(a->common.common.workspace = NULL)},
+        {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace is NULL", SPOIL(a->common.common.workspace = NULL)},
+        {BACKWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 100", SPOIL(a->common.common.workspace_bytes = 100)},
+        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is", SPOIL(a->common.common.workspace_bytes = plan.minimum_bytes - 1)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "lse is NULL", SPOIL(a->common.common.lse = NULL)},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL; without it call", SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, LK_ERR_NULL, LK_OK, "weight is NULL", SPOIL(a->common.common.weight = NULL)},
+        {BOTH, LK_ERR_NULL, LK_OK, "context is NULL", SPOIL(a->common.common.context = NULL)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {FORWARD, (lk_status)77, LK_OK, "all_gather returned 77", SPOIL(a->parallel.all_gather = test_broken_gather)},
+        {BACKWARD, (lk_status)78, LK_OK, "parallel.reduce returned 78", SPOIL(a->parallel.reduce = test_broken_reduce)},
+        {FORWARD, LK_OK, LK_OK, "", SPOIL(a->common.tail = (float *)(uintptr_t)3)}, /* finish writes it */
+        {FORWARD, LK_ERR_ALIGNMENT, LK_OK, "tail_weight", SPOIL(a->common.tail_weight = (float *)(uintptr_t)3)},
+        {FINISH, LK_ERR_SHAPE, LK_OK, "all_states and tail overlap",
+         SPOIL(a->common.tail = (float *)(uintptr_t)a->all_states)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->common.dtail = (float *)a->states)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "tail is NULL", SPOIL(a->common.tail_weight = (float *)a->states)},
+        {BOTH, LK_ERR_VALUE, LK_ERR_VALUE, "statistics is given", SPOIL(a->common.common.statistics = 1)},
+        {BACKWARD, LK_ERR_VALUE, LK_ERR_VALUE, "max_counted is given", SPOIL(a->common.common.max_counted = 2)},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "class_weight is given", SPOIL(a->common.common.class_weight = a->common.logp)},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "target is given", SPOIL(a->common.common.target = a->common.target_ids)},
     };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
-        const bool finish = cases[i].direction == FINISH;
-        const int direction = finish ? (int)FORWARD : cases[i].direction;
+        const bool finish = cases[i].call == FINISH;
+        const int direction = finish ? (int)FORWARD : cases[i].call;
         problem p = plain(type, direction, 3, 8, 40, 4);
         p.ranks = 2, p.seed = 6; /* equal slices; of forward three calls */
-        prepare(&p);
-        acting = 0, handed = 0;
+        prepare(&p, 0);
+        handed = 0;
         rank_args x = slice_of(&p, 0);
         x.parallel.reduce_sms = 0, x.parallel.reduce = NULL, x.common.common.bad_targets = NULL;
         if (finish) x.states = NULL, x.common.common.workspace_bytes = args.common.workspace_bytes;
-        cases[i].spoil(&x);
-        const lk_status status = (finish ? finish_of : split_call_of[direction])[type](&x, test.stream);
-        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
-            test_detail("case %d, %s: status %d: %s", i, cases[i].says, status, lk_last_error());
-        size_t asked = TEST_NOT_ASKED;
-        const lk_status answer = (finish ? finish_query_of : split_query_of[direction])[type](&x, &asked);
-        if (!test_that(answer == (cases[i].asked ? cases[i].want : LK_OK) && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
-            test_detail("case %d, %s: the query says %d, %s", i, cases[i].says, answer, lk_last_error());
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        const lk_status status = test_expect_rank(cases, i, &x, (finish ? finish_of : split_call_of[direction])[type],
+                                                  (finish ? finish_query_of : split_query_of[direction])[type]);
         for (int t = direction == BACKWARD ? DX : LSE; t < TENSORS && status < 0; t++)
             test_expect_unwritten(status, &buffer[t], tensor_name[t], cases[i].says);
     }
     for (int direction = 0; direction < DIRECTIONS; direction++) {
         problem p = plain(type, direction, 3, 8, 40, 4);
         p.ranks = 2, p.seed = 6;
-        prepare(&p);
+        prepare(&p, 0);
         plan_t any;
         rank_args x = slice_of(&p, 0);
         const rank_plan_function ask = split_plan_of[direction][type];
@@ -1263,39 +1172,21 @@ static problem draw(uint64_t seed)
     return p;
 }
 
-static void fuzz(void)
-{
-    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(150, 40);
-    if (!test_begin("fuzz")) return;
-    for (long i = 0; i < n; i++) {
-        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
-        check(&p);
-    }
-    test_finish();
-}
-
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
     if (lk_linear_cross_entropy_init(&context)) printf("%s\n", lk_last_error());
     lk_device device = {};
     fused_here = lk_current_device(&device) == cudaSuccess && lk_gemm_available(&device);
-    for (int direction = 0; direction < DIRECTIONS; direction++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) {
-                errors(type, direction);
-                test_finish();
-            }
+    test_of_directions("errors:", errors, direction_name, DIRECTIONS);
     all_themes();
     for (int type = 0; type < TEST_TYPES; type++)
         if (test_begin("one id %s", test_type_name[type])) one_id(type, LK_LINEAR_CROSS_ENTROPY_CHUNKS), test_finish();
-    for (int type = 0; type < TEST_TYPES; type++) {
-        if (test_begin("errors of ranks %s", test_type_name[type])) rank_errors(type), test_finish();
-        if (test_begin("ranks beside one call %s", test_type_name[type])) beside_one_call(type), test_finish();
-    }
+    test_of_types("errors of ranks", rank_errors);
+    test_of_types("ranks beside one call", beside_one_call);
     if (test_begin("choices")) choices(), test_finish();
     if (fused_here && test_begin("one id bf16 fused")) one_id(TEST_BF16, FUSED), test_finish();
-    fuzz();
+    test_fuzz(draw, check, 150, 40);
     lk_linear_cross_entropy_destroy(&context);
     return test_end();
 }

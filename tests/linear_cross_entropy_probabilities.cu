@@ -267,7 +267,7 @@ static void verify(const problem *p)
 
 /* ---- A call -------------------------------------------------------------------------------------------------------------- */
 
-static void prepare_run(const problem *p, int run)
+static bool prepare(const problem *p, int run)
 {
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
@@ -308,8 +308,8 @@ static void prepare_run(const problem *p, int run)
     test_buffer_size(&workspace, plan.workspace_bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
     test_buffer_upload(&workspace);
     a.workspace = plan.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    return true;
 }
-static void prepare(const problem *p) { prepare_run(p, 0); }
 static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
 
 static void collect(const problem *p)
@@ -332,20 +332,8 @@ static void settle(const problem *p, bool keep, const char *what)
         test_buffer_untouched(b, "workspace or counts", describe(p));
     }
 }
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
-
-static void check(const problem *p)
-{
-    for (int run = 0; run < 2; run++) {
-        prepare_run(p, run);
-        const bool ran = test_launched(launch(p), describe(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0) verify(p);
-        settle(p, run == 0, "a second run");
-    }
-}
+static const test_op<problem> op = {describe, prepare, launch, collect, verify, settle};
+static void check(const problem *p) { test_twice(op, p); }
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
@@ -421,7 +409,7 @@ static void graphs(int type, int direction, int)
     problem p = plain(type, direction, 9, 16, 60);
     p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = true, p.reduction = LK_REDUCTION_MEAN, p.per_token = false;
     check(&p); /* leaves its bits in kept */
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 static void empty(int type, int direction, int)
@@ -435,12 +423,7 @@ static void empty(int type, int direction, int)
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    lk_status want, asked;
-    const char *field;
-    void (*spoil)(args_t *a);
-} bad_call;
-#define SPOIL(what) [](args_t *a) { what; }
+typedef test_bad_call<args_t> bad_call;
 
 static void errors(int type, int direction)
 {
@@ -469,7 +452,7 @@ static void errors(int type, int direction)
     };
     for (const bad_call &bad : list) {
         const problem p = plain(type, direction, 3, 8, 40);
-        prepare(&p);
+        prepare(&p, 0);
         bad.spoil(&args);
         size_t asked = TEST_NOT_ASKED;
         const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
@@ -481,7 +464,7 @@ static void errors(int type, int direction)
     if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
     plan_t small = {};
     const problem p = plain(type, direction, 3, 8, 40);
-    prepare(&p);
+    prepare(&p, 0);
     if (!test_that(plan_of[direction][type](&args, plan.minimum_bytes - 1, &small) == LK_ERR_WORKSPACE)) test_detail("a plan of too few bytes");
 }
 
@@ -506,21 +489,12 @@ int main(int argc, char **argv)
 {
     test_start(argc, argv);
     if (lk_linear_cross_entropy_init(&context)) printf("%s\n", lk_last_error());
-    for (int direction = 0; direction < DIRECTIONS; direction++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) errors(type, direction), test_finish();
+    test_of_directions("errors:", errors, direction_name, DIRECTIONS);
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options}, {"places", places},
                                         {"masks", masks}, {"graphs", graphs}, {"empty", empty}};
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "chunks");
-    if (test_begin("fuzz")) {
-        const long n = test.fuzz >= 0 ? test.fuzz : test_pick(300, 60);
-        for (long i = 0; i < n; i++) {
-            const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
-            check(&p);
-        }
-        test_finish();
-    }
+    test_fuzz(draw, check, 300, 60);
     lk_linear_cross_entropy_destroy(&context);
     return test_end();
 }

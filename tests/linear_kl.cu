@@ -33,7 +33,6 @@ static lk_status (*const plan_of[][TEST_TYPES])(const args_t *, size_t, plan_t *
 /* The calls of ranks. */
 typedef lk_linear_kl_parallel_args split_t;
 enum { TERMS = DIRECTIONS, FINISH, SPLIT_CALLS };
-static const char *const split_name[] = {"forward", "backward", "forward_backward", "between", "finish"};
 #define ALL_SPLIT(what)                                                                                                        \
     TEST_OF_TYPES(lk_linear_kl_parallel_forward##what), TEST_OF_TYPES(lk_linear_kl_parallel_backward##what),                   \
         TEST_OF_TYPES(lk_linear_kl_parallel_forward_backward##what), TEST_OF_TYPES(lk_linear_kl_parallel_between##what)
@@ -69,14 +68,12 @@ typedef struct {
     int ranks; /* not 0: the columns are split over so many */
 } problem;
 
-static int split_over; /* the ranks of new problems */
-
 static problem plain(int type, int direction, int64_t tokens, int64_t hidden, int64_t vocab)
 {
     problem p = {};
     p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = p.teacher_hidden = hidden, p.vocab = vocab;
     p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + type), p.divergence = (int)(p.seed / 10 % DIVERGENCES);
-    p.size = 1, p.per_token = true, p.ranks = split_over;
+    p.size = 1, p.per_token = true, p.ranks = test_split_over;
     for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS && t != TEACHER_BIAS && t != ROW_WEIGHT && t != DBIAS;
     return p;
 }
@@ -184,15 +181,14 @@ static size_t choose_room(const problem *p, const Args *x, lk_status (*plan_for)
 
 /* ---- Columns split over virtual ranks, one after another ----------------------------------------------------------------- */
 
-static int64_t cut[10]; /* rank i has columns cut[i] to cut[i + 1] - 1 */
-static test_buffer states, tables, parts; /* tables: what the ranks have sent, in both collectives; parts: each rank's dx */
+static const int64_t *const cut = test_ranks.cut;
+static test_buffer parts; /* each rank's dx */
 static size_t part_bytes, room_of[SPLIT_CALLS][9];
-static int acting, acting_call, collective; /* the rank whose call runs, which call that is; the number of its collective */
+static int acting_call;   /* which call of the acting rank runs */
 static bool keeps[SPLIT_CALLS][9]; /* the plan holds all logits, so the call computes them once */
 static int64_t handed;         /* tokens of dx that it has handed over */
 
 static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
-static size_t block_of(const problem *p) { return (size_t)p->tokens * 32; }
 
 /* Whether the call gathers by itself. Else there are three calls, or four. */
 static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
@@ -202,6 +198,7 @@ static void spoil_teacher(const problem *p, bool back)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     const layout l = layout_of(p, TEACHER_WEIGHT);
+    const int acting = test_ranks.acting;
     const int64_t bytes = test_type_bytes[p->type], first = cut[acting] * l.stride * bytes;
     const int64_t rows = cut[acting + 1] - cut[acting], size = rows ? ((rows - 1) * l.stride + l.cols) * bytes : 0;
     if (!keeps[acting_call][acting] || cudaStreamIsCapturing(test.stream, &capture) || capture || !size) return;
@@ -211,15 +208,11 @@ static void spoil_teacher(const problem *p, bool back)
     else cudaMemsetAsync(to, 0xff, (size_t)size, test.stream);
 }
 
-/* The collective of such a call: what the ranks have sent so far. It is complete in the round after that of its first calls. */
 static lk_status gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
 {
-    const problem *const p = (const problem *)user;
-    if (!test_that(bytes == block_of(p) && collective <= twice(p))) return (lk_status)77;
-    char *const table = (char *)test_buffer_device(&tables) + (size_t)collective++ * (size_t)p->ranks * bytes;
-    cudaMemcpyAsync(table + (size_t)acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
-    spoil_teacher(p, false);
-    return cudaMemcpyAsync(receive, table, bytes * (size_t)p->ranks, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
+    const lk_status status = test_gather(user, send, receive, bytes, stream);
+    spoil_teacher((const problem *)user, false);
+    return status;
 }
 
 static void *dx_of(const problem *p, int rank)
@@ -233,6 +226,7 @@ static bool borrows; /* some rank's logits lie in dweight before it is computed 
 static lk_status hand(void *user, void *dx, int64_t tokens, cudaStream_t)
 {
     const problem *const p = (const problem *)user;
+    const int acting = test_ranks.acting;
     if (!test_that(handed == 0 && tokens == p->tokens && dx == dx_of(p, acting)))
         test_detail("dx of %lld tokens is handed over, after %lld; %s", (long long)tokens, (long long)handed, describe(p));
     handed += tokens;
@@ -262,11 +256,9 @@ static split_t slice_of(const problem *p, int rank)
     if (a.dweight) a.dweight = (char *)a.dweight + first * dweight.stride * test_type_bytes[dweight.type];
     if (a.dbias) a.dbias = (char *)a.dbias + first * bytes;
     if (a.vocab == 0 && rank % 2) a.weight = a.teacher_weight = NULL; /* of no size */
-    x.parallel.vocab_start = first, x.parallel.vocab_total = p->vocab;
-    x.parallel.rank = rank, x.parallel.ranks = p->ranks, x.parallel.user = (void *)(uintptr_t)p;
+    test_act_as(&x.parallel, rank, p);
     if (p->seed % 8) x.parallel.reduce = hand;
-    x.states = (char *)test_buffer_device(&states) + (size_t)rank * block_of(p);
-    x.all_states = test_buffer_device(&tables);
+    test_give_states(&x, rank);
     return x;
 }
 
@@ -287,12 +279,10 @@ static split_t rank_args(const problem *p, int call, int rank, bool results)
 static size_t prepare_split(const problem *p, int run)
 {
     const layout dx = layout_of(p, DX);
-    const size_t all = block_of(p) * (size_t)p->ranks;
     part_bytes = (size_t)((p->tokens * dx.stride + dx.at) * test_type_bytes[p->type] + 511) / 256 * 256;
-    test_cut_columns(cut, p->ranks, p->vocab, p->seed);
-    test_buffer_size(&states, all, 0, run ? 0xff : 0x5a), test_buffer_size(&tables, 2 * all, 16, run ? 0x5a : 0xff);
-    test_buffer_size(&parts, part_bytes * (size_t)p->ranks, 0, run ? 0xff : 0x5a);
-    test_buffer_upload(&states), test_buffer_upload(&tables), test_buffer_upload(&parts);
+    test_cut_columns(p->ranks, p->vocab, p->seed);
+    test_poison_states((size_t)p->tokens * 32, twice(p) ? 2 : 1, run);
+    test_buffer_size(&parts, part_bytes * (size_t)p->ranks, 0, run ? 0xff : 0x5a), test_buffer_upload(&parts);
     size_t most = 0;
     plan_t worst = {};
     borrows = false;
@@ -324,7 +314,7 @@ static lk_status call_rank(const problem *p, int call, int rank, bool results)
 {
     split_t x = rank_args(p, call, rank, results);
     args_t &a = x.common;
-    acting = rank, acting_call = call, collective = 0, handed = 0;
+    acting_call = call, handed = 0;
     a.workspace_bytes = call == FINISH ? 0 : room_of[call][rank];
     a.workspace = a.workspace_bytes ? test_buffer_device(&workspace) : NULL;
     const lk_status status = split_call_of[call][p->type](&x, test.stream);
@@ -339,47 +329,7 @@ static lk_status call_rank(const problem *p, int call, int rank, bool results)
     return status;
 }
 
-/* The same call of all ranks. */
-static lk_status call_ranks(const problem *p, int call, bool results)
-{
-    lk_status status = LK_OK;
-    for (int rank = 0; rank < p->ranks && !status; rank++) status = call_rank(p, call, rank, results);
-    return status;
-}
-
-static lk_status launch_split(const problem *p)
-{
-    const bool results = p->direction != BACKWARD;
-    const size_t all = block_of(p) * (size_t)p->ranks;
-    lk_status status = LK_OK;
-    if (gathers(p)) {
-        for (int round = 0; round <= twice(p) && p->ranks > 1 && !status; round++) status = call_ranks(p, FORWARD, false);
-        if (!status) status = call_ranks(p, p->direction == BOTH ? BOTH : FORWARD, results);
-    } else {
-        status = call_ranks(p, FORWARD, false);
-        for (int round = 0; round <= twice(p) && !status; round++) {
-            cudaMemcpyAsync(test_buffer_device(&tables), test_buffer_device(&states), all, cudaMemcpyDeviceToDevice, test.stream);
-            status = round < twice(p) ? call_ranks(p, TERMS, false) : call_ranks(p, FINISH, results);
-        }
-    }
-    return status || p->direction != BACKWARD ? status : call_ranks(p, BACKWARD, false);
-}
-
-/* The sum of all ranks' dx, in place of what a call of all columns writes. */
-static void sum_dx(const problem *p)
-{
-    const layout l = layout_of(p, DX);
-    for (int64_t row = 0; row < l.rows; row++)
-        for (int64_t c = 0; c < l.cols; c++) {
-            double sum = 0;
-            for (int rank = 0; rank < p->ranks; rank++)
-                sum += (double)test_get(l.type, (char *)test_buffer_back(&parts) + (size_t)rank * part_bytes +
-                                        l.at * test_type_bytes[l.type], row * l.stride + c);
-            test_put(l.type, test_buffer_back(&buffer[DX]), row * l.stride + c, (float)sum);
-        }
-}
-
-static void prepare_run(const problem *p, int run)
+static bool prepare(const problem *p, int run)
 {
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
@@ -415,19 +365,22 @@ static void prepare_run(const problem *p, int run)
     test_buffer_size(&workspace, bytes, p->seed % 2 ? 128 : 0, run ? 0xff : 0x7f);
     test_buffer_upload(&workspace);
     args.workspace = bytes ? test_buffer_device(&workspace) : NULL;
+    return true;
 }
-static void prepare(const problem *p) { prepare_run(p, 0); }
+
 static lk_status launch(const problem *p)
 {
-    return p->ranks ? launch_split(p) : call_of[p->direction][p->type](&args, test.stream);
+    return p->ranks ? test_split_calls(p, call_rank, gathers(p)) : call_of[p->direction][p->type](&args, test.stream);
 }
 
 static void collect(const problem *p)
 {
-    test_buffer *const between[] = {&workspace, &states, &tables, &parts}; /* only the zones around them stay as they were */
+    test_buffer *const between[] = {&workspace, &test_states, &test_tables, &parts}; /* only their zones stay as they were */
     for (int t = 0; t < TENSORS; t++) test_buffer_download(&buffer[t]);
     for (int i = 0; i < (p->ranks ? LENGTH_OF(between) : 1); i++) test_buffer_download(between[i]);
-    if (p->ranks && is_of(p, DX)) sum_dx(p);
+    const layout dx = layout_of(p, DX);
+    const char *const parts_back = (const char *)test_buffer_back(&parts) + dx.at * test_type_bytes[dx.type];
+    if (p->ranks && is_of(p, DX)) test_sum_parts(dx, parts_back, part_bytes, test_buffer_back(&buffer[DX]));
     for (int i = 0; i < (p->ranks ? LENGTH_OF(between) : 1); i++) {
         test_buffer_accept_all(between[i]);
         test_buffer_untouched(between[i], "workspace or states", describe(p));
@@ -601,20 +554,8 @@ static void verify(const problem *p)
         }
 }
 
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
-
-static void check(const problem *p)
-{
-    for (int run = 0; run < 2; run++) {
-        prepare_run(p, run);
-        const bool ran = test_launched(launch(p), describe(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0) verify(p);
-        settle(p, run == 0, "a second run");
-    }
-}
+static const test_op<problem> op = {describe, prepare, launch, collect, verify, settle};
+static void check(const problem *p) { test_twice(op, p); }
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
@@ -691,7 +632,7 @@ static void infinite(int type)
 {
     problem p = plain(type, BOTH, 2, 8, 45);
     p.special = MASKED_TEACHER, p.divergence = LK_KL_REVERSE, p.has[TEACHER_BIAS] = true;
-    prepare(&p);
+    prepare(&p, 0);
     if (!test_launched(launch(&p), describe(&p))) return;
     collect(&p);
     const float loss = ((const float *)test_buffer_back(&buffer[LOSS]))[0];
@@ -704,7 +645,7 @@ static void graphs(int type, int direction, int)
     problem p = plain(type, direction, 9, 16, 60);
     p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = true;
     check(&p); /* leaves its bits in kept */
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 static void empty(int type, int direction, int)
@@ -716,26 +657,19 @@ static void empty(int type, int direction, int)
     }
 }
 
-/* All of this with columns split over 1, 2, 3 and 8 ranks; small shapes show it. */
-static void split(int type, int direction, int path)
+/* With columns split over ranks: the i-th time. */
+static void of_ranks(int i, int type, int direction, int path)
 {
-    static const int ranks[] = {1, 2, 3, 8};
-    const bool small = test.small;
-    test.small = true;
-    for (int i = 0; i < LENGTH_OF(ranks); i++) {
-        if (small && (i + type + direction) % 2) continue;
-        split_over = ranks[i];
-        sizes(type, direction, path), chunks(type, direction, path), options(type, direction, path), empty(type, direction, path);
-        if (i % 2) places(type, direction, path), masks(type, direction, path);
-        if (i == 1) graphs(type, direction, path);
-    }
-    split_over = 0, test.small = small;
+    sizes(type, direction, path), chunks(type, direction, path), options(type, direction, path), empty(type, direction, path);
+    if (i % 2) places(type, direction, path), masks(type, direction, path);
+    if (i == 1) graphs(type, direction, path);
 }
 
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options}, {"places", places},
-                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty}, {"split over ranks", split}};
+                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty},
+                                        {"split over ranks", test_split<of_ranks>}};
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
 }
@@ -805,20 +739,15 @@ static void sums(int type)
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    lk_status want, asked;
-    const char *field;
-    void (*spoil)(args_t *a);
-    bool forward, backward;
-} bad_call;
+typedef test_bad_call<args_t> bad_call;
 
 static void expect_error(int type, int direction, const bad_call *bad)
 {
     problem p = plain(type, direction, 3, 8, 40);
     p.has[BIAS] = p.has[DBIAS] = true;
-    prepare(&p);
+    prepare(&p, 0);
     if (bad->spoil) bad->spoil(&args);
-    const bool refused = direction == BOTH ? bad->forward || bad->backward : direction == FORWARD ? bad->forward : bad->backward;
+    const bool refused = test_refused(bad, direction);
     size_t asked = TEST_NOT_ASKED;
     const lk_status status = launch(&p), answer = query_of[direction][type](&args, &asked);
     test_expect(status, refused ? bad->want : LK_OK, bad->field, "lk_linear_kl", direction_name[direction], type);
@@ -828,44 +757,43 @@ static void expect_error(int type, int direction, const bad_call *bad)
 }
 
 static lk_linear_kl_context unmade;
-#define SPOIL(what) [](args_t *a) { what; }
 static void errors(int type, int direction)
 {
     static const bad_call list[] = {
-        {LK_OK, LK_OK, "nothing", NULL, true, true},
-        {LK_ERR_NULL, LK_OK, "context", SPOIL(a->context = NULL), true, true},
-        {LK_ERR_VALUE, LK_OK, "context", SPOIL(a->context = &unmade), true, true},
-        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->x = NULL), true, true},
-        {LK_ERR_NULL, LK_OK, "weight", SPOIL(a->weight = NULL), true, true},
-        {LK_ERR_NULL, LK_OK, "teacher_x", SPOIL(a->teacher_x = NULL), true, true},
-        {LK_ERR_NULL, LK_OK, "teacher_weight", SPOIL(a->teacher_weight = NULL), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = -1), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = (int64_t)1 << 31), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "hidden", SPOIL(a->hidden = 0), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_hidden", SPOIL(a->teacher_hidden = -4), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "chunk_tokens", SPOIL(a->chunk_tokens = -1), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "slice_tokens", SPOIL(a->slice_tokens = -1), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "x_stride", SPOIL(a->x_stride = 7), true, true},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_weight_stride", SPOIL(a->teacher_weight_stride = 7), true, true},
+        {LK_OK, LK_OK, "nothing", NULL},
+        {LK_ERR_NULL, LK_OK, "context", SPOIL(a->context = NULL)},
+        {LK_ERR_VALUE, LK_OK, "context", SPOIL(a->context = &unmade)},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->x = NULL)},
+        {LK_ERR_NULL, LK_OK, "weight", SPOIL(a->weight = NULL)},
+        {LK_ERR_NULL, LK_OK, "teacher_x", SPOIL(a->teacher_x = NULL)},
+        {LK_ERR_NULL, LK_OK, "teacher_weight", SPOIL(a->teacher_weight = NULL)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = (int64_t)1 << 31)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "hidden", SPOIL(a->hidden = 0)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_hidden", SPOIL(a->teacher_hidden = -4)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "chunk_tokens", SPOIL(a->chunk_tokens = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "slice_tokens", SPOIL(a->slice_tokens = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "x_stride", SPOIL(a->x_stride = 7)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_weight_stride", SPOIL(a->teacher_weight_stride = 7)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dweight_stride", SPOIL(a->dweight_stride = 7), false, true},
         {LK_ERR_SHAPE, LK_OK, "dx and", SPOIL(a->dx = (void *)a->x), false, true},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->loss = a->lse), true, false},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = NAN), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1), true, true},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3), true, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = NAN)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "dweight_dtype", SPOIL(a->dweight_dtype = 9), false, true},
-        {LK_ERR_ALIGNMENT, LK_OK, "x is", SPOIL(MOVED(a->x, 1)), true, true},
+        {LK_ERR_ALIGNMENT, LK_OK, "x is", SPOIL(MOVED(a->x, 1))},
         {LK_ERR_ALIGNMENT, LK_OK, "lse", SPOIL(MOVED(a->lse, 2)), true, false},
         {LK_ERR_ALIGNMENT, LK_OK, "dbias", SPOIL(MOVED(a->dbias, 1)), false, true},
-        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->workspace = NULL), true, true},
-        {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->workspace_bytes = 100), true, true},
-        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(MOVED(a->workspace, 64)), true, true},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->workspace = NULL)},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->workspace_bytes = 100)},
+        {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(MOVED(a->workspace, 64))},
     };
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
     problem p = plain(type, direction, 3, 8, 40);
-    prepare(&p);
+    prepare(&p, 0);
     args.loss = args.lse = args.teacher_lse = args.entropy = NULL, args.dx = args.dweight = args.dbias = NULL;
     test_expect(launch(&p), LK_ERR_NULL, "every output", "lk_linear_kl", direction_name[direction], type);
     if (!test_that(call_of[direction][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL is taken");
@@ -874,63 +802,45 @@ static void errors(int type, int direction)
 }
 
 /* Wrong arguments of ranks, and callbacks that fail: their status is the call's. */
-static lk_status broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
-static lk_status broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
-
-#define SPLIT_SPOIL(what) [](split_t *x) { what; }
 static void rank_errors(int type)
 {
-    static const struct {
-        int call;
-        lk_status want, asked;
-        const char *says;
-        void (*spoil)(split_t *x);
-    } cases[] = {
-        {FORWARD, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
-        {TERMS, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
-        {FINISH, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
-        {BACKWARD, LK_OK, LK_OK, "", SPLIT_SPOIL((void)x)},
-        {FORWARD, LK_OK, LK_OK, "", SPLIT_SPOIL((x->common.tokens = 0, x->states = NULL))},
-        {BOTH, LK_OK, LK_OK, "", SPLIT_SPOIL((x->common.tokens = 0, x->common.workspace = NULL))}, /* and gathers nothing */
-        {FORWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", SPLIT_SPOIL(x->parallel = {})},
-        {FINISH, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_total is 0", SPLIT_SPOIL(x->parallel = {})},
-        {BACKWARD, LK_ERR_SHAPE, LK_ERR_SHAPE, "parallel.vocab_start is", SPLIT_SPOIL(x->parallel.vocab_start = 40)},
-        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens is -1", SPLIT_SPOIL(x->common.tokens = -1)},
+    static const test_bad_rank<split_t> cases[] = {
+        {FORWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {TERMS, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FINISH, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {BACKWARD, LK_OK, LK_OK, "", SPOIL((void)a)},
+        {FORWARD, LK_OK, LK_OK, "", SPOIL((a->common.tokens = 0, a->states = NULL))},
+        {BOTH, LK_OK, LK_OK, "", SPOIL((a->common.tokens = 0, a->common.workspace = NULL))}, /* and gathers nothing */
+        TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(TERMS, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
+        TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
+        {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens is -1", SPOIL(a->common.tokens = -1)},
         {TERMS, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 0; this call is for LK_KL_JENSEN_SHANNON",
-         SPLIT_SPOIL(x->common.divergence = LK_KL_FORWARD)},
-        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPLIT_SPOIL(x->states = NULL)},
-        {FORWARD, LK_ERR_NULL, LK_OK, "teacher_x is NULL", SPLIT_SPOIL(x->common.teacher_x = NULL)},
-        {TERMS, LK_ERR_NULL, LK_OK, "all_states is NULL", SPLIT_SPOIL(x->all_states = NULL)},
-        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", SPLIT_SPOIL(x->all_states = NULL)},
-        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPLIT_SPOIL(x->states = NULL)},
-        {BACKWARD, LK_ERR_ALIGNMENT, LK_OK, "states is not aligned", SPLIT_SPOIL(MOVED(x->states, 8))},
-        {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 100", SPLIT_SPOIL(x->common.workspace_bytes = 100)},
-        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is", SPLIT_SPOIL(x->common.workspace_bytes = 32 * 3 * 2)},
-        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL", SPLIT_SPOIL(x->parallel.all_gather = NULL)},
-        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPLIT_SPOIL((void)x)},
-        {BACKWARD, (lk_status)78, LK_OK, "parallel.reduce returned 78", SPLIT_SPOIL(x->parallel.reduce = broken_reduce)},
+         SPOIL(a->common.divergence = LK_KL_FORWARD)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {FORWARD, LK_ERR_NULL, LK_OK, "teacher_x is NULL", SPOIL(a->common.teacher_x = NULL)},
+        {TERMS, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},
+        {FINISH, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},
+        {BACKWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
+        {BACKWARD, LK_ERR_ALIGNMENT, LK_OK, "states is not aligned", SPOIL(MOVED(a->states, 8))},
+        {FORWARD, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is 100", SPOIL(a->common.workspace_bytes = 100)},
+        {BOTH, LK_ERR_WORKSPACE, LK_OK, "workspace_bytes is", SPOIL(a->common.workspace_bytes = 32 * 3 * 2)},
+        {BOTH, LK_ERR_NULL, LK_ERR_NULL, "parallel.all_gather is NULL", SPOIL(a->parallel.all_gather = NULL)},
+        {BOTH, (lk_status)77, LK_OK, "parallel.all_gather returned 77", SPOIL((void)a)},
+        {BACKWARD, (lk_status)78, LK_OK, "parallel.reduce returned 78", SPOIL(a->parallel.reduce = test_broken_reduce)},
     };
     for (int i = 0; i < LENGTH_OF(cases); i++) {
         const int call = cases[i].call;
         problem p = plain(type, call < DIRECTIONS ? call : FORWARD, 3, 8, 40);
         p.ranks = 2, p.divergence = LK_KL_JENSEN_SHANNON;
-        prepare(&p);
+        prepare(&p, 0);
         split_t x = slice_of(&p, 0);
-        if (call == BOTH) x.parallel.all_gather = broken_gather;
+        if (call == BOTH) x.parallel.all_gather = test_broken_gather;
         x.parallel.reduce = NULL;
         x.common.workspace = test_buffer_device(&workspace), x.common.workspace_bytes = workspace.bytes;
-        cases[i].spoil(&x);
-        size_t asked = TEST_NOT_ASKED;
-        const lk_status status = split_call_of[call][type](&x, test.stream);
-        if (!test_that(status == cases[i].want && (!status || strstr(lk_last_error(), cases[i].says))))
-            test_detail("%s, case %d, %s: status %d: %s", split_name[call], i, cases[i].says, status, lk_last_error());
-        const lk_status answer = split_query_of[call][type](&x, &asked);
-        if (!test_that(answer == cases[i].asked && (asked == TEST_NOT_ASKED) == (answer != LK_OK)))
-            test_detail("%s, case %d, %s: the query says %d, %s", split_name[call], i, cases[i].says, answer, lk_last_error());
-        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        const lk_status status = test_expect_rank(cases, i, &x, split_call_of[call][type], split_query_of[call][type]);
         if (status > 0) continue;
         for (int t = LOSS; t < TENSORS; t++) test_expect_unwritten(status, &buffer[t], tensor_name[t], cases[i].says);
-        test_expect_unwritten(status, &states, "states", cases[i].says);
+        test_expect_unwritten(status, &test_states, "states", cases[i].says);
     }
     for (int call = 0; call < SPLIT_CALLS; call++)
         if (!test_that(split_call_of[call][type](NULL, test.stream) == LK_ERR_NULL)) test_detail("args NULL: %s", lk_last_error());
@@ -962,36 +872,17 @@ static problem draw(uint64_t seed)
     return p;
 }
 
-static void fuzz(void)
-{
-    const long n = test.fuzz >= 0 ? test.fuzz : test_pick(200, 40);
-    if (!test_begin("fuzz")) return;
-    for (long i = 0; i < n; i++) {
-        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
-        check(&p);
-    }
-    test_finish();
-}
-
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
     if (lk_linear_kl_init(&context)) printf("%s\n", lk_last_error());
-    for (int direction = 0; direction < DIRECTIONS; direction++)
-        for (int type = 0; type < TEST_TYPES; type++)
-            if (test_begin("errors: %s %s", direction_name[direction], test_type_name[type])) {
-                errors(type, direction);
-                test_finish();
-            }
-    for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("errors of ranks: %s", test_type_name[type])) rank_errors(type), test_finish();
+    test_of_directions("errors:", errors, direction_name, DIRECTIONS);
+    test_of_types("errors of ranks:", rank_errors);
     all_themes();
-    for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("infinite %s", test_type_name[type])) infinite(type), test_finish();
-    for (int type = TEST_F16; type < TEST_TYPES; type++)
-        if (test_begin("sums %s", test_type_name[type])) sums(type), test_finish();
+    test_of_types("infinite", infinite);
+    test_of_types("sums", sums, TEST_F16);
     if (test_begin("plans")) plans(), test_finish();
-    fuzz();
+    test_fuzz(draw, check, 200, 40);
     lk_linear_kl_destroy(&context);
     return test_end();
 }

@@ -480,15 +480,15 @@ static void check(const problem *p)
 
 /* The same again, in a graph and on a busy device: see test_op. What was kept are lse's bits, or dx's. */
 static test_buffer *output_of(const problem *p) { return p->direction == FORWARD ? &lse_buffer : &dx_buffer; }
-static void prepare(const problem *p) { test_buffer_upload(output_of(p)); }
+static bool prepare(const problem *p, int) { return test_buffer_upload(output_of(p)), true; }
 static lk_status launch(const problem *p) { return call_of[p->direction][p->type](&args, test.stream); }
-static void compare(const problem *p, const char *what)
+static void collect(const problem *p) { test_buffer_download(output_of(p)); }
+static void settle(const problem *p, bool, const char *what)
 {
     const test_buffer *const out = output_of(p);
-    test_buffer_download(out);
     if (!test_that(!memcmp(test_buffer_back(out), kept, out->bytes))) test_detail("%s gives other bits; %s", what, describe(p));
 }
-static const test_op<problem> again = {describe, prepare, launch, compare};
+static const test_op<problem> op = {describe, prepare, launch, collect, NULL, settle};
 
 /* ---- Cases of rows: each on every path that takes contiguous rows ---------------------------------------------------- */
 
@@ -732,7 +732,7 @@ static void graphs(int type, int direction, int path)
     problem p = plain(type, direction, path, 5, 1500, 1);
     p.low = false;
     check(&p);
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 static bool backward_alone(int direction, int) { return direction == BACKWARD; }
@@ -1534,10 +1534,7 @@ static problem draw(uint64_t seed)
 static void fuzz(void)
 {
     const long n = test_fuzz_begin(&counts, 200, 60);
-    for (long i = 0; i < n; i++) {
-        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
-        check(&p);
-    }
+    test_draws(draw, check, n);
     test_fuzz_end(&counts, possible, n);
 }
 
@@ -1602,7 +1599,7 @@ static void busy(int type, int direction, int path)
     problem p = plain(type, direction, path, 700, 3001, 1);
     p.low = false;
     check(&p); /* leaves its bits in kept */
-    test_busy(again, &p);
+    test_busy(op, &p);
 }
 
 static void all_huge(void)

@@ -764,22 +764,22 @@ static void check(const problem *p)
 
 /* The same again, in a graph and on a busy device: see test_op. */
 static test_buffer *output_of(const problem *p) { return p->direction == FORWARD ? &y_buffer : &dx_buffer; }
-static void prepare(const problem *p) { test_buffer_upload(output_of(p)), test_buffer_upload(&dtheta_buffer); }
+static bool prepare(const problem *p, int) { return test_buffer_upload(output_of(p)), test_buffer_upload(&dtheta_buffer), true; }
 static lk_status launch(const problem *p)
 {
     lk_md_lrpe_cosine_args args = args_of(p);
     if (work_buffer.bytes) args.workspace = test_buffer_device(&work_buffer), args.workspace_bytes = work_buffer.bytes;
     return call_of[p->direction][p->type](&args, test.stream);
 }
-static void compare(const problem *p, const char *what)
+static void collect(const problem *p) { test_buffer_download(output_of(p)), test_buffer_download(&dtheta_buffer); }
+static void settle(const problem *p, bool, const char *what)
 {
     const test_buffer *const out = output_of(p);
-    test_buffer_download(out), test_buffer_download(&dtheta_buffer);
     bool same = !memcmp(test_buffer_back(out), kept, out->bytes);
     if (p->dtheta) same = same && !memcmp(test_buffer_back(&dtheta_buffer), kept_dtheta, dtheta_buffer.bytes);
     if (!test_that(same)) test_detail("%s gives other bits; %s", what, describe(p));
 }
-static const test_op<problem> again = {describe, prepare, launch, compare};
+static const test_op<problem> op = {describe, prepare, launch, collect, NULL, settle};
 
 static void check_both(problem p)
 {
@@ -1158,8 +1158,8 @@ static void graphs(int type, int direction, int path)
         problem p = plain(type, direction, path, 3, 2, 40, 64);
         p.dtheta = direction == BACKWARD, p.prefix = 2, p.activation = activation;
         check(&p);
-        test_graph(again, &p);
-        if (activation) p.shape[0] = 400, p.dtheta = false, check(&p), test_graph(again, &p); /* in slabs */
+        test_graph(op, &p);
+        if (activation) p.shape[0] = 400, p.dtheta = false, check(&p), test_graph(op, &p); /* in slabs */
     }
 }
 
@@ -1984,10 +1984,7 @@ static problem draw(uint64_t seed)
 static void fuzz(void)
 {
     const long n = test_fuzz_begin(&counts, 200, 60);
-    for (long i = 0; i < n; i++) {
-        const problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
-        check(&p);
-    }
+    test_draws(draw, check, n);
     test_fuzz_end(&counts, possible, n);
 }
 
@@ -2045,8 +2042,8 @@ static void busy(int type, int direction, int path)
         problem p = plain(type, direction, path, 4, 6, 300, 64);
         p.dtheta = direction == BACKWARD, p.activation = activation;
         check(&p); /* leaves its bits in kept and kept_dtheta */
-        test_busy(again, &p);
-        if (activation && p.dtheta) p.dtheta = false, check(&p), test_busy(again, &p); /* in slabs */
+        test_busy(op, &p);
+        if (activation && p.dtheta) p.dtheta = false, check(&p), test_busy(op, &p); /* in slabs */
     }
 }
 

@@ -564,6 +564,12 @@ static void verify_backward(const problem *p)
     }
 }
 
+static void verify(const problem *p)
+{
+    if (p->direction == FORWARD) verify_forward(p);
+    else verify_backward(p);
+}
+
 /* Keeps the outputs' bits or compares them with those that were kept; then nothing else may have changed. */
 static void settle(const problem *p, bool keep, const char *what)
 {
@@ -576,24 +582,8 @@ static void settle(const problem *p, bool keep, const char *what)
         if (t == WORKSPACE || (p->has[t] && p->home[t] == t)) test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
 }
 
-/* The same in a graph and on a busy device: see test_op. */
-static void prepare(const problem *p) { setup(p, 0); }
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
-
-static void check(const problem *p)
-{
-    count(p);
-    for (int run = 0; run < 2; run++) {
-        bool ran = setup(p, run);
-        ran = ran && launched(p, launch(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0 && p->direction == FORWARD) verify_forward(p);
-        if (run == 0 && p->direction == BACKWARD) verify_backward(p);
-        settle(p, run == 0, "a second run");
-    }
-}
+static const test_op<problem> op = {describe, setup, launch, collect, verify, settle, count};
+static void check(const problem *p) { test_twice(op, p); }
 
 /* ---- Cases: each on every direction, path and type ------------------------------------------------------------------- */
 
@@ -849,7 +839,7 @@ static void graphs(int type, int direction, int path)
     problem p = drawn(type, direction, path, 5, test_pick(700, 140), 1000, PACKED);
     if (direction == BACKWARD) p.has[DWEIGHT] = true;
     check(&p); /* leaves its bits in kept */
-    test_graph(again, &p);
+    test_graph(op, &p);
 }
 
 static void all_themes(void)
@@ -1624,7 +1614,7 @@ static void busy(int type, int direction, int path)
     problem p = drawn(type, direction, path, 3000, 1001, 1100, PACKED);
     if (direction == BACKWARD) p.has[DWEIGHT] = true;
     check(&p); /* leaves its bits in kept */
-    test_busy(again, &p);
+    test_busy(op, &p);
 }
 
 static void all_huge(void)

@@ -492,22 +492,8 @@ static void settle(const problem *p, bool keep, const char *what)
         if (p->has[t] && p->home[t] == t) test_buffer_untouched(&buffers[t], tensor_name[t], describe(p));
 }
 
-static void prepare(const problem *p) { setup(p, 0); }
-static void compare(const problem *p, const char *what) { collect(p), settle(p, false, what); }
-static const test_op<problem> again = {describe, prepare, launch, compare};
-
-static void check(const problem *p)
-{
-    count(p);
-    for (int run = 0; run < 2; run++) {
-        bool ran = setup(p, run);
-        ran = ran && test_launched(launch(p), describe(p));
-        collect(p);
-        if (!ran) return;
-        if (run == 0) verify(p);
-        settle(p, run == 0, "a second run");
-    }
-}
+static const test_op<problem> op = {describe, setup, launch, collect, verify, settle, count};
+static void check(const problem *p) { test_twice(op, p); }
 
 /* ---- Cases ----------------------------------------------------------------------------------------------------------------- */
 
@@ -622,7 +608,7 @@ static void graphs(int type, int, int path)
         problem p = drawn(type, path, 5, 136, 700 + scaling, PACKED, scaling ? BLOCK : TENSOR);
         p.stride[SCALE] = p.block_stride[SCALE] = p.stride[SCALE_T] = p.block_stride[SCALE_T] = 0;
         check(&p); /* leaves its bits in kept */
-        test_graph(again, &p);
+        test_graph(op, &p);
     }
 }
 
@@ -801,7 +787,7 @@ static void busy(int type, int, int path)
     /* Transposed f32: a block needs an SM of its own, and a cluster of 8 would wait until more than half are free. */
     problem p = drawn(type, path, 1000, path == TRANSPOSED && type == TEST_F32 ? 500 : 1000, 800, PACKED, TENSOR);
     check(&p); /* leaves its bits in kept */
-    test_busy(again, &p);
+    test_busy(op, &p);
 }
 
 static void all_huge(void)
@@ -823,8 +809,7 @@ static void all_huge(void)
 int main(int argc, char **argv)
 {
     test_start(argc, argv);
-    for (int type = 0; type < TEST_TYPES; type++)
-        if (test_begin("errors %s", test_type_name[type])) errors(type), test_finish();
+    test_of_types("errors", errors);
     eight_bits();
     all_themes();
     TEST_HUGE(all_huge);

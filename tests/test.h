@@ -674,6 +674,7 @@ static inline bool test_launched(lk_status status, const char *what)
     return true;
 }
 
+#define SPOIL(...) [](auto *a) { __VA_ARGS__; } /* of a call's struct, in tables of wrong calls */
 #define MOVED(pointer, by) (pointer) = (decltype(pointer))((char *)(pointer) + (by)) /* by bytes */
 
 /* Checks what a call returned, and if that is an error, that its sentence names the function and the field. Returns the
@@ -702,6 +703,19 @@ static inline void test_expect_query(lk_status answer, lk_status want, size_t as
                     lk_status_string(want), asked);
 }
 
+/* A wrong call, for a table of them. */
+template <class Args> struct test_bad_call {
+    lk_status want, asked; /* of the call and of the query, which looks at no pointer */
+    const char *field;     /* what lk_last_error must name */
+    void (*spoil)(Args *a);
+    bool forward = true, backward = true; /* the calls that refuse it; others take it */
+};
+enum { TEST_FORWARD, TEST_BACKWARD, TEST_BOTH, TEST_BETWEEN, TEST_FINISH }; /* directions, and calls of ranks */
+template <class Args> static inline bool test_refused(const test_bad_call<Args> *bad, int direction)
+{
+    return (direction != TEST_BACKWARD && bad->forward) || (direction != TEST_FORWARD && bad->backward);
+}
+
 /* Checks, after a call that returned an error, that it wrote nothing into the buffer. */
 static inline void test_expect_unwritten(lk_status status, const test_buffer *b, const char *name, const char *field)
 {
@@ -724,22 +738,39 @@ static inline void test_settle(const test_buffer *b, unsigned char **kept, size_
     }
 }
 
-/* ---- An op's problem in a graph, and beside other work ------------------------------------------------------------------ */
+/* ---- An op's calls -------------------------------------------------------------------------------------------------------- */
 
-/* How an op's test runs a problem again whose plain call has kept its bits. */
+/* What an op's test does with a problem. */
 template <class Problem> struct test_op {
     const char *(*describe)(const Problem *);
-    void (*prepare)(const Problem *); /* uploads inputs and poisoned outputs */
+    bool (*prepare)(const Problem *, int run); /* uploads inputs, and outputs poisoned otherwise in run 1; false: a check failed */
     lk_status (*launch)(const Problem *);
-    void (*compare)(const Problem *, const char *what); /* downloads the outputs, and compares their bits with those kept */
+    void (*collect)(const Problem *); /* downloads all that was uploaded */
+    void (*verify)(const Problem *);  /* holds the outputs against the reference */
+    void (*settle)(const Problem *, bool keep, const char *what); /* keeps their bits, or compares them with those that were kept */
+    void (*count)(const Problem *) = NULL; /* counts its path and options; it is prepared */
 };
 
-/* Captured once, replayed twice over poison: the bits of a plain call. */
+/* The checked call: twice, over different poison, against the reference and against each other. */
+template <class Problem> static inline void test_twice(const test_op<Problem> &op, const Problem *p)
+{
+    for (int run = 0; run < 2; run++) {
+        bool ran = op.prepare(p, run);
+        if (run == 0 && op.count) op.count(p);
+        ran = ran && test_launched(op.launch(p), op.describe(p));
+        op.collect(p);
+        if (!ran) return;
+        if (run == 0) op.verify(p);
+        op.settle(p, run == 0, "a second run");
+    }
+}
+
+/* A problem whose plain call has kept its bits, captured once and replayed twice over poison: the same bits. */
 template <class Problem> static inline void test_graph(const test_op<Problem> &op, const Problem *p)
 {
     cudaGraph_t graph;
     cudaGraphExec_t replay;
-    op.prepare(p);
+    op.prepare(p, 0);
     TEST_CUDA(cudaStreamBeginCapture(test.stream, cudaStreamCaptureModeThreadLocal));
     const lk_status status = op.launch(p);
     TEST_CUDA(cudaStreamEndCapture(test.stream, &graph));
@@ -747,13 +778,31 @@ template <class Problem> static inline void test_graph(const test_op<Problem> &o
         test_detail("under capture: %s, %s; %s", lk_status_string(status), lk_last_error(), op.describe(p));
     TEST_CUDA(cudaGraphInstantiate(&replay, graph, 0));
     for (int run = 0; run < 2; run++) {
-        if (run) op.prepare(p);
+        if (run) op.prepare(p, 0);
         TEST_CUDA(cudaGraphLaunch(replay, test.stream));
         TEST_CUDA(cudaStreamSynchronize(test.stream));
-        op.compare(p, "a replay");
+        op.collect(p), op.settle(p, false, "a replay");
     }
     TEST_CUDA(cudaGraphExecDestroy(replay));
     TEST_CUDA(cudaGraphDestroy(graph));
+}
+
+/* Random draws; with counts or without. */
+template <class Problem>
+static inline void test_draws(Problem (*draw)(uint64_t seed), void (*check)(const Problem *), long n)
+{
+    for (long i = 0; i < n; i++) {
+        const Problem p = draw(test_hash(test.fuzz_seed) + (uint64_t)i);
+        check(&p);
+    }
+}
+
+template <class Problem>
+static inline void test_fuzz(Problem (*draw)(uint64_t seed), void (*check)(const Problem *), int full, int small)
+{
+    if (!test_begin("fuzz")) return;
+    test_draws(draw, check, test.fuzz >= 0 ? test.fuzz : test_pick(full, small));
+    test_finish();
 }
 
 /* ---- Tables of cases ---------------------------------------------------------------------------------------------------- */
@@ -777,24 +826,39 @@ static inline void test_themes(const test_theme *themes, int count, int directio
         }
 }
 
-/* ---- Columns split over ranks -------------------------------------------------------------------------------------------- */
-
-/* Fills a table in device memory, which grows: `states` bytes of 0xff, for the ranks to overwrite, and then a number of each row. */
-static inline void test_fill_table(char **table, size_t *table_bytes, size_t states, const float *others, int64_t rows)
+/* A case of each type, `sums f16`; of each direction and type, `errors: forward f32`. */
+static inline void test_of_types(const char *name, void (*run)(int type), int first = 0)
 {
-    const size_t bytes = states + (size_t)rows * 4 + 4;
-    if (bytes > *table_bytes) {
-        TEST_CUDA(cudaFree(*table));
-        TEST_CUDA(cudaMalloc(table, *table_bytes = 2 * bytes));
-    }
-    TEST_CUDA(cudaMemset(*table, 0xff, states));
-    TEST_CUDA(cudaMemcpy(*table + states, others, (size_t)rows * 4, cudaMemcpyHostToDevice));
-    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
+    for (int type = first; type < TEST_TYPES; type++)
+        if (test_begin("%s %s", name, test_type_name[type])) run(type), test_finish();
+}
+static inline void test_of_directions(const char *name, void (*run)(int type, int direction), const char *const *directions,
+                                      int count)
+{
+    for (int direction = 0; direction < count; direction++)
+        for (int type = 0; type < TEST_TYPES; type++)
+            if (test_begin("%s %s %s", name, directions[direction], test_type_name[type])) run(type, direction), test_finish();
 }
 
-/* Cuts `vocab` columns into uneven slices for ranks, some of them empty: rank i has cut[i] to cut[i + 1] - 1. */
-static inline void test_cut_columns(int64_t *cut, int ranks, int64_t vocab, uint64_t seed)
+/* ---- Columns split over ranks -------------------------------------------------------------------------------------------- */
+
+/* Ranks are virtual: one process calls for one after another. A call that gathers is made for all ranks in rounds: in each its
+ * collective returns what the ranks have sent so far, which is complete in the round after that of its first calls. */
+typedef struct {
+    int64_t cut[65];   /* rank i has columns cut[i] to cut[i + 1] - 1 */
+    int count, acting; /* how many ranks there are; the one whose call runs */
+    const void *user;  /* what a callback gets */
+    char *table;       /* device memory: the blocks that the ranks have sent, in one collective after another */
+    size_t table_bytes, block; /* bytes of it; of a block */
+    int collective, collectives; /* the number of the call's next collective, and how many it has */
+} test_ranks_state;
+
+static test_ranks_state test_ranks;
+
+/* Cuts `vocab` columns into uneven slices for ranks, some of them empty. */
+static inline void test_cut_columns(int ranks, int64_t vocab, uint64_t seed)
 {
+    int64_t *const cut = test_ranks.cut;
     uint64_t random = seed + 77;
     for (int i = 1; i < ranks; i++) {
         const int64_t at = seed % 3 ? test_below(&random, vocab + 1) : vocab * i / ranks;
@@ -802,7 +866,124 @@ static inline void test_cut_columns(int64_t *cut, int ranks, int64_t vocab, uint
         for (; k > 1 && cut[k - 1] > at; k--) cut[k] = cut[k - 1];
         cut[k] = at;
     }
-    cut[0] = 0, cut[ranks] = vocab;
+    cut[0] = 0, cut[ranks] = vocab, test_ranks.count = ranks, test_ranks.collectives = 1;
+}
+
+/* Makes a rank the acting one, for its next call, and fills its lk_vocab_parallel. */
+template <class Parallel> static inline void test_act_as(Parallel *v, int rank, const void *user)
+{
+    v->vocab_start = test_ranks.cut[rank], v->vocab_total = test_ranks.cut[test_ranks.count];
+    v->rank = rank, v->ranks = test_ranks.count, v->user = (void *)(uintptr_t)user;
+    test_ranks.user = user, test_ranks.acting = rank, test_ranks.collective = 0;
+}
+
+/* Fills the table, which grows, with 0xff. It has the blocks of all ranks; two more, of states that calls leave to backward; those
+ * of the formula, a number of each row; and `more` bytes for the program, whose begin it returns. */
+template <class Problem>
+static inline char *test_fill_table(const Problem *p, int64_t rows, double (*others)(const Problem *, int64_t row), size_t block,
+                                    size_t more)
+{
+    static float *numbers;
+    static size_t room;
+    const size_t at = block * (size_t)(p->ranks + 2), rest = (at + (size_t)rows * 4 + 255) / 256 * 256;
+    test_cut_columns(p->ranks, p->vocab, p->seed);
+    test_ranks.block = block;
+    if (rest + more > test_ranks.table_bytes) {
+        TEST_CUDA(cudaFree(test_ranks.table));
+        TEST_CUDA(cudaMalloc(&test_ranks.table, test_ranks.table_bytes = 2 * (rest + more)));
+    }
+    numbers = (float *)test_room(numbers, &room, (size_t)rows * 4);
+    for (int64_t row = 0; row < rows; row++) numbers[row] = (float)others(p, row);
+    TEST_CUDA(cudaMemset(test_ranks.table, 0xff, rest + more));
+    TEST_CUDA(cudaMemcpy(test_ranks.table + at, numbers, (size_t)rows * 4, cudaMemcpyHostToDevice));
+    TEST_CUDA(cudaDeviceSynchronize()); /* test.stream does not wait for the default stream */
+    return test_ranks.table + rest;
+}
+
+static inline char *test_states_of(int rank) { return test_ranks.table + (size_t)rank * test_ranks.block; }
+/* What one or the other call leaves to backward, and behind both what the formula does. */
+static inline float *test_left_states(int which) { return (float *)test_states_of(test_ranks.count + which); }
+
+/* The collective. */
+static inline lk_status test_gather(void *user, const void *send, void *receive, size_t bytes, cudaStream_t stream)
+{
+    test_ranks_state *const r = &test_ranks;
+    if (!test_that(user == r->user && bytes == r->block && r->collective < r->collectives)) {
+        test_detail("%zu bytes are gathered, not %zu, in collective %d of %d", bytes, r->block, r->collective, r->collectives);
+        return (lk_status)77;
+    }
+    char *const table = r->table + (size_t)r->collective++ * (size_t)r->count * bytes;
+    cudaMemcpyAsync(table + (size_t)r->acting * bytes, send, bytes, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(receive, table, bytes * (size_t)r->count, cudaMemcpyDeviceToDevice, stream) ? (lk_status)77 : LK_OK;
+}
+
+/* The same for calls of one or of two collectives, in buffers: each rank's states, and the tables of what they have sent. */
+static test_buffer test_states, test_tables;
+static inline void test_poison_states(size_t block, int collectives, int run)
+{
+    const size_t all = block * (size_t)test_ranks.count;
+    test_buffer_size(&test_states, all, 0, run ? 0xff : 0x5a), test_buffer_size(&test_tables, 2 * all, 16, run ? 0x5a : 0xff);
+    test_buffer_upload(&test_states), test_buffer_upload(&test_tables);
+    test_ranks.table = (char *)test_buffer_device(&test_tables), test_ranks.block = block, test_ranks.collectives = collectives;
+}
+
+template <class Args> static inline void test_give_states(Args *x, int rank)
+{
+    x->states = (char *)test_buffer_device(&test_states) + (size_t)rank * test_ranks.block, x->all_states = test_ranks.table;
+}
+
+/* The same call of all ranks. results: they write them. */
+template <class Problem> using test_rank_call = lk_status (*)(const Problem *p, int call, int rank, bool results);
+template <class Problem>
+static inline lk_status test_call_ranks(const Problem *p, test_rank_call<Problem> call_rank, int call, bool results)
+{
+    lk_status status = LK_OK;
+    for (int rank = 0; rank < test_ranks.count && !status; rank++) status = call_rank(p, call, rank, results);
+    return status;
+}
+
+/* A problem's calls with these buffers. One that does not gather has three or four. */
+template <class Problem>
+static inline lk_status test_split_calls(const Problem *p, test_rank_call<Problem> call_rank, bool gathers)
+{
+    const bool results = p->direction != TEST_BACKWARD;
+    const int rounds = test_ranks.collectives, first = p->direction == TEST_BOTH ? TEST_BOTH : TEST_FORWARD;
+    lk_status status = LK_OK;
+    for (int round = 0; round < (!gathers ? 1 : test_ranks.count > 1 ? rounds : 0) && !status; round++)
+        status = test_call_ranks(p, call_rank, TEST_FORWARD, false);
+    if (gathers && !status) status = test_call_ranks(p, call_rank, first, results);
+    for (int round = 1; !gathers && round <= rounds && !status; round++) {
+        const void *const sent = test_buffer_device(&test_states);
+        cudaMemcpyAsync(test_ranks.table, sent, test_states.bytes, cudaMemcpyDeviceToDevice, test.stream);
+        status = test_call_ranks(p, call_rank, round < rounds ? TEST_BETWEEN : TEST_FINISH, round == rounds && results);
+    }
+    return status || results ? status : test_call_ranks(p, call_rank, TEST_BACKWARD, false);
+}
+
+/* Callbacks that fail: their status is the call's. */
+static inline lk_status test_broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
+static inline lk_status test_broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
+
+/* The sum of a tensor's parts, one of each rank, `apart` bytes from each other. */
+template <class Layout> static inline void test_sum_parts(const Layout &l, const char *parts, size_t apart, void *sums)
+{
+    for (int64_t row = 0; row < l.rows; row++)
+        for (int64_t c = 0; c < l.cols; c++) {
+            double sum = 0;
+            for (int rank = 0; rank < test_ranks.count; rank++)
+                sum += (double)test_get(l.type, parts + (size_t)rank * apart, row * l.stride + c);
+            test_put(l.type, sums, row * l.stride + c, (float)sum);
+        }
+}
+
+/* The same of parts in device memory. */
+template <class Layout> static inline void test_sum_device_parts(const Layout &l, const void *parts, size_t apart, void *sums)
+{
+    const size_t bytes = (size_t)(l.rows * l.stride) * (size_t)test_type_bytes[l.type] + (size_t)(test_ranks.count - 1) * apart;
+    char *const host = (char *)malloc(bytes + 1);
+    TEST_CUDA(cudaMemcpy(host, parts, bytes, cudaMemcpyDeviceToHost));
+    test_sum_parts(l, host, apart, sums);
+    free(host);
 }
 
 /* All ranks have the same bits: call it with each rank's floats, the first rank's first. Not while the stream is captured. */
@@ -817,6 +998,70 @@ static inline void test_same_on_ranks(const float *device, int64_t count, int ra
     TEST_CUDA(cudaStreamSynchronize(test.stream));
     TEST_CUDA(cudaMemcpy(rank == 0 ? first : now, device, bytes, cudaMemcpyDeviceToHost));
     if (rank > 0 && !test_that(!memcmp(first, now, bytes))) test_detail("rank %d has other bits than rank 0", rank);
+}
+
+/* A theme: others with columns split over 1, 2, 3 and 8 ranks; small shapes show it. --small leaves some out, which other types
+ * have: it takes one of `every`. */
+static int test_split_over; /* the ranks of new problems */
+template <void (*themes)(int i, int type, int direction, int path), int every = 2>
+static void test_split(int type, int direction, int path)
+{
+    static const int ranks[] = {1, 2, 3, 8};
+    const bool small = test.small;
+    test.small = true;
+    for (int i = 0; i < LENGTH_OF(ranks); i++) {
+        if (small && (i + type + direction + path) % every) continue;
+        test_split_over = ranks[i];
+        themes(i, type, direction, path);
+    }
+    test_split_over = 0, test.small = small;
+}
+
+/* Whether a call gathers by itself; forward does for some problems, and has three calls for the others. */
+template <class Problem> static inline bool test_gathers(const Problem *p)
+{
+    return p->direction == TEST_BOTH || (p->direction == TEST_FORWARD && p->seed % 4 < 2);
+}
+
+/* A call of a rank that is wrong, and what its query says of it. */
+template <class Args> struct test_bad_rank {
+    int call;
+    lk_status want, asked;
+    const char *says; /* lk_last_error */
+    void (*spoil)(Args *a);
+};
+
+/* Wrong numbers of ranks, of which there are two, as rows of a table of these. vocab: the field of a rank's columns. */
+#define TEST_BAD_RANKS(call, vocab)                                                                                            \
+    TEST_BAD_RANK(call, "parallel.vocab_total is 0; this call is for columns that are split over ranks", a->parallel = {}),    \
+    TEST_BAD_RANK(call, "parallel.vocab_total is 0; this call", a->parallel.vocab_total = 0),                                  \
+    TEST_BAD_RANK(call, "parallel.vocab_total is -1", a->parallel.vocab_total = -1),                                           \
+    TEST_BAD_RANK(call, "parallel.vocab_start is", a->parallel.vocab_start = a->parallel.vocab_total - a->vocab + 1),          \
+    TEST_BAD_RANK(call, "parallel.ranks is 0", a->parallel.ranks = 0),                                                         \
+    TEST_BAD_RANK(call, "parallel.ranks is 65537", a->parallel.ranks = 65537),                                                 \
+    TEST_BAD_RANK(call, "parallel.rank is 2", a->parallel.rank = 2),                                                           \
+    TEST_BAD_RANK(call, "vocab is", a->vocab = a->parallel.vocab_total + 1),                                                   \
+    TEST_BAD_RANK(call, "with parallel.ranks 1", a->parallel.ranks = 1; a->parallel.rank = 0; a->parallel.vocab_start = 0;     \
+                  a->parallel.vocab_total = a->vocab + 1)
+#define TEST_BAD_RANK(call, says, ...) {call, LK_ERR_SHAPE, LK_ERR_SHAPE, says, SPOIL(__VA_ARGS__)}
+
+/* Makes call number i of a table. */
+template <class Args>
+static inline lk_status test_expect_rank(const test_bad_rank<Args> *table, int i, Args *x,
+                                         lk_status (*call)(const Args *, cudaStream_t), lk_status (*query)(const Args *, size_t *))
+{
+    const test_bad_rank<Args> &bad = table[i];
+    size_t asked = TEST_NOT_ASKED;
+    bad.spoil(x);
+    const lk_status status = call(x, test.stream);
+    if (!test_that(status == bad.want && (!status || strstr(lk_last_error(), bad.says))))
+        test_detail("case %d, %s: status %d, %s", i, bad.says, status, lk_last_error());
+    const lk_status answer = query(x, &asked);
+    if (!test_that(answer == bad.asked && (!answer || strstr(lk_last_error(), bad.says))))
+        test_detail("case %d, %s: the query says %d, %s", i, bad.says, answer, lk_last_error());
+    if (!test_that((asked == TEST_NOT_ASKED) == (answer != LK_OK))) test_detail("case %d: %zu bytes", i, asked);
+    TEST_CUDA(cudaStreamSynchronize(test.stream));
+    return status;
 }
 
 /* ---- A busy device ---------------------------------------------------------------------------------------------------- */
@@ -873,11 +1118,11 @@ static inline void test_release_sms(const char *what)
 /* The bits of a call do not depend on how many SMs there are for it. */
 template <class Problem> static inline void test_busy(const test_op<Problem> &op, const Problem *p)
 {
-    op.prepare(p);
+    op.prepare(p, 0);
     test_hold_sms();
     test_launched(op.launch(p), op.describe(p));
     test_release_sms(op.describe(p));
-    op.compare(p, "a run beside a spinning kernel");
+    op.collect(p), op.settle(p, false, "a run beside a spinning kernel");
 }
 
 #endif
