@@ -409,7 +409,8 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     if (tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8), a->teacher_x_stride = lk_head_round_up(a->teacher_hidden, 8);
     call->gradient = a->dx || a->dweight || a->dbias;
     call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-    const lk_head_shape shape = lk_linear_kl_shape(call);
+    lk_head_shape shape = lk_linear_kl_shape(call);
+    shape.several_passes = more && more->passes > 1;
     lk_head_plan_begin(planner, &shape);
     if (query) return LK_OK;
     lk_check_alignment(&checks, list, count);

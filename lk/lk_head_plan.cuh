@@ -51,6 +51,7 @@ typedef struct {
     bool no_panels;             /* the plan may not be LK_HEAD_PATH_PANELS; with `split` it is CHUNKS */
     bool no_targets;            /* a row has no target, and no lse */
     bool two_heads;             /* other_logits has a second head's logits. Then 16-bit dZ never overwrites f32 logits */
+    bool several_passes;        /* the call goes through the logits several times, and keeps them where one slice has all tokens */
     bool fused;                 /* the plan may be, or must be, LK_HEAD_PATH_FUSED */
     bool placement_unknown;     /* a query without x or weight: where they lie may still rule out fused */
     bool bias, other_bias, class_weight, dlse, dentropy, denominator, loss, z_loss_out, entropy, argmax, dx, dbias; /* there is one */
@@ -787,7 +788,8 @@ LK_HOST void lk_head_plan_begin(lk_head_planner *p, const lk_head_shape *shape)
 
 /* A plan of CHUNKS. Without slices it stores the logits of a chunk, and dZ overwrites them. With slices it stores a chunk's dZ, and
  * f32 logits of one slice. One head takes the first length of `one` that fits: 0 means no slices, the last one fits into dweight.
- * Two heads take the fewest chunks, and the first length of `two` that allows them. Slices below 512 tokens, which do not keep
+ * Two heads take the fewest chunks, and the first length of `two` that allows them; its first one is for several passes alone.
+ * Slices below 512 tokens, which do not keep
  * tensor cores busy, are only for a caller's chunk_tokens. rounds: as in lk_head_plan. */
 LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewest, lk_head_plan *plan, bool rounds = false)
 {
@@ -797,9 +799,9 @@ LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewe
     const int64_t given = slices ? s->slice_tokens : 0;
     const int64_t in_dweight = rounds ? 0 : lk_head_rows_in_dweight(s, fewest) / 128 * 128;
     const int64_t one[] = {0, 4096, 2048, in_dweight}, lent = in_dweight > 512 ? in_dweight : 512;
-    const int64_t two[] = {4096, 2048, lent, 512, 256, 128, 64, 32};
-    const int64_t *const lengths = !slices || given ? &given : s->two_heads ? two : one;
-    const int count = !slices || given ? 1 : s->two_heads && s->chunk_tokens ? 8 : 4;
+    const int64_t two[] = {s->rows, 4096, 2048, lent, 512, 256, 128, 64, 32};
+    const int64_t *const lengths = !slices || given ? &given : s->two_heads ? two + !s->several_passes : one;
+    const int count = !slices || given ? 1 : (s->two_heads && s->chunk_tokens ? 8 : 4) + (s->two_heads && s->several_passes);
     int64_t best = 0;
     if (!lk_head_may_be(s, path)) return false;
     for (int i = 0; i < count; i++) {

@@ -154,6 +154,11 @@ int main()
                 "4 matmuls: exact");
     expect_text(two, 2400, "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
     expect_plans(two);
+    two.several_passes = true; /* a rank's: one slice has all tokens, so no logits are computed again; where it does not fit, as above */
+    expect_text(two, 2400, "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
+    two.vocab = two.classes = 32768;
+    expect_text(two, 3000, "1 x 8192 tokens, 1 x 32768 columns, f32 logits of 8192 tokens at a time, 4 matmuls: exact");
+    expect_plans(two);
     lk_head_shape weighted = shape_of(true, LK_DTYPE_BF16);
     const lk_head_plan plan = lk_head_fused_plan(weighted.rows, weighted.vocab, 0, weighted.vocab);
     const size_t bytes = lk_head_lay_out(&weighted, &plan, NULL).bytes;

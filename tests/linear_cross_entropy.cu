@@ -2030,15 +2030,16 @@ static void invariant(int variant)
 }
 
 /* Path 0 with every workspace from the smallest up is the path that the query says, by name, in the same workspace: the same
- * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens, and a tail column, for fused
- * gradients to be the cheaper ones. */
+ * plan and the same bits. `seen` is what device lk is told that there is. Enough tokens and columns for fused gradients to be the
+ * faster ones on this number of SMs. */
 static void choices_by_name(int direction, int seen)
 {
+    const bool many = test.sms > 8;
     int fused = 0, kept = 0;
-    for (int i = 0; i < test_pick(16, 8); i++) {
-        problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, 600, 16, 101);
-        p.on[MEAN] = p.on[WANT_DBIAS] = p.on[HAS_BIAS] = true, p.on[DWEIGHT_F32] = i % 2, p.on[FAST] = i % 4 > 1;
-        p.budget = i / 2 ? (size_t)12000 << i / 2 * test_pick(1, 2) : 0;
+    for (int i = 0; i < (many ? 15 : test_pick(16, 8)); i += many ? 7 : 1) {
+        problem p = plain(TEST_BF16, direction, LK_LINEAR_CROSS_ENTROPY_AUTO, many ? 1024 : 600, 16, many ? 16384 : 101);
+        p.on[MEAN] = p.on[WANT_DBIAS] = true, p.on[HAS_BIAS] = !many, p.on[DWEIGHT_F32] = i % 2, p.on[FAST] = i % 4 > 1;
+        p.budget = many ? (size_t)12000 << i : i / 2 ? (size_t)12000 << i / 2 * test_pick(1, 2) : 0;
         see_device(seen);
         run(p);
         fused += plan.path == FUSED, kept += plan.path != FUSED;
@@ -2054,9 +2055,9 @@ static void choices_by_name(int direction, int seen)
         collect(&p), settle(&p, false, "the path by name");
     }
     see_device(THIS_DEVICE);
-    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, FUSED) && direction != BACKWARD; /* CHUNKS come first */
+    const bool may = seen == THIS_DEVICE && has_path(TEST_BF16, FUSED);
     const bool some = kept > 0 || direction == FORWARD; /* its smallest plan is fused too */
-    if (!test_that(some && (fused > 0) == may)) test_detail("%d plans fused, %d not", fused, kept);
+    if (!test_that(some && ((fused > 0) == may || (may && direction == BACKWARD)))) /* which has no columns to keep */ test_detail("%d plans fused, %d not", fused, kept);
 }
 
 /* What the fused path is not for is refused in words, by the queries too. */
@@ -2598,7 +2599,7 @@ static void goal_plans(void)
         const lk_status status = lk_linear_cross_entropy_forward_backward_plan_bf16(&a, budget, &of);
         test_note("     vocab %6lld, dweight %s, %4zu MiB: %s\n", (long long)a.vocab, i % 2 ? "f32 " : "bf16", budget >> 20,
                   of.text);
-        const bool fused = fused_here && (a.vocab > 20000 || a.vocab % 8); /* of fewer columns the number of SMs says which is faster */
+        const bool fused = fused_here && a.vocab > 20000; /* of fewer columns the number of SMs says which is faster */
         const bool path = fused ? of.path == FUSED : of.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || (fused_here && of.path == FUSED);
         const bool good = status == LK_OK && path && whole_matmuls(&of, a.vocab) == 3 && of.exact && of.chunk_tokens >= 2048 &&
                           of.workspace_bytes <= budget && of.minimum_bytes <= (size_t)(i % 2 ? 24 : 240) << 20 &&
@@ -2930,7 +2931,7 @@ static void plans_again(void)
         const bool chose = fits && direction == BOTH && !a.path && !(a.chunk_tokens || a.panel_vocab || a.slice_tokens);
         fused += chose && of.path == FUSED, kept += chose && of.path != FUSED;
     }
-    if (!test_that(!fused_here || (fused > 100 && kept > 100))) test_detail("%d plans fused, %d not", fused, kept);
+    if (!test_that(!fused_here || (fused > 50 && kept > 50))) test_detail("%d plans fused, %d not", fused, kept);
     args_t a = {};
     plan_t of = {}; /* 2^63 bytes of panels and as many for sums of dx are more than any budget, and no fewer when they wrap */
     a.x = a.weight = a.target = a.dx = dummy, a.tokens = INT32_MAX, a.hidden = a.vocab = 1 << 30;
