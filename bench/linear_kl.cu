@@ -433,7 +433,7 @@ static void describe(bench_case *c, const shape *s)
 int main(int argc, char **argv)
 {
     static bench_case cases[CASES], hosts[HOSTS];
-    static char remarks[CASES][300];
+    static char remarks[CASES][330];
     for (int k = 0; k < CASES; k++) {
         describe(&cases[k], &shapes[k]);
         const lk_linear_kl_plan plan = plan_of(&cases[k]);

@@ -1332,6 +1332,13 @@ LK_KERNEL void __launch_bounds__(1024) lk_srms_norm_row_sum_kernel(const __grid_
     lk_put_as(to, call.to_dtype, out, call.accumulate ? lk_get_as(to, call.to_dtype, out) + sum : sum);
 }
 
+LK_HOST lk_status lk_srms_norm_sum_rows(const char *op, const lk_device *device, const lk_srms_norm_row_sum &sum,
+                                        cudaStream_t stream)
+{
+    const int64_t blocks = lk_ceil_div(sum.cols, 32) * sum.groups * (sum.to[1] ? 2 : 1);
+    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, blocks, 1, 1024, 0, stream, sum);
+}
+
 /* ---- The launch of backward ---------------------------------------------------------------------------------------------- */
 
 /* Whether the weight of all vectors is of T, on 16 bytes, or NULL. */
@@ -1465,12 +1472,12 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device,
                                         : lk_srms_norm_backward_choose<T, T>(layout),
                                   layout.grid, layout.cluster, layout.threads, layout.smem, stream, layout.call);
     if (status || !(a.dweight || a.dbias)) return status;
-    const int64_t partials = layout.call.partials, pitch = layout.call.pitch, results = a.dweight && a.dbias ? 2 : 1;
-    const lk_srms_norm_row_sum sum = {(const float *)a.workspace, {a.dweight ? a.dweight : a.dbias, results > 1 ? a.dbias : NULL},
+    const int64_t partials = layout.call.partials, pitch = layout.call.pitch;
+    const lk_srms_norm_row_sum sum = {(const float *)a.workspace, {a.dweight ? a.dweight : a.dbias, a.dweight ? a.dbias : NULL},
                                       a.dweight_dtype, a.accumulate,
                                       partials / a.groups, partials % a.groups, a.cols, pitch, a.groups, partials * pitch,
                                       layout.call.in.offset, layout.call.in.offset_step, LK_VEC<T> - 1};
-    return lk_launch_pdl(op, device, lk_srms_norm_row_sum_kernel, lk_ceil_div(a.cols, 32) * a.groups * results, 1, 1024, 0, stream, sum);
+    return lk_srms_norm_sum_rows(op, device, sum, stream);
 }
 
 template <class T>
