@@ -370,8 +370,8 @@ struct LinearCrossEntropyBackward : Node {
 // there is a buffer of lk's for 64 rows, for each 64 rows, and 1 KiB besides: exponentials need more numbers a row than logits of
 // their type. lk may choose the other of the two for more rows than 64; forward keeps nothing where that does not fit.
 // classes: of all ranks; 0: they are not split.
-static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight, const Tensor &target, double label_smoothing,
-                               bool fast_logits, int64_t max_counted, int64_t classes)
+static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight, const Tensor &target, const Maybe &bias,
+                               double softcap, double label_smoothing, bool fast_logits, int64_t max_counted, int64_t classes)
 {
     if (!keep || probable(target) || weight.dim() != 2 || x.device().type() != LK_DEVICE_TYPE) return 0;
     const Stream on_device(x);
@@ -382,7 +382,8 @@ static c10::SymInt saved_bytes(bool keep, const Tensor &x, const Tensor &weight,
     const std::optional<int64_t> number = tokens.maybe_as_int();
     a.tokens = number.value_or(64), a.max_counted = number ? max_counted : 0;
     a.vocab = weight.sym_size(0).guard_int(__FILE__, __LINE__), a.hidden = weight.sym_size(1).guard_int(__FILE__, __LINE__);
-    a.fast_logits = fast_logits, a.label_smoothing = (float)label_smoothing;
+    a.fast_logits = fast_logits, a.label_smoothing = (float)label_smoothing, a.softcap = (float)softcap;
+    a.bias = has(bias) ? &a : nullptr; // there is one
     split.parallel.vocab_total = classes, split.parallel.ranks = 1;
     if (saved_bytes_of(x.scalar_type(), split, &bytes) != LK_OK) return 0;
     if (number) return (int64_t)bytes;
@@ -419,7 +420,8 @@ Tensor linear_cross_entropy(PARAMETERS, bool keep, const Maybe &grad_scale)
         return loss;
     }
     const auto node = make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor()));
-    const c10::SymInt bytes = saved_bytes(keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits, max_counted, 0);
+    const c10::SymInt bytes = saved_bytes(keep && !batch_invariant, x, weight, target, bias, softcap, label_smoothing, fast_logits,
+                                        max_counted, 0);
     Tensor loss, lse, lse_low, saved;
     {
         const Below below;
@@ -469,7 +471,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RAN
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
-    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, label_smoothing, fast_logits,
+    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, bias, softcap, label_smoothing, fast_logits,
                                           max_counted, classes);
     Tensor loss, lse, lse_low, others, entropy, argmax, more, saved;
     {
