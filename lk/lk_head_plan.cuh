@@ -789,8 +789,8 @@ LK_HOST void lk_head_plan_begin(lk_head_planner *p, const lk_head_shape *shape)
 /* A plan of CHUNKS. Without slices it stores the logits of a chunk, and dZ overwrites them. With slices it stores a chunk's dZ, and
  * f32 logits of one slice. One head takes the first length of `one` that fits: 0 means no slices, the last one fits into dweight.
  * Two heads take the fewest chunks, and the first length of `two` that allows them; its first one is for several passes alone.
- * Slices below 512 tokens, which do not keep
- * tensor cores busy, are only for a caller's chunk_tokens. rounds: as in lk_head_plan. */
+ * Slices below 512 tokens, which do not keep tensor cores busy, are only for a caller's chunk_tokens. rounds: as in
+ * lk_head_plan. */
 LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewest, lk_head_plan *plan, bool rounds = false)
 {
     const lk_head_shape *const s = &p->shape;
@@ -801,7 +801,7 @@ LK_HOST bool lk_head_plan_chunks(lk_head_planner *p, size_t budget, int64_t fewe
     const int64_t one[] = {0, 4096, 2048, in_dweight}, lent = in_dweight > 512 ? in_dweight : 512;
     const int64_t two[] = {s->rows, 4096, 2048, lent, 512, 256, 128, 64, 32};
     const int64_t *const lengths = !slices || given ? &given : s->two_heads ? two + !s->several_passes : one;
-    const int count = !slices || given ? 1 : (s->two_heads && s->chunk_tokens ? 8 : 4) + (s->two_heads && s->several_passes);
+    const int count = !slices || given ? 1 : (s->two_heads && s->chunk_tokens ? 8 : 4) + s->several_passes;
     int64_t best = 0;
     if (!lk_head_may_be(s, path)) return false;
     for (int i = 0; i < count; i++) {

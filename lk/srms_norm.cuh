@@ -47,7 +47,7 @@
  *                     blocks. It is compiled without weight and bias, with ones that the threads hold, and with any. Few rows
  *                     of up to 1024 vectors have a block each, with 2 vectors per thread
  *   forward of short  lk_srms_norm_forward_short_kernel: many rows of at most 32 vectors, of T alone and without bias, as norms
- *   rows              per head have; a team's threads have 4 rows each
+ *   rows              per head have; a team's threads have 2 rows each
  *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight, dweight or
  *                     dbias, else 512, and 4 vectors per thread in shared memory. With one of these there are as many blocks as
  *                     run at once, and a team has many rows
@@ -1114,7 +1114,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
             const lk_srms_norm_where<true> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
             lk_srms_norm_backward_put<T, Res, Dy, Weight, Reread>(call, here, sums[Weight ? u : 0], w[Weight ? u : 0], where);
         }
-        LK_NO_UNROLL for (int u = 0; u < Vecs; u++) { /* apart from the loop above, whose registers are all in use */
+        LK_NO_UNROLL for (int u = 0; u < Vecs; u++) { /* the loop above has no register left */
             if (!bias || u * 32 >= count) break;
             lk_srms_norm_add_bias<Dy, Num, true>(bias + u * Num / 4 * 128, 128, call.in, {row, 0, 0, slot + u * 32});
         }

@@ -656,7 +656,7 @@ static void many_rows(int type, int direction, int path)
             if (direction == BACKWARD) p.has[DWEIGHT] = true;
             check(&p);
         }
-    for (int groups = 1; groups <= 2 && direction == BACKWARD; groups++) { /* dbias is the sum of several parts */
+    for (int groups = 1; groups <= 2 && direction == BACKWARD; groups++) { /* dbias is the sum of many teams */
         problem p = drawn(type, direction, path, 1100, 9, 310 + groups, PACKED);
         p.groups = groups, p.has[DBIAS] = p.has[DY] = true, p.has[DWEIGHT] = groups == 2;
         check(&p);

@@ -964,25 +964,25 @@ static inline lk_status test_split_calls(const Problem *p, test_rank_call<Proble
 static inline lk_status test_broken_gather(void *, const void *, void *, size_t, cudaStream_t) { return (lk_status)77; }
 static inline lk_status test_broken_reduce(void *, void *, int64_t, cudaStream_t) { return (lk_status)78; }
 
-/* The sum of a tensor's parts, one of each rank, `apart` bytes from each other. */
-template <class Layout> static inline void test_sum_parts(const Layout &l, const char *parts, size_t apart, void *sums)
+/* The sum of a tensor's parts, one of each rank, each `step` bytes behind the one before. */
+template <class Layout> static inline void test_sum_parts(const Layout &l, const char *parts, size_t step, void *sums)
 {
     for (int64_t row = 0; row < l.rows; row++)
         for (int64_t c = 0; c < l.cols; c++) {
             double sum = 0;
             for (int rank = 0; rank < test_ranks.count; rank++)
-                sum += (double)test_get(l.type, parts + (size_t)rank * apart, row * l.stride + c);
+                sum += (double)test_get(l.type, parts + (size_t)rank * step, row * l.stride + c);
             test_put(l.type, sums, row * l.stride + c, (float)sum);
         }
 }
 
 /* The same of parts in device memory. */
-template <class Layout> static inline void test_sum_device_parts(const Layout &l, const void *parts, size_t apart, void *sums)
+template <class Layout> static inline void test_sum_device_parts(const Layout &l, const void *parts, size_t step, void *sums)
 {
-    const size_t bytes = (size_t)(l.rows * l.stride) * (size_t)test_type_bytes[l.type] + (size_t)(test_ranks.count - 1) * apart;
+    const size_t bytes = (size_t)(l.rows * l.stride) * (size_t)test_type_bytes[l.type] + (size_t)(test_ranks.count - 1) * step;
     char *const host = (char *)malloc(bytes + 1);
     TEST_CUDA(cudaMemcpy(host, parts, bytes, cudaMemcpyDeviceToHost));
-    test_sum_parts(l, host, apart, sums);
+    test_sum_parts(l, host, step, sums);
     free(host);
 }
 
@@ -1031,7 +1031,7 @@ template <class Args> struct test_bad_rank {
     void (*spoil)(Args *a);
 };
 
-/* Wrong numbers of ranks, of which there are two, as rows of a table of these. vocab: the field of a rank's columns. */
+/* Wrong numbers of a rank, where there are two ranks, as rows of a table of these. vocab: the field of a rank's columns. */
 #define TEST_BAD_RANKS(call, vocab)                                                                                            \
     TEST_BAD_RANK(call, "parallel.vocab_total is 0; this call is for columns that are split over ranks", a->parallel = {}),    \
     TEST_BAD_RANK(call, "parallel.vocab_total is 0; this call", a->parallel.vocab_total = 0),                                  \

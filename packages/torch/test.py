@@ -1698,9 +1698,9 @@ def kept_logits():
             ("32 classes", lambda: LF.linear_cross_entropy(x, w[:32], t % 32, reduction="none", keep=True), 4),
             ("hidden 12", lambda: loss(x[:, :12], w[:, :12].contiguous()), 4),
             ("many tokens", lambda: LF.linear_cross_entropy(*long, reduction="none", keep=True), 2 if able else 4)):
-        tokens, classes_up = (many[0], -(-many[2] // 64) * 64) if name == "many tokens" else (70, 64)
-        size, whole = kept_bytes(f), each * classes_up * tokens
-        verdict(f"{name}: {each} bytes a logit are kept", whole <= size <= whole + (16 * tokens + 4096 if each else 0), f"{size} bytes")
+        tokens, columns, more = (many[0], -(-many[2] // 64) * 64, 12 * many[0] + 4096) if name == "many tokens" else (70, 64, 4096)
+        size, whole = kept_bytes(f), each * columns * tokens  # columns are rounded up
+        verdict(f"{name}: {each} bytes a logit are kept", whole <= size <= whole + (more if each else 0), f"{size} bytes")
     kept_or_not()
 
 
@@ -1708,7 +1708,7 @@ def kept_or_not():
     """Shapes for which lk keeps the other of logits and exponentials for 64 tokens, on the simulator's 4 SMs. A program for any
     number of tokens makes a buffer from what it keeps for 64, and runs without where that does not do."""
     shapes = [(1024, 12, 600, False, 0), (257, 960, 2048, False, 4), (128, 1200, 2560, True, 2)]
-    for tokens, hidden, vocab, fast, each in shapes + [(512, 4092, 16384, False, 0)] * CUDA:  # the last is that of an H200
+    for tokens, hidden, vocab, fast, each in shapes + [(1024, 12, 16384, False, 0)] * CUDA:  # the last is that of an H200
         x, w, t = leaf(normal(tokens, hidden), BF16), leaf(normal(vocab, hidden) * 0.03, BF16), classes(vocab, tokens)
         up = normal(tokens).to(D)
 

@@ -471,8 +471,8 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RAN
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
-    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, bias, softcap, label_smoothing, fast_logits,
-                                          max_counted, classes);
+    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, bias, softcap, label_smoothing,
+                                          fast_logits, max_counted, classes);
     Tensor loss, lse, lse_low, others, entropy, argmax, more, saved;
     {
         const Below below;

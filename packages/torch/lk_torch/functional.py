@@ -750,7 +750,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     matmuls, not three. A logit takes 4 bytes; with fast_logits and a 16-bit input it takes 2. In bfloat16 on sm_90a (H100,
     H200) without label_smoothing, exponentials of 2 bytes are kept instead, if there are more than 2 * hidden classes, or more
     than 2048 and no multiple of 8, and if logits would take more time: many tokens. For these, hidden must be a multiple of 8.
-    Where it is not, keep changes nothing. Nor does it with batch_invariant, or for any other mean or sum, which makes its gradients in forward.
+    Where it is not, keep changes nothing. Nor does it with batch_invariant, or for any other mean or sum, which makes its
+    gradients in forward.
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes, a vocabulary-parallel head. Then
     linear_weight and linear_bias are this rank's rows, and ranks have them in order; all ranks have as many, or shards says how
