@@ -621,7 +621,7 @@ static void verify(const problem *p)
     double **const all[] = {&dz, &dz_slack, &own};
     for (int i = 0; i < 3; i++) *all[i] = (double *)test_room(*all[i], &room_bytes[3 + i], (size_t)((n + 2) * v) * sizeof(double));
     has_id = (bool *)test_room(has_id, &room_bytes[6], (size_t)(n * v) * sizeof(bool));
-    memset(has_id, 0, (size_t)(n * v) * sizeof(bool));
+    if (n && v) memset(has_id, 0, (size_t)(n * v) * sizeof(bool));
     for (int64_t row = 0; row < n; row++)
         for (int k = 0; k < p->ids; k++)
             if (status_of(p, row, k) == GOOD) has_id[row * v + id_of(p, row, k)] = true;
