@@ -18,7 +18,7 @@
  *                    with valid_rows = the number of rows that are not ignored, weight_sum = the sum of w[target[r]] over those
  *                    of them with a good target, D = weight_sum with class weights, else valid_rows
  *                    with the option denominator both sums are divided by it: D and valid_rows are this number then
- *   backward   f = h = upstream, times row_weight[r]; for mean f is divided by D, h by valid_rows
+ *   backward   f = h = upstream upstream_value, times row_weight[r]; for mean f is divided by D, h by valid_rows
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
  *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]; S as 1 - p[r,y]
@@ -61,7 +61,9 @@
  *            and +inf among its logits still make them NaN.)
  *            zero_padding: the columns behind vocab of each row of dlogits become 0 too.
  *            For an expanded upstream of PyTorch, whose stride is 0, pass one value and upstream_per_row 0. A NULL upstream is
- *            1, not 0; a NULL dlse or dentropy is 0.
+ *            1, not 0; a NULL dlse or dentropy is 0. An upstream that the host knows, as 1 / micro_batches, is upstream_value:
+ *            it needs no memory of the device. With accumulate_loss the losses of micro-batches add up in one place, which
+ *            the caller has set to 0 before the first.
  *            Mean over nothing (D is 0, since all rows are ignored or all weights are 0): loss and z-loss are NaN. With
  *            zero_when_empty they are 0, unless a row's loss is NaN. f and h are 0; dlse and dentropy are still added.
  *            denominator: for a mean over several calls (micro-batches, devices), the sum of their valid_rows or weight_sum.
@@ -177,6 +179,8 @@ typedef struct {
     float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor k; finite, at least 0; 0: off */
+    float upstream_value;      /* B FB: a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
+    int accumulate_loss;       /* F FB: not 0: loss and z_loss_out are added to what is there */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
     int reduction;             /* LK_REDUCTION_* */
     int zero_when_empty;       /* F FB: not 0: a mean over nothing is 0 instead of NaN */
@@ -346,8 +350,8 @@ LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, 
         r.class_loss = label.bad && by == 0.0f ? 0.0f : by * r.class_loss, r.z_loss *= by;
     }
     if (!call.row_losses.loss) {
-        if (a.loss) a.loss[row] = r.class_loss + r.z_loss;
-        if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
+        if (a.loss) lk_put_or_add(a.loss + row, r.class_loss + r.z_loss, a.accumulate_loss);
+        if (a.z_loss_out) lk_put_or_add(a.z_loss_out + row, r.z_loss, a.accumulate_loss);
         return;
     }
     call.row_losses.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
@@ -1015,7 +1019,7 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
     return lk_sum_warp(x);
 }
 
-/* What a row's gradient loads besides logits, target and class weight. f: upstream times row_weight; over, valid: as in the call. */
+/* What a row's gradient loads besides logits, target and class weight. f: upstream upstream_value row_weight; over, valid: as in the call. */
 typedef struct {
     float f, dlse, lse, lse_low, over;
     int64_t valid;
@@ -1027,9 +1031,10 @@ template <bool backward> LK_DEVICE lk_ce_loads lk_ce_load(const lk_cross_entropy
     const lk_cross_entropy_args &a = call.a;
     lk_ce_loads in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, call.valid};
     if (!wanted) return in;
+    in.f = a.upstream_value;
     if (backward) in.lse = a.lse[row];
     if (backward && a.lse_low) in.lse_low = a.lse_low[row];
-    if (a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0];
+    if (a.upstream) in.f *= a.upstream[a.upstream_per_row ? row : 0];
     if (a.row_weight) in.f *= a.row_weight[row];
     if (a.dlse) in.dlse = a.dlse[row];
     if (a.reduction == LK_REDUCTION_MEAN && call.valid_rows) in.valid = *call.valid_rows;
@@ -1920,8 +1925,8 @@ LK_KERNEL void __launch_bounds__(Threads) lk_cross_entropy_sum_kernel(const __gr
         else s.loss = __fdiv_rn(s.loss, over);
         if (over != 0.0f && z) s.z = __fdiv_rn(s.z, valid);
     }
-    if (a.loss) *a.loss = s.loss + s.z;
-    if (a.z_loss_out) *a.z_loss_out = s.z;
+    if (a.loss) lk_put_or_add(a.loss, s.loss + s.z, a.accumulate_loss);
+    if (a.z_loss_out) lk_put_or_add(a.z_loss_out, s.z, a.accumulate_loss);
     if (a.valid_rows) *a.valid_rows = s.count;
     if (a.weight_sum) *a.weight_sum = s.weight;
 }
@@ -2058,6 +2063,7 @@ typedef struct {
     size_t bytes;
     int64_t ids_per_row, most_ids; /* 0: rows have a target */
     const lk_vocab_parallel *parallel;
+    bool other_gradients; /* dlogp or dtail: where they are given, a NULL upstream is 0 */
 } lk_ce_more;
 /* A place of such a list that has no tensor has no name. list: NULL where there is none. */
 LK_HOST lk_tensor lk_ce_added(const lk_tensor *list, int i)
@@ -2133,6 +2139,8 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     if (!query && prob && a->target) lk_reject(&checks, LK_ERR_VALUE, "target_prob is given, so target must be NULL");
     if (a->rows < 2) a->logits_stride = a->dlogits_stride = end;
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    const bool from_ids = more && more->other_gradients && !a->upstream; /* then the loss has no gradient, unless one is given */
+    if (a->upstream_value == 0.0f && !from_ids) a->upstream_value = 1.0f;
     if (a->dlogits_dtype == LK_DTYPE_T) a->dlogits_dtype = lk_dtype<T>;
     const bool is_16 = sizeof(T) == 4 && (a->dlogits_dtype == LK_DTYPE_F16 || a->dlogits_dtype == LK_DTYPE_BF16);
     if (prob && a->dlogits_dtype == LK_DTYPE_E5M2)
@@ -2184,8 +2192,8 @@ LK_HOST lk_status lk_cross_entropy_run_backward(const char *op, const lk_device 
 
 /* forward and forward_backward. Rows are read where an output per row or a reduced loss is wanted. The
  * gradients of a mean without denominator need the counts first, where rows may be ignored or have weights. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call, bool gradient,
+template <class T, bool gradient>
+LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                             cudaStream_t stream)
 {
     lk_cross_entropy_args &a = call.a;
@@ -2198,10 +2206,11 @@ LK_HOST lk_status lk_cross_entropy_run_rows(const char *op, const lk_device *dev
     if (before) call.counts = (lk_ce_counts *)a.workspace, call.valid_rows = &call.counts->valid_rows;
     if (before && a.class_weight) call.over = &call.counts->weight_sum;
     if (before || asked) status = lk_cross_entropy_count(op, device, call, stream);
-    if (!status && a.rows > 0 && (gradient || rowwise))
-        status = gradient                        ? lk_cross_entropy_rows<T, LK_BOTH>(op, device, call, stream)
-                 : lk_cross_entropy_is_plain(&a) ? lk_cross_entropy_plain<T>(op, device, call, stream)
-                                                 : lk_cross_entropy_gradient<T, LK_FORWARD, false>(op, device, call, stream);
+    if (!status && a.rows > 0 && (gradient || rowwise)) {
+        if constexpr (gradient) status = lk_cross_entropy_rows<T, LK_BOTH>(op, device, call, stream);
+        else if (lk_cross_entropy_is_plain(&a)) status = lk_cross_entropy_plain<T>(op, device, call, stream);
+        else status = lk_cross_entropy_gradient<T, LK_FORWARD, false>(op, device, call, stream);
+    }
     if (!status && reduced) status = lk_cross_entropy_sum(op, device, call, stream);
     return status;
 }
@@ -2232,16 +2241,15 @@ LK_HOST lk_status lk_cross_entropy_fill_call(const char *op, const lk_cross_entr
     return LK_OK;
 }
 
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
-                                       cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_cross_entropy_run(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
     lk_cross_entropy_call call = {};
     lk_device device = {};
     const lk_status status = lk_cross_entropy_fill_call<T>(op, args, LK_CE_LABELS, direction, &device, &call);
     if (status) return status;
-    return direction == LK_BACKWARD ? lk_cross_entropy_run_backward<T>(op, &device, call, stream)
-                                    : lk_cross_entropy_run_rows<T>(op, &device, call, direction == LK_BOTH, stream);
+    if constexpr (direction == LK_BACKWARD) return lk_cross_entropy_run_backward<T>(op, &device, call, stream);
+    else return lk_cross_entropy_run_rows<T, direction == LK_BOTH>(op, &device, call, stream);
 }
 template <class T>
 LK_HOST lk_status lk_cross_entropy_query(const char *op, const lk_cross_entropy_args *args, lk_direction direction,

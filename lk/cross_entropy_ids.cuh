@@ -182,7 +182,6 @@ LK_DEVICE lk_ce_ids lk_ce_ids_load(const lk_ce_ids_call &call, int64_t row, bool
 LK_DEVICE lk_ce_upstream lk_ce_ids_load_upstream(const lk_ce_ids_call &call, int64_t row)
 {
     lk_ce_upstream up = lk_ce_load_upstream<false, false>(call.all, row, 0);
-    if (!call.all.a.upstream && (call.x.dlogp || call.x.dtail)) up.f = up.h = 0.0f;
     if (call.direction == LK_BACKWARD) up.lse = call.lse[row];
     if (call.direction == LK_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
     return up;
@@ -679,7 +678,7 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
          {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
          {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
         ranks ? ranks->bytes : lk_ce_ids_bytes(x, direction), args->ids_per_row, LK_CE_IDS_MOST,
-        ranks ? ranks->parallel : NULL};
+        ranks ? ranks->parallel : NULL, x->dlogp || x->dtail};
     if (ranks) more.list[7] = ranks->list[0], more.list[8] = ranks->list[1];
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, device, &x->common, &more);
 }
@@ -701,6 +700,7 @@ LK_HOST lk_cross_entropy_call lk_ce_ids_rows(const lk_ce_ids_call &call)
     if (reduced) a.valid_rows = NULL, a.weight_sum = NULL; /* the sum kernel writes them */
     if (call.direction == LK_BACKWARD) a.z_loss = 0.0f;
     if (call.direction != LK_FORWARD) a.upstream = call.space.upstream, a.upstream_per_row = 1, a.dlse = call.space.dlse;
+    a.upstream_value = 1.0f; /* it is in space.upstream */
     if (both && a.z_loss > 0.0f && !a.lse) a.lse = call.space.lse;
     if (both && a.dentropy && !a.entropy) a.entropy = call.space.entropy;
     if (call.tail && call.direction == LK_BACKWARD) { /* lk_ce_ids_put_tail's */
@@ -729,9 +729,8 @@ LK_HOST lk_status lk_ce_tail_launch(const char *op, const lk_device *device, con
 }
 
 /* One call in one direction; forward_backward without a tail. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
-                                           cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
 {
     lk_ce_ids_call call = {};
     lk_device device = {};
@@ -742,7 +741,8 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
     lk_cross_entropy_args &a = call.all.a;
     if (lk_ce_ids_has_tail(&call.x, direction)) call.tail = call.x.tail ? call.x.tail : call.space.tail;
     lk_cross_entropy_call rows = lk_ce_ids_rows(call);
-    const bool back = direction == LK_BACKWARD, reduced = !back && lk_cross_entropy_reduced(&a), some = a.rows > 0;
+    constexpr bool back = direction == LK_BACKWARD;
+    const bool reduced = !back && lk_cross_entropy_reduced(&a), some = a.rows > 0;
     /* Only ids that may be skipped leave a row out of the count, which the gradients of a mean need first. */
     const bool counts = direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && some &&
                         (a.use_ignore_index || call.x.target_weight);
@@ -760,10 +760,12 @@ LK_HOST lk_status lk_cross_entropy_run_ids(const char *op, const lk_cross_entrop
         status = lk_cross_entropy_count(op, &device, rows, stream);
         if (!status) status = lk_launch_pdl(op, &device, read, blocks, 1, threads, 0, stream, call); /* with the count */
     }
-    if (!status && !back) status = lk_cross_entropy_run_rows<T>(op, &device, rows, direction == LK_BOTH, stream);
-    if (!status && back && some) status = lk_cross_entropy_rows<T, LK_BACKWARD>(op, &device, rows, stream);
-    if (!status && some && !back && call.tail)
-        status = lk_ce_tail_launch<T>(op, &device, a, call, stream);
+    if constexpr (back) {
+        if (!status && some) status = lk_cross_entropy_rows<T, LK_BACKWARD>(op, &device, rows, stream);
+    } else {
+        if (!status) status = lk_cross_entropy_run_rows<T, direction == LK_BOTH>(op, &device, rows, stream);
+        if (!status && some && call.tail) status = lk_ce_tail_launch<T>(op, &device, a, call, stream);
+    }
     if (!status && some)
         status = lk_launch_pdl(op, &device,
                                a.dlogits_dtype == LK_DTYPE_E5M2 ? lk_cross_entropy_ids_write_kernel<T, true>
@@ -789,18 +791,17 @@ LK_HOST lk_status lk_cross_entropy_run_ids_halves(const char *op, const lk_cross
     if (!a.lse_low) a.lse_low = saved.lse_low;
     if (!a.entropy) a.entropy = saved.entropy;
     if (!x.tail) x.tail = saved.tail;
-    status = lk_cross_entropy_run_ids<T>(op, &x, LK_FORWARD, stream);
+    status = lk_cross_entropy_run_ids<T, LK_FORWARD>(op, &x, stream);
     a.bad_targets = NULL; /* forward has counted them */
-    return status ? status : lk_cross_entropy_run_ids<T>(op, &x, LK_BACKWARD, stream);
+    return status ? status : lk_cross_entropy_run_ids<T, LK_BACKWARD>(op, &x, stream);
 }
 
-template <class T>
-LK_HOST lk_status lk_cross_entropy_ids_run(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,
-                                           cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_cross_entropy_ids_run(const char *op, const lk_cross_entropy_ids_args *args, cudaStream_t stream)
 {
-    const bool halves = direction == LK_BOTH && lk_ce_ids_has_tail(args, direction);
-    return halves ? lk_cross_entropy_run_ids_halves<T>(op, args, stream)
-                  : lk_cross_entropy_run_ids<T>(op, args, direction, stream);
+    if constexpr (direction == LK_BOTH)
+        if (lk_ce_ids_has_tail(args, direction)) return lk_cross_entropy_run_ids_halves<T>(op, args, stream);
+    return lk_cross_entropy_run_ids<T, direction>(op, args, stream);
 }
 template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_query(const char *op, const lk_cross_entropy_ids_args *args, lk_direction direction,

@@ -545,9 +545,9 @@ template <class T> LK_HOST lk_status lk_ce_ids_step(void *of, lk_direction step)
     return lk_ce_ids_run_backward<T>(*job);
 }
 
-template <class T>
+template <class T, lk_direction direction>
 LK_HOST lk_status lk_cross_entropy_ids_parallel_run(const char *op, const lk_cross_entropy_ids_parallel_args *args,
-                                                    lk_direction direction, cudaStream_t stream)
+                                                    cudaStream_t stream)
 {
     lk_ce_ids_job job;
     const lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, stream, &job);

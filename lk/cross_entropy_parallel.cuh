@@ -145,7 +145,7 @@ LK_HOST lk_status lk_ce_ranks_check(const char *op, lk_cross_entropy_parallel_ar
     lk_tensor list[2] = {};
     lk_ranks_place(x->parallel, direction, a->rows, lk_ce_state_bytes(a), 4, a->statistics ? 8 : 16, &arena, &x->states,
                    &x->all_states, &list);
-    *more = {{list[0], list[1]}, arena.used, 0, 0, &x->parallel};
+    *more = {{list[0], list[1]}, arena.used, 0, 0, &x->parallel, false};
     return LK_OK;
 }
 
@@ -230,9 +230,8 @@ LK_HOST lk_status lk_ce_ranks_finish(const char *op, const lk_cross_entropy_para
     return status ? status : lk_cross_entropy_run_finish(op, &job.device, job.call, stream);
 }
 
-template <class T>
-LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_parallel_args *args,
-                                                lk_direction direction, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_parallel_args *args, cudaStream_t stream)
 {
     lk_ce_ranks_job job;
     lk_cross_entropy_parallel_args x;

@@ -407,16 +407,15 @@ LK_HOST lk_status lk_cross_entropy_run_prob_backward(const char *op, const lk_de
     return call.a.rows > 0 ? lk_cross_entropy_prob<T, true>(op, device, call, stream) : LK_OK;
 }
 
-template <class T>
-LK_HOST lk_status lk_cross_entropy_probabilities_run(const char *op, const lk_cross_entropy_args *args, lk_direction direction,
-                                                     cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_cross_entropy_probabilities_run(const char *op, const lk_cross_entropy_args *args, cudaStream_t stream)
 {
     lk_cross_entropy_call call = {};
     lk_device device = {};
     const lk_status status = lk_cross_entropy_fill_call<T>(op, args, LK_CE_PROBABILITIES, direction, &device, &call);
     if (status) return status;
-    return direction == LK_BACKWARD ? lk_cross_entropy_run_prob_backward<T>(op, &device, call, stream)
-                                    : lk_cross_entropy_run_prob<T>(op, &device, call, stream);
+    if constexpr (direction == LK_BACKWARD) return lk_cross_entropy_run_prob_backward<T>(op, &device, call, stream);
+    else return lk_cross_entropy_run_prob<T>(op, &device, call, stream);
 }
 template <class T>
 LK_HOST lk_status lk_cross_entropy_probabilities_query(const char *op, const lk_cross_entropy_args *args,

@@ -86,6 +86,8 @@ typedef struct {
     float softcap;           /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
     float teacher_softcap;   /* likewise */
     float beta;              /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
+    float upstream_value;    /* B FB a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
+    int accumulate_loss;     /* F FB not 0: loss is added to what is there */
     int divergence;          /* LK_KL_*; 0: FORWARD */
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
     int path;                /* LK_KL_*; 0 chooses */
@@ -511,7 +513,7 @@ LK_DEVICE void lk_kl_finish(float (&sum)[Sums], const lk_row<T> &row, bool plain
         return;
     }
     const float weight = a.row_weight ? a.row_weight[row.number] : 1.0f; /* read again: it is not held in a register */
-    if (a.loss) a.loss[row.number] = weight == 0.0f ? 0.0f : weight * sum[0];
+    if (a.loss) lk_put_or_add(a.loss + row.number, weight == 0.0f ? 0.0f : weight * sum[0], a.accumulate_loss);
     if (a.entropy) a.entropy[row.number] = LK_LN2 * sum[1];
 }
 
@@ -630,7 +632,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         if (Divergence == LK_KL_JENSEN_SHANNON) sum[LK_KL_SUMS(Divergence) - 1] = of.of_student;
     }
     if (a.dlogits) {
-        const float upstream = read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f;
+        const float upstream = a.upstream_value * (read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f);
         const float mixed = Divergence == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
         const float low_p = plain ? p.low : 0.0f, low_q = plain ? q.low : 0.0f;
         const float mean = sum[Divergence == LK_KL_JENSEN_SHANNON ? 2 : 0] + LK_LN2 * (low_p - low_q);
@@ -678,6 +680,7 @@ template <class Args> LK_HOST void lk_kl_fill_in(Args *a)
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
     if (a->teacher_scale == 0.0f) a->teacher_scale = 1.0f;
     if (a->beta == 0.0f) a->beta = 0.5f;
+    if (a->upstream_value == 0.0f) a->upstream_value = 1.0f;
 }
 
 /* What kl_parallel.cuh adds to the checks. */
@@ -772,8 +775,8 @@ LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk
                          call);
 }
 
-template <class T>
-LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, lk_direction direction, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_kl_run(const char *op, const lk_kl_args *args, cudaStream_t stream)
 {
     lk_kl_args a = {};
     lk_device device = {};

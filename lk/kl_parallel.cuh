@@ -140,7 +140,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(cons
     const lk_lse student = all.of.student, teacher = all.of.teacher;
     if (call.states) call.states[row] = all;
     if (call.between) return;
-    if (a.loss) a.loss[row] = read ? weight * all.divergence : 0.0f;
+    if (a.loss) lk_put_or_add(a.loss + row, read ? weight * all.divergence : 0.0f, a.accumulate_loss);
     if (a.entropy) a.entropy[row] = all.entropy;
     if (a.lse) a.lse[row] = read ? lk_lse_log({call.scale * student.max, student.sum}) : 0.0f;
     if (a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({call.teacher_scale * teacher.max, teacher.sum}) : 0.0f;
@@ -243,9 +243,8 @@ template <class T> LK_HOST lk_status lk_kl_ranks_finish(const char *op, const lk
     return status || x.common.rows == 0 ? status : lk_kl_run_merge(op, &device, x, false, stream);
 }
 
-template <class T>
-LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *args, lk_direction direction,
-                                     cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *args, cudaStream_t stream)
 {
     lk_device device = {};
     lk_kl_ranks_job job = {op, &device, stream, {}};

@@ -208,6 +208,8 @@ typedef struct {
     float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor; finite, at least 0; 0: off */
+    float upstream_value;      /* B FB a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
+    int accumulate_loss;       /* F FB not 0: loss and z_loss_out are added to what is there */
     int use_ignore_index;      /* not 0: tokens with target = ignore_index are ignored */
     int reduction;             /* LK_REDUCTION_* */
     int zero_when_empty;       /* F FB not 0: a mean over nothing is 0 instead of NaN */
@@ -262,6 +264,13 @@ typedef struct {
     X##_PLANNED(linear_cross_entropy, backward, LK_BACKWARD, linear_cross_entropy, T)                                          \
     X##_SAVED(linear_cross_entropy, T)
 #define LK_PROTOTYPE_SAVED(op, T) LK_API lk_status lk_##op##_saved_bytes_##T(const lk_##op##_args *args, size_t *bytes);
+#define LK_IF_forward_SAVED(op, T) LK_PROTOTYPE_SAVED(op, T) LK_EMIT_SAVED(op, T) /* with LK_DEFINE_ONLY forward brings it */
+#define LK_IF_backward_SAVED(op, T)
+#define LK_IF_forward_backward_SAVED(op, T)
+#define LK_IF_finish_SAVED(op, T)
+#if !LK_CUDA
+#define LK_EMIT_SAVED(op, T)
+#endif
 #define LK_DECLARE_LINEAR_CROSS_ENTROPY(T) LK_DECLARE(LINEAR_CROSS_ENTROPY, T)
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY(T) LK_DEFINE(LINEAR_CROSS_ENTROPY, T)
 
@@ -362,11 +371,17 @@ LK_DEVICE float lk_lce_row_weight(const lk_lce_args &a, int64_t token)
     return a.row_weight ? a.row_weight[token] : 1.0f;
 }
 
+/* The gradient of a token's loss. */
+LK_DEVICE float lk_lce_upstream(const lk_lce_args &a, int64_t token)
+{
+    return a.upstream_value * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
+}
+
 /* Whether nothing is asked of a token that counts. */
 LK_DEVICE bool lk_lce_masked(const lk_lce_args &a, const lk_head_counts &counts, int64_t token)
 {
-    const float upstream = a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f;
-    const float f = a.reduction == LK_REDUCTION_MEAN && counts.divisor == 0.0f ? 0.0f : upstream * lk_lce_row_weight(a, token);
+    const float factor = lk_lce_upstream(a, token) * lk_lce_row_weight(a, token);
+    const float f = a.reduction == LK_REDUCTION_MEAN && counts.divisor == 0.0f ? 0.0f : factor;
     return lk_ce_masked(f, a.dlse ? a.dlse[token] : 0.0f, a.dentropy ? a.dentropy[token] : 0.0f);
 }
 
@@ -454,14 +469,14 @@ LK_KERNEL void __launch_bounds__(LK_LCE_PREPARE_MOST) lk_lce_prepare_kernel(lk_l
         LK_NO_UNROLL for (int64_t token = first; sizes && token < a.tokens && token < first + Ahead * threads;
                           token += threads) {
             if (lk_lce_look_up(p.call, token).y < 0) continue;
-            s.upstream = fmaxf(s.upstream, fabsf((all_alike ? 1.0f : a.upstream[token]) * lk_lce_row_weight(a, token)));
+            s.upstream = fmaxf(s.upstream, fabsf((all_alike ? 1.0f : lk_lce_upstream(a, token)) * lk_lce_row_weight(a, token)));
             if (a.dlse) s.dlse = fmaxf(s.dlse, fabsf(a.dlse[token]));
             if (a.dentropy) s.dlse = fmaxf(s.dlse, fabsf(a.dentropy[token]));
         }
     }
     s = lk_lce_tally_block(s);
     const float valid = (float)s.counted, over = a.denominator ? *a.denominator : a.class_weight ? s.weight : valid;
-    const float one = a.upstream && all_alike ? *a.upstream : 1.0f, divisor = ws.class_weight ? valid : over;
+    const float one = all_alike ? lk_lce_upstream(a, 0) : 1.0f, divisor = ws.class_weight ? valid : over;
     const float most = all_alike && !a.row_weight ? 1.0f : s.upstream;
     const float common = mean && over != 0.0f ? __fdiv_rn(one, divisor) : one;
     int e = sizes ? lk_cublas_exponent(most) : p.power;
@@ -501,7 +516,7 @@ LK_KERNEL void __launch_bounds__(LK_LCE_PREPARE_MOST) lk_lce_prepare_kernel(lk_l
         if (ws.lse_low && p.call.saved_lse_low) ws.lse_low[row] = label.counted ? p.call.saved_lse_low[token] : 0.0f;
         if (ws.entropy && p.call.saved_entropy) ws.entropy[row] = label.counted ? p.call.saved_entropy[token] : 0.0f;
         if (!ws.factor) continue;
-        float factor = good ? (!all_alike ? a.upstream[token] : in_alpha ? 1.0f : one) * lk_lce_row_weight(a, token) : 0.0f;
+        float factor = good ? (!all_alike ? lk_lce_upstream(a, token) : in_alpha ? 1.0f : one) * lk_lce_row_weight(a, token) : 0.0f;
         if (mean) factor = over == 0.0f || !good ? 0.0f : in_alpha ? factor : __fdiv_rn(factor, divisor);
         ws.factor[row] = factor * shift;
         if (ws.dlse) ws.dlse[row] = good ? a.dlse[token] * shift : 0.0f;
@@ -567,8 +582,8 @@ LK_DEVICE void lk_lce_reduce(const lk_lce_work &p, const lk_head_counts &counts)
         if (ws.z || !some) sums[1] = some ? __fdiv_rn(sums[1], z_divisor) : sums[1] != sums[1] ? sums[1] : nothing;
     }
     if (counts.too_many) sums[0] = sums[1] = NAN;
-    if (a.loss) *a.loss = sums[0];
-    if (a.z_loss_out) *a.z_loss_out = sums[1];
+    if (a.loss) lk_put_or_add(a.loss, sums[0], a.accumulate_loss);
+    if (a.z_loss_out) lk_put_or_add(a.z_loss_out, sums[1], a.accumulate_loss);
 }
 
 /* The statistics of a row, as the rows' kernels have left them. */
@@ -624,8 +639,10 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD
             if (!compact || too_many || !label.counted) {
                 const bool skip = too_many || compact;
                 const float instead = too_many ? NAN : 0.0f;
-                if (every && a.loss) a.loss[token] = skip ? instead : lk_lce_loss_of(p, token, token, label.bad);
-                if (every && a.z_loss_out) a.z_loss_out[token] = skip || !ws.z ? instead : ws.z[token];
+                const float z = skip || !ws.z ? instead : ws.z[token];
+                if (every && a.loss)
+                    lk_put_or_add(a.loss + token, skip ? instead : lk_lce_loss_of(p, token, token, label.bad), a.accumulate_loss);
+                if (every && a.z_loss_out) lk_put_or_add(a.z_loss_out + token, z, a.accumulate_loss);
                 if (p.call.gives_loss && a.lse) a.lse[token] = skip ? instead : ws.lse[token];
                 if (p.call.gives_loss && a.lse_low) a.lse_low[token] = skip ? 0.0f : ws.lse_low[token];
                 if (p.call.gives_loss && a.entropy) a.entropy[token] = skip ? instead : ws.entropy[token];
@@ -649,8 +666,9 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD
     for (int64_t row = thread; compact && !too_many && row < p.call.rows; row += step) {
         const int64_t token = ws.token[row];
         if (token < 0) continue;
-        if (every && a.loss) a.loss[token] = lk_lce_loss_of(p, row, token, lk_lce_look_up(p.call, token).bad);
-        if (every && a.z_loss_out) a.z_loss_out[token] = ws.z ? ws.z[row] : 0.0f;
+        const bool bad = lk_lce_look_up(p.call, token).bad;
+        if (every && a.loss) lk_put_or_add(a.loss + token, lk_lce_loss_of(p, row, token, bad), a.accumulate_loss);
+        if (every && a.z_loss_out) lk_put_or_add(a.z_loss_out + token, ws.z ? ws.z[row] : 0.0f, a.accumulate_loss);
         if (p.call.gives_loss && a.lse) a.lse[token] = ws.lse[row];
         if (p.call.gives_loss && a.lse_low) a.lse_low[token] = ws.lse_low[row];
         if (p.call.gives_loss && a.entropy) a.entropy[token] = ws.entropy[row];
@@ -707,7 +725,7 @@ template <class Logit> LK_HOST lk_cross_entropy_call lk_lce_rows_of(const lk_lce
     if (call.gradient) {
         const int64_t first = ws.slice ? lk_head_in_chunk(job, chunk) * ws.logits_stride * lk_head_bytes_of(call.type) : 0;
         f.dlogits = (char *)ws.logits + first, f.dlogits_stride = lk_head_dz_stride(job, chunk);
-        f.upstream = ws.factor + chunk.first_row, f.upstream_per_row = 1;
+        f.upstream = ws.factor + chunk.first_row, f.upstream_per_row = 1, f.upstream_value = 1.0f;
     }
     if (ws.dlse) f.dlse = ws.dlse + chunk.first_row;
     if (ws.dentropy) f.dentropy = ws.dentropy + chunk.first_row;
@@ -911,7 +929,7 @@ LK_HOST lk_cross_entropy_args lk_lce_finish_args(const lk_lce_args *a)
     f.rows = a->tokens, f.vocab = a->vocab, f.ignore_index = a->ignore_index, f.logit_scale = a->logit_scale;
     f.softcap = a->softcap, f.label_smoothing = a->label_smoothing, f.z_loss = a->z_loss;
     f.use_ignore_index = a->use_ignore_index, f.reduction = a->reduction, f.zero_when_empty = a->zero_when_empty;
-    f.target_dtype = a->target_dtype, f.statistics = a->statistics;
+    f.target_dtype = a->target_dtype, f.statistics = a->statistics, f.accumulate_loss = a->accumulate_loss;
     return f;
 }
 
@@ -1061,6 +1079,7 @@ template <class T> LK_HOST lk_status lk_lce_resolve_path(const char *op, bool qu
     if (call->split && a->path == LK_LINEAR_CROSS_ENTROPY_CHUNKS && !call->no_panels)
         return lk_fail(LK_ERR_PATH, op, "path LK_LINEAR_CROSS_ENTROPY_CHUNKS is not for columns that are split over ranks");
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    if (a->upstream_value == 0.0f) a->upstream_value = 1.0f;
     if (a->tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8); /* a single row has no stride; TMA takes this one */
     if (empty || a->vocab <= 1) a->weight_stride = lk_head_round_up(a->hidden, 8);
     for (int *dtype : {&a->bias_dtype, &a->dweight_dtype, &a->dbias_dtype})
@@ -1267,9 +1286,8 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direct
     return lk_head_run<T>(&job);
 }
 
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args *args, lk_direction direction,
-                                              cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args *args, cudaStream_t stream)
 {
     return lk_lce_step<T>(op, args, direction, false, stream, lk_lce_labels<T>(args));
 }

@@ -183,7 +183,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_upstream_kerne
     const lk_lce_args &a = p.all.x.common;
     lk_griddepcontrol_wait();
     if (i >= (a.upstream && a.upstream_per_token ? a.tokens : 1)) return;
-    const float upstream = a.upstream ? a.upstream[i] : p.all.zero ? 0.0f : 1.0f;
+    const float value = a.upstream_value != 0.0f ? a.upstream_value : 1.0f;
+    const float upstream = value * (a.upstream ? a.upstream[i] : p.all.zero ? 0.0f : 1.0f);
     p.all.upstream[i] = upstream * __int_as_float((127 + lk_lce_ids_power(p.all)) << 23);
 }
 
@@ -663,7 +664,7 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool si
     lk_take(&ids->tail, &arena, tail && !x.tail, tokens);
     if (x.tail) ids->tail = x.tail;
     space.tail = ids->tail;
-    lk_take(&ids->zero, &arena, given && !x.common.upstream, 1);
+    lk_take(&ids->zero, &arena, given && !x.common.upstream && x.common.upstream_value == 0.0f, 1);
     lk_take(&ids->most, &arena, sizes, 1);
     lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? tokens : 1);
     const bool several = x.ids_per_row > 1, gradient = direction != LK_FORWARD;
@@ -734,9 +735,12 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     call->use_ignore_index = 1, call->ignore_index = LK_IGNORED;
     if (ids->bound) {
         call->dlse = ids->bound; /* it also keeps a common factor out of alpha, which dlogp does not have */
-        if (!a.upstream) call->upstream = ids->zero, call->upstream_per_token = 0;
+        if (ids->zero) call->upstream = ids->zero, call->upstream_per_token = 0;
     }
-    if (ids->upstream) call->upstream = ids->upstream, call->upstream_per_token = a.upstream && a.upstream_per_token;
+    if (ids->upstream) {
+        call->upstream = ids->upstream, call->upstream_per_token = a.upstream && a.upstream_per_token;
+        call->upstream_value = 1.0f; /* it is in there */
+    }
     call->workspace = (char *)a.workspace + ids->bytes;
     call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
     ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? split->rank.parallel.vocab_total : a.vocab;
@@ -776,9 +780,9 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_query_plan(const char *op, const l
     return status ? status : lk_lce_query_planner(op, &planner, ids.bytes, budget, least, plan);
 }
 
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_ids_args *args, lk_direction direction,
-                                                  cudaStream_t stream, const lk_lce_ids_split *split = NULL)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_ids_args *args, cudaStream_t stream,
+                                                  const lk_lce_ids_split *split = NULL)
 {
     lk_lce_ids ids;
     lk_lce_args instead;

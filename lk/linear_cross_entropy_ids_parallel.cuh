@@ -197,9 +197,8 @@ template <class T, class Logit> LK_HOST lk_status lk_lce_ids_parallel_step(void 
 }
 
 /* All calls with logits. */
-template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
-                                       lk_direction direction, cudaStream_t stream)
+template <class T, class Logit, lk_direction direction>
+LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args, cudaStream_t stream)
 {
     const lk_lce_args &a = args->common.common;
     if (direction != LK_BOTH && !lk_ranks_gathers(args->parallel, direction)) {
@@ -207,7 +206,7 @@ LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_ent
         lk_lce_ids_split split = {};
         lk_arena none = {0, 0, LK_WORKSPACE_ALIGNMENT};
         const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
-        return status ? status : lk_linear_cross_entropy_ids_run<T>(op, &args->common, direction, stream, &split);
+        return status ? status : lk_linear_cross_entropy_ids_run<T, direction>(op, &args->common, stream, &split);
     }
     lk_lce_ids_ranks r = {};
     const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, false, &r);
@@ -235,17 +234,17 @@ LK_HOST lk_status lk_lce_ids_find_ranks(const char *op, const lk_linear_cross_en
 }
 
 /* All calls. finish: the results from the blocks of all ranks, which the caller has gathered. */
-template <class T>
+template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
-                                                           lk_direction direction, cudaStream_t stream)
+                                                           cudaStream_t stream)
 {
     const bool fast = args->common.common.fast_logits;
     if (direction == LK_FINISH) {
         const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
         return fast ? lk_lce_ids_run_finish<T>(op, &f, stream) : lk_lce_ids_run_finish<lk_f32>(op, &f, stream);
     }
-    return fast ? lk_lce_ids_run_ranks<T, T>(op, args, direction, stream)
-                : lk_lce_ids_run_ranks<T, lk_f32>(op, args, direction, stream);
+    return fast ? lk_lce_ids_run_ranks<T, T, direction>(op, args, stream)
+                : lk_lce_ids_run_ranks<T, lk_f32, direction>(op, args, stream);
 }
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op,

@@ -251,9 +251,9 @@ template <class T> LK_HOST lk_status lk_lce_parallel_step(void *of, lk_direction
     return s.call.gradient ? lk_lce_step<T>(r.op, &s.backward, LK_BACKWARD, true, r.stream, r.rows, &s.rank) : LK_OK;
 }
 
-template <class T>
+template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_linear_cross_entropy_parallel_args *args,
-                                                       lk_direction direction, cudaStream_t stream)
+                                                       cudaStream_t stream)
 {
     if (direction == LK_FINISH) {
         const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);

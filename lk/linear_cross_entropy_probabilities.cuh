@@ -141,9 +141,8 @@ LK_HOST lk_status lk_lce_prob_check(const char *op, const lk_lce_prob_args *args
     return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }
 
-template <class T>
-LK_HOST lk_status lk_linear_cross_entropy_probabilities_run(const char *op, const lk_lce_prob_args *args, lk_direction direction,
-                                                            cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_linear_cross_entropy_probabilities_run(const char *op, const lk_lce_prob_args *args, cudaStream_t stream)
 {
     lk_lce_prob own;
     lk_lce_args instead;

@@ -130,6 +130,8 @@ typedef struct {
     float softcap;              /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
     float teacher_softcap;      /* likewise */
     float beta;                 /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
+    float upstream_value;       /* B FB a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
+    int accumulate_loss;        /* F FB not 0: loss is added to what is there */
     int divergence;             /* LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON; 0: FORWARD */
     int upstream_per_token;     /* B FB not 0: upstream is [tokens] */
     int accumulate;             /* B FB not 0: dweight and dbias are added to their old contents */
@@ -211,6 +213,11 @@ LK_HOST lk_linear_kl_plan lk_linear_kl_answer(const lk_head_planner *planner, lk
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
+LK_DEVICE float lk_linear_kl_upstream(const lk_linear_kl_args &a, int64_t token)
+{
+    return a.upstream_value * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
+}
+
 /* One block. For dZ of 16 bits it takes a power of two, the same for all rows, out of their factors and puts it into alpha, which
  * the matmuls multiply by. f16 needs this, since its range is small; bf16 could do without. */
 LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_prepare_kernel(lk_linear_kl_work p)
@@ -221,7 +228,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_prepare_kernel(lk
     float most = 0.0f;
     lk_griddepcontrol_wait();
     for (int64_t token = thread; token < a.tokens; token += LK_HEAD_THREADS) {
-        const float up = a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f;
+        const float up = lk_linear_kl_upstream(a, token);
         most = fmaxf(most, fabsf(a.row_weight ? up * a.row_weight[token] : up));
     }
     most = lk_max_warp(most);
@@ -231,7 +238,7 @@ LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_kl_prepare_kernel(lk
     const int e = p.call.type == LK_DTYPE_F32 ? 0 : lk_cublas_exponent(most);
     const float shift = __int_as_float((127 + p.power - e) << 23);
     for (int64_t token = thread; token < a.tokens; token += LK_HEAD_THREADS)
-        p.ws.factor[token] = shift * (a.upstream ? a.upstream[a.upstream_per_token ? token : 0] : 1.0f);
+        p.ws.factor[token] = shift * lk_linear_kl_upstream(a, token);
     lk_head_counts *const counts = p.ws.counts;
     if (thread == 0) counts->alpha = __int_as_float((127 + e - p.power) << 23), counts->zero = 0.0f, counts->one = 1.0f;
 }
@@ -301,6 +308,7 @@ template <class T> LK_HOST lk_status lk_linear_kl_slice(const lk_linear_kl_job *
     f.logits_stride = f.teacher_stride = f.dlogits_stride = ws.logits_stride;
     f.logit_scale = a.logit_scale, f.teacher_scale = a.teacher_scale;
     f.softcap = a.softcap, f.teacher_softcap = a.teacher_softcap, f.beta = a.beta, f.divergence = a.divergence;
+    f.upstream_value = 1.0f, f.accumulate_loss = a.accumulate_loss;
     if (a.row_weight) f.row_weight = a.row_weight + first_row;
     if (a.loss) f.loss = a.loss + first_row;
     if (a.lse) f.lse = a.lse + first_row;
@@ -453,8 +461,8 @@ LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *ar
     return LK_OK;
 }
 
-template <class T>
-LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, lk_direction direction, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, cudaStream_t stream)
 {
     lk_linear_kl_job job = {};
     lk_status status = lk_linear_kl_begin<T>(op, args, direction, stream, &job);

@@ -67,7 +67,7 @@ LK_HOST lk_kl_parallel_args lk_linear_kl_finish_args(const lk_linear_kl_parallel
     f.common.loss = a.loss, f.common.lse = a.lse, f.common.teacher_lse = a.teacher_lse, f.common.entropy = a.entropy;
     f.common.logit_scale = a.logit_scale, f.common.teacher_scale = a.teacher_scale;
     f.common.softcap = a.softcap, f.common.teacher_softcap = a.teacher_softcap;
-    f.common.beta = a.beta, f.common.divergence = a.divergence;
+    f.common.beta = a.beta, f.common.divergence = a.divergence, f.common.accumulate_loss = a.accumulate_loss;
     f.parallel = x->parallel, f.states = x->states, f.all_states = x->all_states;
     return f;
 }
@@ -161,9 +161,8 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_line
 }
 
 /* All calls. finish: the results from the states of all ranks, which the caller has gathered. */
-template <class T>
-LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
-                                            cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream)
 {
     if (direction == LK_FINISH) {
         const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);

@@ -158,6 +158,36 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
 #define LK_PROTOTYPES_OF(list, T) list(LK_PROTOTYPE, T)
 #define LK_DEFINITIONS_OF(list, T) list(LK_PROTOTYPE, T) list(LK_EMIT, T)
 
+/* In place of LK_DEFINE_<OP>(T), a line for each function that a program calls: LK_DEFINE_ONLY(CROSS_ENTROPY, forward_backward,
+ * bf16) defines lk_cross_entropy_forward_backward_bf16 and its queries, and compiles the kernels of these alone. lk/README.md says
+ * what that saves. One type of an op has lines of one kind. */
+#define LK_DEFINE_ONLY(OP, function, T) LK_NEEDS_NVCC("LK_DEFINE_ONLY") LK_OF_TYPE(LK_ONLY_##function, LK_##OP##_FUNCTIONS, T)
+#define LK_ONLY_forward(list, T) list(LK_IF_forward, T)
+#define LK_ONLY_backward(list, T) list(LK_IF_backward, T)
+#define LK_ONLY_forward_backward(list, T) list(LK_IF_forward_backward, T)
+#define LK_ONLY_finish(list, T) list(LK_IF_finish, T)
+#define LK_ONLY_between(list, T) list(LK_IF_between, T)
+#define LK_IF_forward_CALL(op, name, way, T) LK_IF(LK_IS_forward_##name, LK_CALL, (op, name, way, T))
+#define LK_IF_backward_CALL(op, name, way, T) LK_IF(LK_IS_backward_##name, LK_CALL, (op, name, way, T))
+#define LK_IF_forward_backward_CALL(op, name, way, T) LK_IF(LK_IS_forward_backward_##name, LK_CALL, (op, name, way, T))
+#define LK_IF_finish_CALL(op, name, way, T) LK_IF(LK_IS_finish_##name, LK_CALL, (op, name, way, T))
+#define LK_IF_between_CALL(op, name, way, T) LK_IF(LK_IS_between_##name, LK_CALL, (op, name, way, T))
+#define LK_IF_forward_PLANNED(op, name, way, head, T) LK_IF(LK_IS_forward_##name, LK_PLANNED, (op, name, way, head, T))
+#define LK_IF_backward_PLANNED(op, name, way, head, T) LK_IF(LK_IS_backward_##name, LK_PLANNED, (op, name, way, head, T))
+#define LK_IF_forward_backward_PLANNED(op, name, way, head, T)                                                                 \
+    LK_IF(LK_IS_forward_backward_##name, LK_PLANNED, (op, name, way, head, T))
+#define LK_IF_finish_PLANNED(op, name, way, head, T) LK_IF(LK_IS_finish_##name, LK_PLANNED, (op, name, way, head, T))
+#define LK_IF_between_PLANNED(op, name, way, head, T) LK_IF(LK_IS_between_##name, LK_PLANNED, (op, name, way, head, T))
+#define LK_IS_forward_forward ~, LK_YES
+#define LK_IS_backward_backward ~, LK_YES
+#define LK_IS_forward_backward_forward_backward ~, LK_YES
+#define LK_IS_finish_finish ~, LK_YES
+#define LK_IS_between_between ~, LK_YES
+#define LK_IF(is, macro, args) LK_IF_SECOND(is, LK_NO, ~)(macro, args)
+#define LK_IF_SECOND(...) LK_OF_TYPE_SECOND(__VA_ARGS__)
+#define LK_YES(macro, args) macro args
+#define LK_NO(macro, args)
+
 /* LK_DEFINE_<OP>(T) makes code for a GPU, so it belongs in a .cu file. In other files it stops the compiler with a sentence. */
 #if !defined(__CUDACC__) && !defined(LK_SIMT)
 #ifdef __cplusplus
@@ -174,9 +204,13 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
 #if defined(LK_SIMT) || (defined(__CUDACC__) && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800))
 #define LK_CUDA 1
 #define LK_DEFINE(OP, T) LK_OF_TYPE(LK_DEFINITIONS_OF, LK_##OP##_FUNCTIONS, T)
+#define LK_CALL(op, name, way, T) LK_PROTOTYPE_CALL(op, name, way, T) LK_EMIT_CALL(op, name, way, T)
+#define LK_PLANNED(op, name, way, head, T) LK_PROTOTYPE_PLANNED(op, name, way, head, T) LK_EMIT_PLANNED(op, name, way, head, T)
 #else
 #define LK_CUDA 0
 #define LK_DEFINE(OP, T) LK_NEEDS_NVCC("LK_DEFINE_" #OP) LK_DECLARE(OP, T)
+#define LK_CALL(op, name, way, T) LK_PROTOTYPE_CALL(op, name, way, T)
+#define LK_PLANNED(op, name, way, head, T) LK_PROTOTYPE_PLANNED(op, name, way, head, T)
 #if defined(__CUDACC__) && defined(LK_API_GIVEN)
 #pragma nv_diag_suppress 114, 177 /* there static functions are referenced and not defined, or neither */
 #endif
@@ -344,7 +378,7 @@ LK_COMMON_IN_EVERY_FILE(lk_common)
     {                                                                                                                          \
         LK_EMIT_COMMON;                                                                                                        \
         if (!args) return lk_fail(LK_ERR_NULL, "lk_" #op "_" #name "_" #T, "args is NULL");                                    \
-        return lk_##op##_run<lk_##T>("lk_" #op "_" #name "_" #T, args, direction, stream);                                     \
+        return lk_##op##_run<lk_##T, direction>("lk_" #op "_" #name "_" #T, args, stream);                                     \
     }
 #define LK_EMIT_CALL(op, name, direction, T)                                                                                   \
     LK_EMIT_RUN(op, name, direction, T)                                                                                        \
@@ -537,6 +571,8 @@ LK_DEVICE float lk_to_float(lk_bf16 x) { return __bfloat162float(x); }
 LK_DEVICE void lk_put(lk_f32 *out, float x) { *out = x; }
 LK_DEVICE void lk_put(lk_f16 *out, float x) { *out = __float2half_rn(x); }
 LK_DEVICE void lk_put(lk_bf16 *out, float x) { *out = __float2bfloat16_rn(x); }
+/* Adds x to *out, or writes it there. */
+LK_DEVICE void lk_put_or_add(float *out, float x, int add) { *out = add ? *out + x : x; }
 
 /* Element i of an array whose type is known when the kernel runs: LK_DTYPE_F32, LK_DTYPE_F16 or LK_DTYPE_BF16. */
 LK_DEVICE float lk_get_as(const void *from, int dtype, int64_t i)

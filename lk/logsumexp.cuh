@@ -475,15 +475,15 @@ LK_HOST lk_status lk_logsumexp_backward(const char *op, const lk_device *device,
     return lk_logsumexp_backward_rows<T>(op, device, call, stream);
 }
 
-template <class T>
-LK_HOST lk_status lk_logsumexp_run(const char *op, const lk_logsumexp_args *args, lk_direction direction, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_logsumexp_run(const char *op, const lk_logsumexp_args *args, cudaStream_t stream)
 {
     lk_logsumexp_call call = {{}, {}, 32, 0, 0};
     lk_device device = {};
     const lk_status status = lk_logsumexp_check<T>(op, args, direction, &device, &call.a);
     if (status || call.a.outer == 0) return status;
-    if (direction == LK_FORWARD) return lk_logsumexp_forward<T>(op, &device, call, stream);
-    return call.a.cols == 0 ? LK_OK : lk_logsumexp_backward<T>(op, &device, call, stream);
+    if constexpr (direction == LK_FORWARD) return lk_logsumexp_forward<T>(op, &device, call, stream);
+    else return call.a.cols == 0 ? LK_OK : lk_logsumexp_backward<T>(op, &device, call, stream);
 }
 template <class T>
 LK_HOST lk_status lk_logsumexp_query(const char *op, const lk_logsumexp_args *args, lk_direction direction, size_t *bytes)

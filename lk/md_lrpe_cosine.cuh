@@ -936,24 +936,24 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, LK_LRPE_DTHETA_BLOCKS)
 /* ---- Vectors: the launch ------------------------------------------------------------------------------------------------- */
 
 /* The kernel of the vector path. */
-template <class T, bool Act> LK_HOST void (*lk_lrpe_vector_kernel(bool backward, bool dtheta, bool walk_tokens))(lk_lrpe_call)
+template <class T, bool backward, bool Act> LK_HOST void (*lk_lrpe_vector_kernel(bool dtheta, bool walk_tokens))(lk_lrpe_call)
 {
-    if (dtheta) return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true> : lk_lrpe_backward_dtheta_kernel<T, false>;
-    if (walk_tokens) return backward ? lk_lrpe_kernel<T, true, Act, true> : lk_lrpe_kernel<T, false, Act, true>;
-    return backward ? lk_lrpe_kernel<T, true, Act, false> : lk_lrpe_kernel<T, false, Act, false>;
+    if constexpr (backward)
+        if (dtheta) return walk_tokens ? lk_lrpe_backward_dtheta_kernel<T, true> : lk_lrpe_backward_dtheta_kernel<T, false>;
+    return walk_tokens ? lk_lrpe_kernel<T, backward, Act, true> : lk_lrpe_kernel<T, backward, Act, false>;
 }
 
-template <class T>
+template <class T, bool backward>
 LK_HOST lk_status lk_lrpe_launch_vectors(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
-                                         bool backward, const lk_lrpe_split &split, cudaStream_t stream)
+                                         const lk_lrpe_split &split, cudaStream_t stream)
 {
     lk_lrpe_call call = {};
     lk_lrpe_start_call<T>(&call, a, backward);
     const bool act = a.activation || (backward && !a.dy), walk_tokens = a.batch <= LK_LRPE_FEW_BATCHES;
     const int groups = !a.dtheta && !walk_tokens ? LK_LRPE_GROUPS : 1;
     lk_lrpe_assign_items<T>(&call, a, device->sms, walk_tokens, split, groups);
-    void (*const kernel)(lk_lrpe_call) = act ? lk_lrpe_vector_kernel<T, true>(backward, a.dtheta, walk_tokens)
-                                             : lk_lrpe_vector_kernel<T, false>(backward, a.dtheta, walk_tokens);
+    void (*const kernel)(lk_lrpe_call) = act ? lk_lrpe_vector_kernel<T, backward, true>(a.dtheta, walk_tokens)
+                                             : lk_lrpe_vector_kernel<T, backward, false>(a.dtheta, walk_tokens);
     const int64_t grid = lk_ceil_div(call.items, LK_LRPE_THREADS / groups);
     return lk_launch_pdl(op, device, kernel, grid, 1, LK_LRPE_THREADS, 0, stream, call);
 }
@@ -1157,14 +1157,14 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS, Backward ? LK_LRPE_DTHETA_BLOC
     lk_griddepcontrol_launch_dependents();
 }
 
-template <class T>
-LK_HOST lk_status lk_lrpe_launch_rows(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+template <class T, bool backward>
+LK_HOST lk_status lk_lrpe_launch_rows(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
                                       const lk_lrpe_split &split, cudaStream_t stream)
 {
     lk_lrpe_call call = {};
     lk_lrpe_start_call<T>(&call, a, backward);
     lk_lrpe_assign_items<T>(&call, a, device->sms, false, split, 1);
-    void (*const kernel)(lk_lrpe_call) = backward ? lk_lrpe_row_kernel<T, true> : lk_lrpe_row_kernel<T, false>;
+    void (*const kernel)(lk_lrpe_call) = lk_lrpe_row_kernel<T, backward>;
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(call.items, LK_LRPE_THREADS / 32), 1, LK_LRPE_THREADS, 0, stream, call);
 }
 
@@ -1317,9 +1317,9 @@ LK_KERNEL void __launch_bounds__(LK_LRPE_THREADS) lk_lrpe_merge_kernel(const __g
 
 /* Softmax over tokens: the three kernels. The first one's items are splits of columns, the third one's a few tokens, or with
  * dtheta those of its slots. */
-template <class T, int Num>
+template <class T, int Num, bool backward>
 LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
-                                         bool backward, const lk_lrpe_split &split, cudaStream_t stream)
+                                         const lk_lrpe_split &split, cudaStream_t stream)
 {
     lk_lrpe_columns_call columns = {{}, (lk_lrpe_column *)((char *)a.workspace + split.columns), split.splits};
     const int64_t lanes = a.dim / Num, count = a.batch * a.heads * a.dim;
@@ -1327,8 +1327,7 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
     lk_lrpe_start_call<T>(&columns.call, a, backward);
     columns.call.vecs = (int)lanes, columns.call.token_step = split.splits, columns.call.batch_span = 1;
     lk_lrpe_number_items(&columns.call, a, lanes, true, 1);
-    void (*kernel)(lk_lrpe_columns_call) =
-        backward ? lk_lrpe_columns_kernel<T, Num, true, false> : lk_lrpe_columns_kernel<T, Num, false, false>;
+    void (*kernel)(lk_lrpe_columns_call) = lk_lrpe_columns_kernel<T, Num, backward, false>;
     lk_status status = lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
     if (!status)
         status = lk_launch_pdl(op, device, lk_lrpe_merge_kernel, lk_ceil_div(count, threads), 1, threads, 0, stream, columns);
@@ -1338,7 +1337,7 @@ LK_HOST lk_status lk_lrpe_launch_columns(const char *op, const lk_device *device
     columns.call.token_step = a.dtheta ? split.token_step : lk_ceil_div(columns.call.tokens, each);
     columns.call.batch_span = a.dtheta ? split.batch_span : 1;
     lk_lrpe_number_items(&columns.call, a, lanes, true, 1);
-    kernel = backward ? lk_lrpe_columns_kernel<T, Num, true, true> : lk_lrpe_columns_kernel<T, Num, false, true>;
+    kernel = lk_lrpe_columns_kernel<T, Num, backward, true>;
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(columns.call.items, threads), 1, threads, 0, stream, columns);
 }
 
@@ -1558,20 +1557,20 @@ LK_HOST size_t lk_lrpe_plan_slabs(lk_lrpe_slab_call *slab, const lk_device *devi
 }
 
 /* Launches slabs of Width vectors, or of 2. *done: whether any fit. Slabs of one vector are slower than two readings. */
-template <class T, int Width>
-LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+template <class T, int Width, bool backward>
+LK_HOST lk_status lk_lrpe_launch_slabs(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
                                        cudaStream_t stream, bool *done)
 {
     lk_lrpe_slab_call slab = {};
     const size_t bytes = lk_lrpe_plan_slabs<T>(&slab, device, a, backward, Width);
     *done = bytes > 0;
     if (!*done) {
-        if constexpr (Width > 2) return lk_lrpe_launch_slabs<T, Width / 2>(op, device, a, backward, stream, done);
+        if constexpr (Width > 2) return lk_lrpe_launch_slabs<T, Width / 2, backward>(op, device, a, stream, done);
         return LK_OK;
     }
     const int64_t grid = a.batch * a.heads * slab.slabs.size << slab.cluster_log2;
-    return lk_launch_pdl(op, device, backward ? lk_lrpe_slab_kernel<T, Width, true> : lk_lrpe_slab_kernel<T, Width, false>, grid,
-                         1 << slab.cluster_log2, LK_LRPE_SLAB_THREADS, bytes, stream, slab);
+    return lk_launch_pdl(op, device, lk_lrpe_slab_kernel<T, Width, backward>, grid, 1 << slab.cluster_log2, LK_LRPE_SLAB_THREADS,
+                         bytes, stream, slab);
 }
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -1658,33 +1657,32 @@ LK_HOST lk_status lk_md_lrpe_cosine_check(const char *op, const lk_md_lrpe_cosin
 
 /* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
 
-template <class T>
-LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a, bool backward,
+template <class T, bool backward>
+LK_HOST lk_status lk_lrpe_launch(const char *op, const lk_device *device, const lk_md_lrpe_cosine_args &a,
                                  const lk_lrpe_split &split, cudaStream_t stream)
 {
     const bool vector = a.path == LK_MD_LRPE_COSINE_VECTOR;
     if (a.activation == LK_MD_LRPE_COSINE_SOFTMAX_TOKENS) {
         bool done = false;
-        const lk_status status = vector ? lk_lrpe_launch_slabs<T, 4>(op, device, a, backward, stream, &done) : LK_OK;
+        const lk_status status = vector ? lk_lrpe_launch_slabs<T, 4, backward>(op, device, a, stream, &done) : LK_OK;
         return done     ? status
-               : vector ? lk_lrpe_launch_columns<T, LK_VEC<T>>(op, device, a, backward, split, stream)
-                        : lk_lrpe_launch_columns<T, 1>(op, device, a, backward, split, stream);
+               : vector ? lk_lrpe_launch_columns<T, LK_VEC<T>, backward>(op, device, a, split, stream)
+                        : lk_lrpe_launch_columns<T, 1, backward>(op, device, a, split, stream);
     }
-    return vector ? lk_lrpe_launch_vectors<T>(op, device, a, backward, split, stream)
-                  : lk_lrpe_launch_rows<T>(op, device, a, backward, split, stream);
+    return vector ? lk_lrpe_launch_vectors<T, backward>(op, device, a, split, stream)
+                  : lk_lrpe_launch_rows<T, backward>(op, device, a, split, stream);
 }
 
 /* Forward has no dtheta: the check takes it away. */
-template <class T>
-LK_HOST lk_status lk_md_lrpe_cosine_run(const char *op, const lk_md_lrpe_cosine_args *args, lk_direction direction,
-                                        cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_md_lrpe_cosine_run(const char *op, const lk_md_lrpe_cosine_args *args, cudaStream_t stream)
 {
     lk_md_lrpe_cosine_args a = {};
     lk_lrpe_split split = {};
     lk_device device = {};
     lk_status status = lk_md_lrpe_cosine_check<T>(op, args, direction, &device, &a, &split);
     if (!status && a.batch > 0 && a.heads > 0 && lk_lrpe_tokens(&a) > 0)
-        status = lk_lrpe_launch<T>(op, &device, a, direction == LK_BACKWARD, split, stream);
+        status = lk_lrpe_launch<T, direction == LK_BACKWARD>(op, &device, a, split, stream);
     if (status || !a.dtheta || a.theta_heads == 0) return status;
     return lk_lrpe_sum_dtheta(op, &device, a, split.slots, stream);
 }

@@ -1480,15 +1480,15 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device,
     return lk_srms_norm_sum_rows(op, device, sum, stream);
 }
 
-template <class T>
-LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args, lk_direction direction, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args, cudaStream_t stream)
 {
     lk_srms_norm_args a = {};
     lk_device device = {};
     const lk_status status = lk_srms_norm_check<T>(op, args, direction, &device, &a);
     if (status) return status;
-    if (direction == LK_BACKWARD) return lk_srms_norm_backward<T>(op, &device, a, stream);
-    return a.rows == 0 ? LK_OK : lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
+    if constexpr (direction == LK_BACKWARD) return lk_srms_norm_backward<T>(op, &device, a, stream);
+    else return a.rows == 0 ? LK_OK : lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
 }
 
 /* Forward has none. With x or residual_out the answer is for the tensors that are given. With neither it is the most for any

@@ -1096,8 +1096,8 @@ template <class T> LK_HOST bool lk_srms_norm_fp8_is_wide(lk_srms_norm_fp8_args *
     return wide;
 }
 
-template <class T>
-LK_HOST lk_status lk_srms_norm_fp8_run(const char *op, const lk_srms_norm_fp8_args *args, lk_direction, cudaStream_t stream)
+template <class T, lk_direction direction>
+LK_HOST lk_status lk_srms_norm_fp8_run(const char *op, const lk_srms_norm_fp8_args *args, cudaStream_t stream)
 {
     lk_srms_norm_fp8_call call = {};
     lk_device device = {};

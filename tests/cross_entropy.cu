@@ -80,12 +80,13 @@ static const char *const tensor_name[] = {"logits", "target",     "class_weight"
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, WANT_ENTROPY, WANT_ARGMAX, ZERO_WHEN_EMPTY,
     UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, ZERO_PADDING, IN_PLACE, NARROW, HAS_DENTROPY, DIVIDED, WEIGHTED,
-    STATISTICS, SWITCHES
+    STATISTICS, HOST_UPSTREAM, ACCUMULATE, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale",
                                           "softcap", "bad targets", "int32 targets", "entropy", "argmax", "zero when empty",
                                           "upstream a row", "one upstream", "dlse", "zero padding", "in place",
-                                          "narrow dlogits", "dentropy", "denominator", "row weights", "statistics"};
+                                          "narrow dlogits", "dentropy", "denominator", "row weights", "statistics",
+                                          "upstream of the host", "accumulate_loss"};
 
 /* What class probabilities leave without effect, since their rows have no targets and none is bad; or refuse. */
 static bool of_targets(int s) { return s == BAD || s == INT32 || s == STATISTICS; }
@@ -93,6 +94,7 @@ static bool of_targets(int s) { return s == BAD || s == INT32 || s == STATISTICS
 static bool switch_of(int direction, int s)
 {
     if (s == STATISTICS) return direction == FORWARD;
+    if (s == ACCUMULATE) return gives_loss(direction);
     if (s >= WANT_ENTROPY && s <= ZERO_WHEN_EMPTY) return gives_loss(direction);
     return s < WANT_ENTROPY || s == DIVIDED || s == WEIGHTED || gives_gradient(direction);
 }
@@ -141,6 +143,7 @@ typedef struct {
     int special, where, empty;
     double offset, spread; /* logits are uniform in offset +- spread */
     double denominator;    /* with DIVIDED */
+    float upstream_value;  /* with HOST_UPSTREAM */
     double within;         /* not 0: gradients are right to it, relative to their terms */
     int ranks;             /* not 0: the columns are split over so many */
     uint64_t seed;
@@ -155,7 +158,7 @@ static problem plain(int type, int direction, int path, int64_t rows, int64_t vo
     p.type = type, p.direction = direction, p.path = path, p.rows = rows, p.vocab = vocab;
     p.narrow = type ? TEST_E5M2 : TEST_BF16;
     p.smoothing = 0.1f, p.z_loss = 0.01f, p.scale = 0.7f, p.softcap = 5, p.ignore_index = -100;
-    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.ranks = test_split_over;
+    p.has[LOSS] = p.has[LSE] = true, p.spread = 4, p.denominator = 2.75, p.upstream_value = -0.375f, p.ranks = test_split_over;
     p.seed = test_hash((uint64_t)(rows * 1000003 + vocab * 1009 + type * 101 + direction * 11 + path));
     p.prob = with_probs, p.wide_prob = p.seed / 2 % 2;
     return p;
@@ -173,6 +176,7 @@ static void settle_tensors(problem *p)
         p->on[ZERO_PADDING] = false;
         if (p->direction == BOTH || p->on[NARROW]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
     }
+    if (p->ranks && test_gathers(p)) p->on[ACCUMULATE] = false; /* such calls are made twice, and by each rank */
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && !(p->prob && of_targets(s));
     if (p->prob) p->empty = SOME;
@@ -258,7 +262,7 @@ static void draw_switches(problem *p, uint64_t *r)
     const uint64_t later = test_hash(*r + 1);
     for (int s = 0; s < HAS_DENTROPY; s++) p->on[s] = test_chance(r, 2);
     p->on[HAS_DENTROPY] = later % 3 == 0, p->on[DIVIDED] = later / 3 % 3 == 0, p->on[WEIGHTED] = later / 9 % 3 == 0;
-    p->on[STATISTICS] = later / 27 % 3 == 0;
+    p->on[STATISTICS] = later / 27 % 3 == 0, p->on[HOST_UPSTREAM] = later / 243 % 3 == 0, p->on[ACCUMULATE] = later / 729 % 3 == 0;
     if (test_chance(r, 2))
         p->on[SMOOTHING] = p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = p->on[STATISTICS] =
             false;
@@ -480,6 +484,12 @@ static void fill_floats(const problem *p, int t)
         }
 }
 
+/* What accumulate_loss adds to. */
+static double before_of(const problem *p, int t, int64_t row)
+{
+    return p->on[ACCUMULATE] ? (double)(float)(row % 7 - 3 + 0.3 * (t == LOSS)) : 0;
+}
+
 /* z of a logit; inf tanh is 1. */
 static double z_of(const problem *p, double x)
 {
@@ -617,11 +627,11 @@ static void fill_unused(int direction)
     if (!gives_loss(direction)) {
         args.loss = args.z_loss_out = (float *)wild, args.argmax = (int64_t *)wild;
         if (!args.dentropy) args.entropy = (float *)wild;
-        args.workspace = wild, args.workspace_bytes = 3, args.zero_when_empty = 7;
+        args.workspace = wild, args.workspace_bytes = 3, args.zero_when_empty = args.accumulate_loss = 7;
     }
     if (!gives_gradient(direction)) {
         args.upstream = args.dlse = args.dentropy = (const float *)wild, args.dlogits = wild, args.dlogits_stride = -5;
-        args.upstream_per_row = args.zero_padding = 1, args.dlogits_dtype = 99;
+        args.upstream_per_row = args.zero_padding = 1, args.dlogits_dtype = 99, args.upstream_value = NAN;
     }
     if (args.reduction != LK_REDUCTION_MEAN) args.denominator = (const float *)wild;
 }
@@ -643,6 +653,8 @@ static void set_args(const problem *p, void *const *at)
     if (p->on[SOFTCAP]) args.softcap = p->softcap;
     if (p->on[SMOOTHING]) args.label_smoothing = p->smoothing;
     if (p->on[Z]) args.z_loss = p->z_loss;
+    if (p->on[HOST_UPSTREAM]) args.upstream_value = p->upstream_value;
+    args.accumulate_loss = p->on[ACCUMULATE] ? 1 + (int)(p->seed % 3) : 0;
     args.ignore_index = p->on[IGNORE] ? p->ignore_index : 0;
     args.use_ignore_index = p->on[IGNORE], args.zero_when_empty = p->on[ZERO_WHEN_EMPTY];
     args.reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
@@ -774,6 +786,9 @@ static bool setup(const problem *p, int run)
     for (int t = WEIGHT; t <= ROW_WEIGHTS; t++)
         if (p->has[t] && (t <= DLSE || t >= DENTROPY)) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
+    for (int t = LOSS; t <= Z_LOSS && p->on[ACCUMULATE]; t++)
+        for (int64_t row = 0; p->has[t] && row < laid[t].rows; row++)
+            ((float *)test_buffer_host(&buffers[t]))[row] = (float)before_of(p, t, row);
     if (run == 0) examine_all(p);
     if (!gives_loss(p->direction)) fill_saved(p);
     for (int t = 0; t < TENSORS; t++) {
@@ -843,6 +858,13 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
                     (double)got, want, slack, describe(p));
 }
 
+/* A loss, beside what was there before. */
+static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
+{
+    const double before = before_of(p, t, row);
+    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
+}
+
 static void equal(const problem *p, int t, int64_t row, int64_t want)
 {
     if (!p->has[t]) return;
@@ -895,8 +917,8 @@ static void verify_loss(const problem *p)
         for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
             near(p, ENTROPY, (i + 1) * p->rows + row, 0, o.statistics[i], o.statistics_slack[i]);
         equal(p, ARGMAX, row, o.argmax);
-        if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
-        if (!reduced) near(p, Z_LOSS, row, 0, o.z_loss, o.z_slack);
+        if (!reduced) near_loss(p, LOSS, row, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) near_loss(p, Z_LOSS, row, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
         z += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * fabs(o.z_loss);
     }
@@ -908,7 +930,7 @@ static void verify_loss(const problem *p)
         loss /= over, slack /= fabs(over);
         z = p->on[Z] ? z / z_over : 0, z_slack = p->on[Z] ? z_slack / fabs(z_over) : 0; /* 0 / NaN else */
     }
-    if (reduced) near(p, LOSS, 0, 0, loss + z, slack + z_slack), near(p, Z_LOSS, 0, 0, z, z_slack);
+    if (reduced) near_loss(p, LOSS, 0, loss + z, slack + z_slack), near_loss(p, Z_LOSS, 0, z, z_slack);
     equal(p, VALID, 0, valid_rows);
     near(p, WEIGHT_SUM, 0, 0, weight_sum, 16 * 0x1p-24 * weight_sum);
 }
@@ -917,6 +939,7 @@ static void verify_loss(const problem *p)
 static void upstream_of(const problem *p, int64_t row, double *f, double *h)
 {
     *f = *h = (p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0) : 1) * row_weight_of(p, row);
+    if (p->on[HOST_UPSTREAM]) *f *= (double)p->upstream_value, *h = *f;
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
     else *f /= over_of(p), *h /= z_over_of(p);
@@ -1481,8 +1504,9 @@ static void offsets(int type, int direction, int path)
         if (seed % 2) p.on[MEAN] = p.on[SUM] = false, p.on[BAD] = false;
         if (seed % 4 == 1) p.spread = 0;
         if (direction == BOTH) p.within = 1e-5;
+        if (seed % 4 != 1) p.on[ACCUMULATE] = false; /* what is there before has an error of its own */
         check(&p);
-        if (!gives_loss(direction) || p.on[MEAN] || p.on[SUM]) continue;
+        if (!gives_loss(direction) || p.on[ACCUMULATE] || p.on[MEAN] || p.on[SUM]) continue;
         for (int64_t row = 0; row < p.rows && !bad_targets; row++) {
             const double loss = weighted(&p, row).class_loss, entropy = outcomes[row].entropy;
             if (p.has[LOSS] && !test_within(fabs((double)((float *)kept[LOSS])[row] - loss), 1e-5 * fabs(loss)))
@@ -1707,7 +1731,7 @@ static void sequence(problem p)
     if (needed) second.workspace = first.workspace, second.workspace_bytes = most;
     if (p.seed % 4 > 1 && !p.has[BAD_COUNT]) {
         second.loss = first.loss, second.z_loss_out = first.z_loss_out, second.zero_when_empty = first.zero_when_empty;
-        second.entropy = first.entropy, second.argmax = first.argmax;
+        second.entropy = first.entropy, second.argmax = first.argmax, second.accumulate_loss = first.accumulate_loss;
         second.workspace = first.workspace, second.workspace_bytes = first.workspace_bytes;
         args = second;
     } else {

@@ -76,16 +76,17 @@ static const char *const tensor_name[] = {"logits", "target_ids", "target_weight
 enum {
     MEAN, SUM, IGNORE, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, REPEATED, DIVIDED, WEIGHTED, LOW, WANT_ENTROPY, WANT_ARGMAX,
     UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLOGP, HAS_DLSE, HAS_DENTROPY, ZERO_PADDING, IN_PLACE, NARROW, HAS_TAIL_WEIGHT, WANT_TAIL,
-    HAS_DTAIL, SWITCHES
+    HAS_DTAIL, HOST_UPSTREAM, ADD_LOSS, SWITCHES
 };
 static const char *const switch_name[] = {"mean", "sum", "ignore index", "weights", "z-loss", "logit scale", "softcap", "bad ids",
                                           "int32 ids", "repeated", "denominator", "row weights", "lse_low", "entropy", "argmax",
                                           "upstream a row", "one upstream", "dlogp", "dlse", "dentropy", "zero padding",
-                                          "in place", "narrow dlogits", "tail weights", "tail", "dtail"};
+                                          "in place", "narrow dlogits", "tail weights", "tail", "dtail", "upstream of the host",
+                                          "accumulate_loss"};
 
 static bool switch_of(int direction, int s)
 {
-    if (s == WANT_ENTROPY || s == WANT_ARGMAX || s == WANT_TAIL) return gives_loss(direction);
+    if (s == WANT_ENTROPY || s == WANT_ARGMAX || s == WANT_TAIL || s == ADD_LOSS) return gives_loss(direction);
     return s < WANT_ENTROPY || s == HAS_TAIL_WEIGHT || gives_gradient(direction);
 }
 
@@ -137,6 +138,7 @@ static void settle_tensors(problem *p)
         p->on[ZERO_PADDING] = false;
         if (p->direction == BOTH || p->on[NARROW]) p->on[IN_PLACE] = false; /* the call is made twice: see launch_split */
     }
+    if (p->ranks && test_gathers(p)) p->on[ADD_LOSS] = false; /* such calls are made twice, and by each rank */
     p->on[SUM] = p->on[SUM] && !p->on[MEAN], p->on[UPSTREAM_ONE] = p->on[UPSTREAM_ONE] && !p->on[UPSTREAM_ROWS];
     p->has[LOGITS] = p->has[IDS] = true, p->has[WEIGHT] = p->on[WEIGHTS], p->has[DLOGP] = p->on[HAS_DLOGP];
     p->has[ROW_WEIGHT] = p->on[WEIGHTED], p->has[UPSTREAM] = p->on[UPSTREAM_ROWS] || p->on[UPSTREAM_ONE];
@@ -216,7 +218,8 @@ static void draw(problem *p, int number)
     uint64_t other = test_hash(r);
     const bool tail = test_chance(&other, 2);
     for (int s = 0; s < HAS_TAIL_WEIGHT; s++) p->on[s] = test_chance(&r, s < IGNORE || s == IN_PLACE ? 3 : 2);
-    for (int s = HAS_TAIL_WEIGHT; s < SWITCHES; s++) p->on[s] = tail && test_chance(&other, 2);
+    for (int s = HAS_TAIL_WEIGHT; s <= HAS_DTAIL; s++) p->on[s] = tail && test_chance(&other, 2);
+    p->on[HOST_UPSTREAM] = test_chance(&other, 3), p->on[ADD_LOSS] = test_chance(&other, 3);
     if (test_chance(&r, 2)) p->on[SOFTCAP] = p->on[WANT_ENTROPY] = p->on[WANT_ARGMAX] = p->on[HAS_DENTROPY] = false;
     if (test_chance(&r, 2)) p->on[Z] = false;
     p->z_loss = z_loss[test_below(&r, 3)], p->scale = scale[test_below(&r, 3)], p->softcap = softcap[test_below(&r, 3)];
@@ -401,6 +404,13 @@ static void fill_floats(const problem *p, int t)
         }
 }
 
+#define HOST_VALUE (-0.375)
+/* What accumulate_loss adds to. */
+static double before_of(const problem *p, int t, int64_t row)
+{
+    return p->on[ADD_LOSS] ? (double)(float)(row % 7 - 3 + 0.3 * (t == LOSS)) : 0;
+}
+
 static double logp_slack(const outcome &o, double z) { return o.log_slack + 16 * 0x1p-24 * (o.max - z) + 2 * o.z_error; }
 
 /* With ranks, where the row is read again: what parts of ranks whose ids leave enough for a difference are off by. Such a rank's
@@ -572,13 +582,15 @@ static void set_args(const problem *p, void *const *at)
     if (p->on[Z]) a.z_loss = p->z_loss;
     a.use_ignore_index = p->on[IGNORE], a.ignore_index = p->on[IGNORE] ? p->ignore_index : 0;
     a.reduction = p->on[MEAN] ? LK_REDUCTION_MEAN : p->on[SUM] ? LK_REDUCTION_SUM : LK_REDUCTION_NONE;
+    if (p->on[HOST_UPSTREAM]) a.upstream_value = (float)HOST_VALUE;
+    a.accumulate_loss = p->on[ADD_LOSS];
     a.upstream_per_row = p->on[UPSTREAM_ROWS], a.zero_padding = p->on[ZERO_PADDING];
     a.dlogits_dtype = p->on[NARROW] ? p->narrow + 1 : LK_DTYPE_T; /* both lists go f32, f16, bf16, e5m2 */
     a.target_dtype = p->on[INT32] ? LK_TARGET_INT32 : LK_TARGET_INT64, a.path = p->path;
     if (!p->has[WEIGHT]) args.target_weight_stride = 0;
     if (p->direction == FORWARD && p->seed % 2)
-        args.dlogp = args.dtail = a.upstream = (const float *)wild, a.dlogits = wild, a.dlogits_stride = args.dlogp_stride = -5;
-    if (p->direction == BACKWARD && p->seed % 2) args.logp = a.loss = (float *)wild, args.logp_stride = -5;
+        args.dlogp = args.dtail = a.upstream = (const float *)wild, a.dlogits = wild, a.dlogits_stride = args.dlogp_stride = -5, a.upstream_value = NAN;
+    if (p->direction == BACKWARD && p->seed % 2) args.logp = a.loss = (float *)wild, args.logp_stride = -5, a.accumulate_loss = 7;
     if (p->direction == BACKWARD && p->seed % 2 && !p->has[TAIL]) args.tail = (float *)wild;
 }
 
@@ -696,6 +708,9 @@ static bool setup(const problem *p, int run)
     for (int t = DLOGP; t <= DENOMINATOR; t++)
         if (p->has[t]) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
+    for (int t = LOSS; t <= Z_LOSS && p->on[ADD_LOSS]; t++)
+        for (int64_t row = 0; p->has[t] && row < laid[t].rows; row++)
+            ((float *)test_buffer_host(&buffers[t]))[row] = (float)before_of(p, t, row);
     if (run == 0) examine_all(p);
     if (!gives_loss(p->direction)) fill_saved(p);
     for (int t = 0; t < TENSORS; t++) {
@@ -753,6 +768,13 @@ static double row_weight_of(const problem *p, int64_t row)
     return p->has[ROW_WEIGHT] && outcomes[row].counted ? (double)value(ROW_WEIGHT, row, 0) : 1;
 }
 
+/* A loss, beside what was there before. */
+static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
+{
+    const double before = before_of(p, t, row);
+    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
+}
+
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
@@ -774,8 +796,8 @@ static void verify_loss(const problem *p)
         if (o.bad && p->has[ROW_WEIGHT] && w == 0) o.class_loss = o.class_slack = 0;
         o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * lost * fabs(o.class_loss);
         o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * lost * fabs(o.z_loss);
-        if (!reduced) near(p, LOSS, row, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
-        if (!reduced) near(p, Z_LOSS, row, 0, o.z_loss, o.z_slack);
+        if (!reduced) near_loss(p, LOSS, row, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) near_loss(p, Z_LOSS, row, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * u * fabs(o.class_loss);
         z += o.z_loss, z_slack += o.z_slack + 16 * u * fabs(o.z_loss);
     }
@@ -784,7 +806,7 @@ static void verify_loss(const problem *p)
         loss = over == 0 ? NAN : loss / over, slack /= fabs(over), z = over == 0 ? NAN : p->on[Z] ? z / over : 0;
         z_slack /= fabs(over);
     }
-    if (reduced) near(p, LOSS, 0, 0, loss + z, slack + z_slack), near(p, Z_LOSS, 0, 0, z, z_slack);
+    if (reduced) near_loss(p, LOSS, 0, loss + z, slack + z_slack), near_loss(p, Z_LOSS, 0, z, z_slack);
     equal(p, VALID, 0, valid_rows);
     near(p, WEIGHT_SUM, 0, 0, (double)(valid_rows - bad_targets), 0);
 }
@@ -792,8 +814,9 @@ static void verify_loss(const problem *p)
 /* The gradient of a row's class term, D included. */
 static double upstream_of(const problem *p, int64_t row)
 {
-    double f = p->has[DLOGP] || p->has[DTAIL] ? 0 : 1;
+    double f = (p->has[DLOGP] || p->has[DTAIL]) && !p->on[HOST_UPSTREAM] ? 0 : 1;
     if (p->has[UPSTREAM]) f = (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0);
+    if (p->on[HOST_UPSTREAM]) f *= HOST_VALUE;
     f *= row_weight_of(p, row);
     return !p->on[MEAN] ? f : over_of(p) == 0 ? 0 : f / over_of(p);
 }
@@ -1093,6 +1116,7 @@ static void one_target(int type, int direction, int path)
         if (i % 4 == 1) p.stride[LOGITS] = p.stride[DLOGITS] = p.at[LOGITS] = p.at[DLOGITS] = 0;
         p.on[WEIGHTS] = p.on[HAS_DLOGP] = p.on[IN_PLACE] = false, p.stride[IDS] = 0;
         p.on[HAS_TAIL_WEIGHT] = p.on[WANT_TAIL] = p.on[HAS_DTAIL] = false;
+        if (p.ranks) p.on[ADD_LOSS] = false; /* compare_one calls each rank */
         if (gives_gradient(direction) && i % 2) p.on[MEAN] = p.on[WEIGHTED] = false;
         const bool bits = !p.on[MEAN] && !p.on[WEIGHTED] && !(direction == BACKWARD && p.on[Z]);
         p.special = i % 7 ? 0 : 1 + i / 7 % (SPECIALS - 1), p.offset = i % 3 ? 0 : 2000;

@@ -105,6 +105,13 @@ static float upstream_of(const problem *p, int64_t row)
     return p->upstream == UPSTREAM_NULL || p->direction == FORWARD ? 1.0f : (float)(2 * test_uniform(&random));
 }
 
+/* Every third problem, by its seed: a factor of the host, and losses that are added to others. */
+static float upstream_value_of(const problem *p) { return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f; }
+static bool adds_losses(const problem *p)
+{
+    return p->direction != BACKWARD && p->special != NEAR && test_hash(p->seed + 6) % 3 == 0;
+}
+
 static void fill(const problem *p)
 {
     uint64_t random = test_hash(p->seed);
@@ -155,6 +162,7 @@ static bool prepare(const problem *p, int run)
     for (int i = 0; i < OUTPUTS; i++) test_buffer_size(&outputs[i], (size_t)rows * 4, 0, run ? 0xff : 0x5a);
     fill(p);
     for (int i = 0; i < LENGTH_OF(list); i++) test_buffer_upload(list[i].buffer);
+    if (adds_losses(p)) test_fill_losses(rows, &outputs[LOSS]);
     for (int i = 0; i < OUTPUTS; i++) test_buffer_upload(&outputs[i]);
 
     args = {};
@@ -170,6 +178,7 @@ static bool prepare(const problem *p, int run)
     args.logit_scale = p->scale, args.teacher_scale = p->teacher_scale;
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap;
     args.beta = p->beta, args.divergence = p->divergence, args.path = p->path;
+    args.upstream_value = upstream_value_of(p), args.accumulate_loss = adds_losses(p);
     if (p->ranks) prepare_split(p, run);
     return true;
 }
@@ -221,6 +230,7 @@ static lk_status call_rank(const problem *p, int call, int rank, bool results)
     if (!test_that(asked == LK_OK && x.common.workspace_bytes <= most && (x.common.workspace_bytes > 0) == (most > 0 && p->rows > 0)))
         test_detail("a query: %s, %zu bytes; %s", lk_last_error(), x.common.workspace_bytes, describe(p));
     x.common.workspace = x.common.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    if (results && adds_losses(p)) test_set_losses(&outputs[LOSS]);
     const lk_status status = split_call_of[call][p->type](&x, test.stream);
     if (status || !results) return status;
     const float *const out[] = {x.common.loss, x.common.lse, x.common.teacher_lse, x.common.entropy};
@@ -231,7 +241,9 @@ static lk_status call_rank(const problem *p, int call, int rank, bool results)
 
 static lk_status launch(const problem *p)
 {
-    return p->ranks ? test_split_calls(p, call_rank, gathers(p)) : call_of[p->direction][p->type](&args, test.stream);
+    if (p->ranks) return test_split_calls(p, call_rank, gathers(p));
+    if (adds_losses(p)) test_set_losses(&outputs[LOSS]);
+    return call_of[p->direction][p->type](&args, test.stream);
 }
 
 static void collect(const problem *p)
@@ -365,16 +377,18 @@ static void verify(const problem *p)
               p->teacher_softcap);
         const double w = (double)weight_of(p, row), size = fabs(p->offset) + 80;
         const row_results r = results_of(p);
-        if (has(p, LOSS) && w >= 0 && !test_that(!(((const float *)test_buffer_back(&outputs[LOSS]))[row] < 0)))
+        const double value = (double)upstream_value_of(p), gradient_of_loss = (value == 0 ? 1 : value) * (double)upstream_of(p, row);
+        const double there = adds_losses(p) ? (double)test_loss_before(row) : 0;
+        if (has(p, LOSS) && w >= 0 && there == 0 && !test_that(!(((const float *)test_buffer_back(&outputs[LOSS]))[row] < 0)))
             test_detail("loss[%lld] is negative; %s", (long long)row, describe(p));
-        verify_number(p, row, LOSS, w == 0 ? 0 : w * r.loss, w == 0 ? 0 : fabs(w) * r.loss_slack);
+        verify_number(p, row, LOSS, there + (w == 0 ? 0 : w * r.loss), 0x1p-23 * fabs(there) + (w == 0 ? 0 : fabs(w) * r.loss_slack));
         verify_number(p, row, LSE, w == 0 ? 0 : student_row.lse, 8 * 0x1p-23 * size);
         verify_number(p, row, TEACHER_LSE, w == 0 ? 0 : teacher_row.lse, 8 * 0x1p-23 * size);
         verify_number(p, row, ENTROPY, w == 0 ? 0 : isnan(student_row.log_p[0]) ? NAN : r.entropy, w == 0 ? 0 : r.entropy_slack);
         for (int64_t c = 0; c < p->vocab && p->direction != FORWARD; c++) {
             const double P = student_row.p[c], Q = teacher_row.p[c], ep = student_row.error[c], eq = teacher_row.error[c];
             const double m = beta * Q + (1 - beta) * P, d = student_row.log_p[c] - teacher_row.log_p[c], e = 0x1p-22;
-            const double slope = student_row.slope[c], before = (double)upstream_of(p, row) * w * scale, factor = before * slope;
+            const double slope = student_row.slope[c], before = gradient_of_loss * w * scale, factor = before * slope;
             const double off_p = P == 0 ? 0 : P * (ep + e * (1 + fabs(student_row.log_p[c])));
             const double off_q = Q == 0 ? 0 : Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
             double want = P - Q, slack = off_p + off_q;

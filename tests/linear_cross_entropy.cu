@@ -105,17 +105,18 @@ static const char *const tensor_name[] = {"x",    "weight",     "bias",  "target
 enum {
     MEAN, SUM, IGNORE, SMOOTHING, WEIGHTS, Z, SCALE, SOFTCAP, BAD, INT32, HAS_BIAS, BIAS_F32, MASK, FAST, COMPACT, STRIDES,
     ZERO_WHEN_EMPTY, UPSTREAM_ROWS, UPSTREAM_ONE, HAS_DLSE, NO_DX, NO_DWEIGHT, WANT_DBIAS, DWEIGHT_F32, DBIAS_F32, ACCUMULATE,
-    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, WEIGHTED, STATISTICS, SWITCHES
+    TF32, WANT_ENTROPY, WANT_ARGMAX, HAS_DENTROPY, DIVIDED, WEIGHTED, STATISTICS, HOST_UPSTREAM, ADD_LOSS, SWITCHES
 };
 static const char *const switch_name[] = {
     "mean", "sum", "ignore index", "smoothing", "class weights", "z-loss", "logit scale", "softcap", "bad targets",
     "int32 targets", "bias", "f32 bias", "-inf bias", "fast logits", "max counted", "strides", "zero when empty",
     "upstream a token", "one upstream", "dlse", "dx NULL", "dweight NULL", "dbias", "f32 dweight", "f32 dbias", "accumulate",
-    "tf32", "entropy", "argmax", "dentropy", "denominator", "row weights", "statistics"};
+    "tf32", "entropy", "argmax", "dentropy", "denominator", "row weights", "statistics", "upstream of the host", "accumulate_loss"};
 
 static bool switch_of(int direction, int s)
 {
     if (s == STATISTICS) return direction == FORWARD;
+    if (s == ADD_LOSS) return gives_loss(direction);
     if (s == ZERO_WHEN_EMPTY || s == WANT_ENTROPY || s == WANT_ARGMAX) return gives_loss(direction);
     return s < ZERO_WHEN_EMPTY || s == TF32 || s == DIVIDED || s == WEIGHTED || gives_gradient(direction);
 }
@@ -169,6 +170,7 @@ static problem plain(int type, int direction, int path, int64_t tokens, int64_t 
 static void settle_tensors(problem *p)
 {
     if (p->path == FUSED && p->on[STATISTICS]) p->on[SMOOTHING] = false; /* it has not both */
+    if (p->ranks && test_gathers(p)) p->on[ADD_LOSS] = false; /* such calls are made twice, and by each rank */
     const bool back = gives_gradient(p->direction), loss = gives_loss(p->direction);
     for (int s = 0; s < SWITCHES; s++) p->on[s] = p->on[s] && switch_of(p->direction, s);
     for (int s = 0; s < SWITCHES; s++)
@@ -507,10 +509,18 @@ static outcome weighted(const problem *p, int64_t token)
     return o;
 }
 
+/* What accumulate_loss adds to. */
+static double before_of(const problem *p, int t, int64_t row)
+{
+    return p->on[ADD_LOSS] ? (double)(float)(row % 7 - 3 + 0.3 * (t == LOSS)) : 0;
+}
+
+#define HOST_VALUE (-0.375)
 /* The gradients of a token's class term and of its z-loss. */
 static void upstream_of(const problem *p, int64_t token, double *f, double *h)
 {
     *f = *h = (p->has[UPSTREAM] ? (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? token : 0, 0) : 1) * row_weight_of(p, token);
+    if (p->on[HOST_UPSTREAM]) *f *= HOST_VALUE, *h = *f;
     if (!p->on[MEAN]) return;
     if (over_of(p) == 0) *f = *h = 0;
     else *f /= over_of(p), *h /= z_over_of(p);
@@ -599,12 +609,12 @@ static void spoil_unused(int direction)
     if (direction == FORWARD) {
         args.upstream = args.dlse = args.dentropy = (const float *)nowhere, args.dx = args.dweight = args.dbias = nowhere;
         args.dx_stride = args.dweight_stride = args.slice_tokens = -3;
-        args.upstream_per_token = args.accumulate = args.dweight_dtype = args.dbias_dtype = 77;
+        args.upstream_per_token = args.accumulate = args.dweight_dtype = args.dbias_dtype = 77, args.upstream_value = NAN;
     }
     if (direction == BACKWARD) {
         args.loss = args.z_loss_out = args.weight_sum = (float *)nowhere, args.valid_rows = args.argmax = (int64_t *)nowhere;
         if (!args.dentropy) args.entropy = (float *)nowhere;
-        args.zero_when_empty = 77;
+        args.zero_when_empty = args.accumulate_loss = 77;
     }
     if (direction == BOTH) args.saved = nowhere;
     if (args.reduction != LK_REDUCTION_MEAN) args.denominator = (const float *)nowhere;
@@ -637,6 +647,8 @@ static void set_args(const problem *p, void *const *at)
     a->lse_low = (float *)at[LSE_LOW];
     a->valid_rows = (int64_t *)at[VALID], a->weight_sum = (float *)at[WEIGHT_SUM], a->zero_when_empty = p->on[ZERO_WHEN_EMPTY];
     a->saved = saved_now;
+    if (p->on[HOST_UPSTREAM]) a->upstream_value = (float)HOST_VALUE;
+    a->accumulate_loss = p->on[ADD_LOSS];
     spoil_unused(p->direction);
 }
 
@@ -835,6 +847,9 @@ static bool setup(const problem *p, int run)
     if (p->on[ACCUMULATE] && p->has[DWEIGHT]) fill_floats(p, DWEIGHT);
     if (p->on[ACCUMULATE] && p->has[DBIAS]) fill_floats(p, DBIAS);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
+    for (int t = LOSS; t <= Z_LOSS && p->on[ADD_LOSS]; t++)
+        for (int64_t row = 0; p->has[t] && row < laid[t].rows; row++)
+            ((float *)test_buffer_host(&buffers[t]))[row] = (float)before_of(p, t, row);
     if (run == 0) examine_all(p);
     if (p->direction == BACKWARD) fill_saved(p);
     for (int t = 0; t < TENSORS; t++)
@@ -904,6 +919,13 @@ static void verify_argmax(const problem *p, int64_t token)
         test_detail("argmax[%lld] is %lld; %s; plan: %s", (long long)token, (long long)got, describe(p), plan.text);
 }
 
+/* A loss, beside what was there before. */
+static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
+{
+    const double before = before_of(p, t, row);
+    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
+}
+
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
@@ -921,8 +943,8 @@ static void verify_loss(const problem *p)
         for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
             near(p, ENTROPY, (i + 1) * p->tokens + token, 0, o.statistics[i], o.statistics_slack[i]);
         if (p->has[ARGMAX]) verify_argmax(p, token);
-        if (!reduced) near(p, LOSS, token, 0, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
-        if (!reduced) near(p, Z_LOSS, token, 0, o.z_loss, o.z_slack);
+        if (!reduced) near_loss(p, LOSS, token, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) near_loss(p, Z_LOSS, token, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
         z_part += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * fabs(o.z_loss);
     }
@@ -933,7 +955,7 @@ static void verify_loss(const problem *p)
         const double over = over_of(p), z_over = z_over_of(p);
         loss /= over, slack /= fabs(over), z_part = p->on[Z] ? z_part / z_over : 0, z_slack /= fabs(z_over);
     }
-    if (reduced) near(p, LOSS, 0, 0, loss + z_part, slack + z_slack), near(p, Z_LOSS, 0, 0, z_part, z_slack);
+    if (reduced) near_loss(p, LOSS, 0, loss + z_part, slack + z_slack), near_loss(p, Z_LOSS, 0, z_part, z_slack);
     if (p->has[VALID] && !test_that(integer(VALID, test_buffer_back(&buffers[VALID]), 0) == valid_rows))
         test_detail("valid_rows is not %lld; %s", (long long)valid_rows, describe(p));
     const double weights = p->has[CLASS_WEIGHT] ? weight_sum : (double)(valid_rows - bad_targets);

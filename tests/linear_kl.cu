@@ -323,6 +323,10 @@ static void *rehearsed(const void *at, int which)
     return begin + ((uintptr_t)at - (uintptr_t)begin) % 256;
 }
 
+/* Every third problem, by its seed: a factor of the host, and losses that are added to others. */
+static float upstream_value_of(const problem *p) { return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f; }
+static bool adds_losses(const problem *p) { return p->direction != BACKWARD && p->has[LOSS] && test_hash(p->seed + 6) % 3 == 0; }
+
 static lk_status call_rank(const problem *p, int call, int rank, bool results)
 {
     const bool rehearsal = call == FORWARD && p->direction == BOTH; /* forward's matmuls may have other bits than this call's */
@@ -334,6 +338,7 @@ static lk_status call_rank(const problem *p, int call, int rank, bool results)
     acting_call = call, handed = 0;
     a.workspace_bytes = call == FINISH ? 0 : room_of[call][rank];
     a.workspace = a.workspace_bytes ? test_buffer_device(&workspace) : NULL;
+    if (results && adds_losses(p)) test_set_losses(&buffer[LOSS]);
     const lk_status status = split_call_of[call][p->type](&x, test.stream);
     if (x.parallel.all_gather) spoil_teacher(p, true);
     const bool reduces = (call == BOTH || call == BACKWARD) && a.dx && x.parallel.reduce;
@@ -355,6 +360,7 @@ static bool prepare(const problem *p, int run)
                          is_output(t) ? (run ? 0xff : 0x5a) : run ? 0x7f : 0xff);
     }
     fill(p);
+    if (adds_losses(p)) test_fill_losses(p->tokens, &buffer[LOSS]);
     for (int t = 0; t < TENSORS; t++) test_buffer_upload(&buffer[t]);
     args = {};
     void *at[TENSORS];
@@ -375,6 +381,7 @@ static bool prepare(const problem *p, int run)
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap, args.beta = p->beta, args.divergence = p->divergence;
     args.accumulate = p->accumulate, args.dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T;
     args.fast_logits = p->fast, args.tf32 = p->tf32;
+    args.upstream_value = upstream_value_of(p), args.accumulate_loss = adds_losses(p);
 
     const size_t bytes = p->ranks ? prepare_split(p, run) : choose_room(p, &args, plan_of[p->direction][p->type],
                                                                         query_of[p->direction][p->type]);
@@ -387,7 +394,9 @@ static bool prepare(const problem *p, int run)
 
 static lk_status launch(const problem *p)
 {
-    return p->ranks ? test_split_calls(p, call_rank, gathers(p)) : call_of[p->direction][p->type](&args, test.stream);
+    if (p->ranks) return test_split_calls(p, call_rank, gathers(p));
+    if (adds_losses(p)) test_set_losses(&buffer[LOSS]);
+    return call_of[p->direction][p->type](&args, test.stream);
 }
 
 static void collect(const problem *p)
@@ -483,6 +492,14 @@ static void verify_number(const problem *p, int t, int64_t row, int64_t col, dou
 static double *dz, *dz_slack, *mixture;
 static size_t dz_bytes, dz_slack_bytes, mixture_bytes;
 
+/* The gradient of a token's loss. */
+static double upstream_of(const problem *p, int64_t row)
+{
+    const double value = (double)upstream_value_of(p);
+    if (p->direction == FORWARD) return 1;
+    return (value == 0 ? 1 : value) * (p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1);
+}
+
 static void verify(const problem *p)
 {
     const double beta = p->beta == 0 ? 0.5 : (double)p->beta, scale = p->scale == 0 ? 1 : (double)p->scale, e23 = 0x1p-23;
@@ -494,7 +511,7 @@ static void verify(const problem *p)
         refer(&student_row, p, false, row), refer(&teacher_row, p, true, row);
         const double *const P = student_row.p, *const Q = teacher_row.p, e = student_row.error + teacher_row.error;
         const double w = p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1;
-        const double up = p->has[UPSTREAM] && p->direction != FORWARD ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1;
+        const double up = upstream_of(p, row), there = adds_losses(p) ? (double)test_loss_before(row) : 0;
         double loss = 0, slack = 0, mean = 0, mean_slack = 0, entropy = 0, entropy_slack = 0;
         for (int64_t j = 0; j < v; j++) mixture[j] = beta * Q[j] + (1 - beta) * P[j];
         if (p->divergence == LK_KL_FORWARD) loss = divergence(p, Q, P, e, &slack);
@@ -508,7 +525,7 @@ static void verify(const problem *p)
         for (int64_t j = 0; j < v; j++)
             if (P[j] != 0)
                 entropy -= P[j] * student_row.log_p[j], entropy_slack += P[j] * (1 + fabs(student_row.log_p[j])) * (e + 4 * e23);
-        verify_number(p, LOSS, 0, row, w == 0 ? 0 : w * loss, fabs(w) * (slack + 16 * e23 * loss));
+        verify_number(p, LOSS, 0, row, there + (w == 0 ? 0 : w * loss), e23 * fabs(there) + fabs(w) * (slack + 16 * e23 * loss));
         verify_number(p, LSE, 0, row, w == 0 ? 0 : student_row.lse, student_row.error);
         verify_number(p, TEACHER_LSE, 0, row, w == 0 ? 0 : teacher_row.lse, teacher_row.error);
         verify_number(p, ENTROPY, 0, row, w == 0 ? 0 : entropy, entropy_slack);
@@ -532,8 +549,7 @@ static void verify(const problem *p)
     const double unit = p->type == TEST_F32 ? (p->tf32 ? 0x1p-10 : 0) : p->type == TEST_F16 ? 0x1p-11 : 0x1p-8, sum_unit = 0x1p-22;
     double most = 0;
     for (int64_t row = 0; row < n; row++)
-        most = fmax(most, fabs(scale * (p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1) *
-                               (p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1)));
+        most = fmax(most, fabs(scale * (p->has[ROW_WEIGHT] ? input(p, ROW_WEIGHT, 0, row) : 1) * upstream_of(p, row)));
     for (int64_t i = 0; i < n * v; i++)
         dz_slack[i] += (unit + sum_unit) * fabs(dz[i]) + (p->type == TEST_F16 ? most * 0x1p-31 : 0) + 0x1p-130;
     const double factors = p->tf32 ? 0x1p-10 : 0;

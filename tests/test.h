@@ -987,6 +987,23 @@ template <class Layout> static inline void test_sum_device_parts(const Layout &l
     free(host);
 }
 
+/* What accumulate_loss adds to. test_fill_losses writes it to a buffer that is uploaded later; test_set_losses copies it there again,
+ * on the stream, before each call that adds: of one rank behind another, in a graph too. */
+static test_buffer test_losses;
+static inline float test_loss_before(int64_t row) { return (float)(row % 7) - 2.75f; }
+static inline void test_fill_losses(int64_t rows, const test_buffer *loss)
+{
+    test_buffer_size(&test_losses, (size_t)rows * sizeof(float), 0, 0);
+    for (int64_t row = 0; row < rows; row++) ((float *)test_buffer_host(&test_losses))[row] = test_loss_before(row);
+    test_buffer_upload(&test_losses);
+    if (rows) memcpy(test_buffer_host(loss), test_buffer_host(&test_losses), test_losses.bytes);
+}
+static inline void test_set_losses(const test_buffer *loss)
+{
+    const void *const from = test_buffer_device(&test_losses);
+    if (loss->bytes) cudaMemcpyAsync(test_buffer_device(loss), from, loss->bytes, cudaMemcpyDeviceToDevice, test.stream);
+}
+
 /* All ranks have the same bits: call it with each rank's floats, the first rank's first. Not while the stream is captured. */
 static inline void test_same_on_ranks(const float *device, int64_t count, int rank)
 {

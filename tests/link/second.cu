@@ -5,7 +5,8 @@
 #include "lk/logsumexp.cuh"
 
 LK_DEFINE_LOGSUMEXP(f32)
-LK_DEFINE_LOGSUMEXP(bf16)
+LK_DEFINE_ONLY(LOGSUMEXP, forward, bf16)
+LK_DEFINE_ONLY(LOGSUMEXP, backward, bf16)
 
 #include "runs.h"
 
