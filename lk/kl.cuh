@@ -28,8 +28,9 @@
  * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight
  *            0, padding say, is not read: its loss is 0, and so are its other results and dlogits.
  *            Temperature t: set logit_scale = teacher_scale = 1 / t, and divide softcap and teacher_softcap by t. The loss is
- *            usually multiplied by t^2. Pass t^2 as row_weight: it multiplies the loss and the gradient. Or pass t^2 as upstream
- *            (one number, or with upstream_per_row one for each row): it multiplies only the gradient.
+ *            usually multiplied by t^2. Pass t^2 as row_weight: it multiplies the loss and the gradient. Or pass t^2 as
+ *            upstream_value, or as upstream (one number, or with upstream_per_row one for each row): it multiplies only the
+ *            gradient. With accumulate_loss each row's loss is added to what loss holds.
  *            Without a softcap, a logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its
  *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
  *            where p is 0. JENSEN_SHANNON is finite. If a row of either tensor has only -inf, or has a +inf or NaN, the loss is

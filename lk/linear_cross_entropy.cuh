@@ -62,8 +62,8 @@
  *            statistics: in forward alone, as in cross_entropy.cuh. entropy is [4, tokens] then. The rules are entropy's: 0 where
  *            the token is ignored, NaN where more than max_counted count. It takes no second matmul, on any path; FUSED does
  *            not have it with label_smoothing. A masked column makes mean_logits -inf.
- *            row_weight, denominator, and log-probabilities of the targets with a temperature: as in cross_entropy.cuh. So is
- *            upstream_per_token, which is called upstream_per_row there.
+ *            row_weight, denominator, upstream_value, accumulate_loss, and log-probabilities of the targets with a temperature: as
+ *            in cross_entropy.cuh. So is upstream_per_token, which is called upstream_per_row there.
  *            batch_invariant: each token's loss, lse, z-loss, entropy and argmax have the same bits for any number of tokens,
  *            at any place among them, with or without max_counted, in any workspace. So a trainer sees the log-probabilities
  *            that the sampler saw. The rest of the call has to be the same: device, hidden, vocab, options, panel_vocab. It

@@ -45,7 +45,8 @@
  *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
  *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
  *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32. tf32: products of f32 by TF32.
- *            upstream: one number, or with upstream_per_token one for each token.
+ *            upstream: one number, or with upstream_per_token one for each token; upstream_value, a number of the host, is one
+ *            more factor. With accumulate_loss each token's loss is added to what loss holds.
  *            Columns that are split over ranks: linear_kl_parallel.cuh, which has these options.
  * Exact      As kl.cuh, for logits in f32. dZ is rounded to T once, dx and dbias once more; of dx in bf16 the part of the last
  *            vocab % 8 columns twice. A dweight of f32 is the float sum over all chunks. A dweight of 16 bits is rounded once if
