@@ -167,17 +167,17 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
 #define LK_ONLY_forward_backward(list, T) list(LK_IF_forward_backward, T)
 #define LK_ONLY_finish(list, T) list(LK_IF_finish, T)
 #define LK_ONLY_between(list, T) list(LK_IF_between, T)
-#define LK_IF_forward_CALL(op, name, way, T) LK_IF(LK_IS_forward_##name, LK_CALL, (op, name, way, T))
-#define LK_IF_backward_CALL(op, name, way, T) LK_IF(LK_IS_backward_##name, LK_CALL, (op, name, way, T))
-#define LK_IF_forward_backward_CALL(op, name, way, T) LK_IF(LK_IS_forward_backward_##name, LK_CALL, (op, name, way, T))
-#define LK_IF_finish_CALL(op, name, way, T) LK_IF(LK_IS_finish_##name, LK_CALL, (op, name, way, T))
-#define LK_IF_between_CALL(op, name, way, T) LK_IF(LK_IS_between_##name, LK_CALL, (op, name, way, T))
-#define LK_IF_forward_PLANNED(op, name, way, head, T) LK_IF(LK_IS_forward_##name, LK_PLANNED, (op, name, way, head, T))
-#define LK_IF_backward_PLANNED(op, name, way, head, T) LK_IF(LK_IS_backward_##name, LK_PLANNED, (op, name, way, head, T))
+#define LK_IF_forward_CALL(op, name, way, T) LK_IF(LK_IS_forward_##name, LK_ONE_CALL, (op, name, way, T))
+#define LK_IF_backward_CALL(op, name, way, T) LK_IF(LK_IS_backward_##name, LK_ONE_CALL, (op, name, way, T))
+#define LK_IF_forward_backward_CALL(op, name, way, T) LK_IF(LK_IS_forward_backward_##name, LK_ONE_CALL, (op, name, way, T))
+#define LK_IF_finish_CALL(op, name, way, T) LK_IF(LK_IS_finish_##name, LK_ONE_CALL, (op, name, way, T))
+#define LK_IF_between_CALL(op, name, way, T) LK_IF(LK_IS_between_##name, LK_ONE_CALL, (op, name, way, T))
+#define LK_IF_forward_PLANNED(op, name, way, head, T) LK_IF(LK_IS_forward_##name, LK_ONE_PLANNED, (op, name, way, head, T))
+#define LK_IF_backward_PLANNED(op, name, way, head, T) LK_IF(LK_IS_backward_##name, LK_ONE_PLANNED, (op, name, way, head, T))
 #define LK_IF_forward_backward_PLANNED(op, name, way, head, T)                                                                 \
-    LK_IF(LK_IS_forward_backward_##name, LK_PLANNED, (op, name, way, head, T))
-#define LK_IF_finish_PLANNED(op, name, way, head, T) LK_IF(LK_IS_finish_##name, LK_PLANNED, (op, name, way, head, T))
-#define LK_IF_between_PLANNED(op, name, way, head, T) LK_IF(LK_IS_between_##name, LK_PLANNED, (op, name, way, head, T))
+    LK_IF(LK_IS_forward_backward_##name, LK_ONE_PLANNED, (op, name, way, head, T))
+#define LK_IF_finish_PLANNED(op, name, way, head, T) LK_IF(LK_IS_finish_##name, LK_ONE_PLANNED, (op, name, way, head, T))
+#define LK_IF_between_PLANNED(op, name, way, head, T) LK_IF(LK_IS_between_##name, LK_ONE_PLANNED, (op, name, way, head, T))
 #define LK_IS_forward_forward ~, LK_YES
 #define LK_IS_backward_backward ~, LK_YES
 #define LK_IS_forward_backward_forward_backward ~, LK_YES
@@ -204,13 +204,13 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
 #if defined(LK_SIMT) || (defined(__CUDACC__) && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800))
 #define LK_CUDA 1
 #define LK_DEFINE(OP, T) LK_OF_TYPE(LK_DEFINITIONS_OF, LK_##OP##_FUNCTIONS, T)
-#define LK_CALL(op, name, way, T) LK_PROTOTYPE_CALL(op, name, way, T) LK_EMIT_CALL(op, name, way, T)
-#define LK_PLANNED(op, name, way, head, T) LK_PROTOTYPE_PLANNED(op, name, way, head, T) LK_EMIT_PLANNED(op, name, way, head, T)
+#define LK_ONE_CALL(op, name, way, T) LK_PROTOTYPE_CALL(op, name, way, T) LK_EMIT_CALL(op, name, way, T)
+#define LK_ONE_PLANNED(op, name, way, head, T) LK_PROTOTYPE_PLANNED(op, name, way, head, T) LK_EMIT_PLANNED(op, name, way, head, T)
 #else
 #define LK_CUDA 0
 #define LK_DEFINE(OP, T) LK_NEEDS_NVCC("LK_DEFINE_" #OP) LK_DECLARE(OP, T)
-#define LK_CALL(op, name, way, T) LK_PROTOTYPE_CALL(op, name, way, T)
-#define LK_PLANNED(op, name, way, head, T) LK_PROTOTYPE_PLANNED(op, name, way, head, T)
+#define LK_ONE_CALL(op, name, way, T) LK_PROTOTYPE_CALL(op, name, way, T)
+#define LK_ONE_PLANNED(op, name, way, head, T) LK_PROTOTYPE_PLANNED(op, name, way, head, T)
 #if defined(__CUDACC__) && defined(LK_API_GIVEN)
 #pragma nv_diag_suppress 114, 177 /* there static functions are referenced and not defined, or neither */
 #endif

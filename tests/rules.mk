@@ -68,6 +68,16 @@ sanitize-asan: | backend ## test: ASan and UBSan, on the simulator
 sanitize-tsan: | backend ## test: TSan, on the simulator; linear_cross_entropy takes a quarter of an hour
 	@TEST_TIMEOUT=2400 $(MAKE) --no-print-directory -k test SAN=tsan ARGS="$(ARGS) $(tsan_args)" schedules=forward BACKEND=cpu
 
+plan: ## try: plan-<op>: which kernels a call launches on a card like an H200, without one; ARGS="forward bf16 4096 50257"
+	@echo "lk: make plan-<op>, of $(ops); without ARGS it says which it takes"
+plan-%: | backend
+	@$(MAKE) -s --no-print-directory BACKEND=cpu SAN=plain build/cpu-plain/tests/plan/$*
+	@SIMT_PLAN=1 SIMT_SMS=132 build/cpu-plain/tests/plan/$* $(ARGS)
+$(addprefix $(out)/tests/plan/,$(ops)): $(out)/tests/plan/%: tests/plan.cu $(engine)
+	@mkdir -p $(@D)
+	$(call say,$(compiler),$< for $*)
+	$(Q)$(compile) -O0 -DPLAN_NAME=$$(echo $* | tr a-z A-Z) -include lk/$*.cuh -c $< -o $@.o
+	$(Q)$(link) $@.o $(engine) -o $@
 # The engine is never instrumented: it tells the sanitizers about its fibers instead.
 engine_asan := -DSIMT_ASAN
 engine_tsan := -DSIMT_TSAN

@@ -174,8 +174,15 @@ std::string simt_symbol_name(const void *address) {
 
 static bool is_default(cudaStream_t stream) { return !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread; }
 
+/* SIMT_PLAN=1: streams run nothing, and launches are printed. */
+bool simt_plans(void) {
+    static const int number = environment_number("SIMT_PLAN", 0);
+    return number != 0;
+}
+
 /* Runs the step now, or records it where the stream is being captured. */
 static cudaError_t enqueue(cudaStream_t stream, const step &what) {
+    if (simt_plans()) return cudaSuccess;
     {
         LOCK;
         if (!is_default(stream) && stream->capture) {
@@ -622,10 +629,23 @@ cudaError_t simt_max_active_clusters(int *clusters, const void *kernel, const cu
     return cudaSuccess;
 }
 
+/* What a launch would be, where none runs. */
+static void print_launch(const simt_launch_shape &s) {
+    std::string name = simt_symbol_name(s.kernel);
+    const size_t behind = name.rfind('(');
+    if (name.compare(0, 5, "void ") == 0) name = name.substr(5, behind - 5);
+    else name = name.substr(0, behind);
+    const unsigned cluster = s.cluster.x * s.cluster.y * s.cluster.z, block = s.block.x * s.block.y * s.block.z;
+    printf("%s\n    %u x %u x %u blocks", name.c_str(), s.grid.x, s.grid.y, s.grid.z);
+    if (cluster > 1) printf(" in clusters of %u", cluster);
+    printf(", %u threads each, %zu bytes of dynamic shared memory\n", block, s.dynamic_bytes);
+}
+
 cudaError_t simt_launch(const cudaLaunchConfig_t *config, const void *kernel, const std::function<void()> &body) {
     simt_launch_shape shape;
     cudaError_t error = check_launch(config, kernel, &shape);
     if (error) return note(error);
+    if (simt_plans()) print_launch(shape);
     if (!is_default(config->stream)) {
         LOCK;
         if (config->stream->capture) config->stream->capture->kernels.push_back({kernel, current_device, config->dynamicSmemBytes});

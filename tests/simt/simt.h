@@ -93,6 +93,7 @@ Environment
                                                 fmaxf(NaN, x) = x
     SIMT_SMS=4                                  multiprocessors that the device claims to have
     SIMT_SMEM=228                               KiB of shared memory that each of them claims to have
+    SIMT_PLAN=0                                 1: nothing runs; each launch is printed, with its grid
     SIMT_CODE=90                                the compute capability that kernels claim to be compiled for
     SIMT_DEVICES=1                              devices, 8 at most. Those with odd numbers are older: compute capability 8.0,
                                                 no clusters, 3 more multiprocessors, of 100 KiB
@@ -266,6 +267,7 @@ typedef std::recursive_mutex simt_mutex;
 #endif
 
 int simt_poison_byte(void);
+bool simt_plans(void); // SIMT_PLAN=1
 bool simt_range_fits(const void *at, size_t bytes);     /* false if it starts in a cudaMalloc'd piece and ends beyond */
 void simt_report_text(const char *text);    /* stores and prints a report made outside a kernel */
 
