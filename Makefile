@@ -85,7 +85,7 @@ examples: $(addprefix example-,$(ops) $(others)) ## try: builds and runs every e
 test: | backend ## try: builds and runs every test; test-<op> one; a GPU has the whole suites
 	$(if $(simt),$(plan))
 	@rm -rf $(out)/counts
-	@$(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(programs) || failed=1; \
+	@TEST_OF=$(words $(programs)) V=$(or $(V),0) $(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(programs) || failed=1; \
 	test -z "$$failed"
 bench: $(if $(simt),,$(addprefix bench-,$(ops) srms_norm_fp8)) | backend ## try: measures every op on a GPU; bench-<op> one
 	$(if $(simt),@echo $(call no_gpu,$@,$(reached)))
