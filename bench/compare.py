@@ -1505,8 +1505,8 @@ def main():
         print("seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in env.spent.most_common()))
     if options.calls:
         timed = plot.calls_of(rows.path)
-        texts, count, compared = plot.slower(plot.grouped(timed), "call_ms", plot.CALLS_SLOWER)
-        print(*texts, f"lk's call is more than {plot.CALLS_SLOWER - 1:.0%} slower than the fastest other's in {count} of "
+        texts, count, compared = plot.slower(plot.grouped(timed), "call_ms", plot.SLOWER)
+        print(*texts, f"lk's call is more than {plot.SLOWER - 1:.0%} slower than the fastest other's in {count} of "
               f"{compared} places (rows of {plot.commits_of(timed)})", sep="\n")
     failed = [row for row in env.rows if row["note"].startswith("failed")]
     print(f"{rows.path}: {len(env.rows)} rows measured, {len(failed)} of them failed, {time.monotonic() - env.started:.0f} s"

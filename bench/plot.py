@@ -30,8 +30,8 @@ import sys
 
 DIRECTIONS = ("forward", "backward", "forward_backward")
 TITLE = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
-# Ratios from which on lk's kernels, its calls count as slower, lk as less accurate: what runs differ by, and errors.
-SLOWER, CALLS_SLOWER, WORSE = 1.02, 1.05, 1.05
+# Ratios from which on lk counts as slower, kernels alone and calls alike; and as less accurate: what runs differ by, and errors.
+SLOWER, WORSE = 1.02, 1.05
 WRONG = 0.5  # a relative error from which on a result is none, and its time is not compared
 
 
@@ -747,7 +747,7 @@ def called(rows, path):
     rest = [row for row in rows if row["provider"] == "lk" and row["call_ms"] and row["op"] not in ops]
     if timed and rest:
         how += f", {', '.join(sorted({row['op'] for row in rest}))} at {commits_of(rest)}"
-    return how, *slower(grouped(rows), "call_ms", CALLS_SLOWER)
+    return how, *slower(grouped(rows), "call_ms", SLOWER)
 
 
 def less_accurate(groups):
@@ -844,7 +844,7 @@ def readme(rows, path):
         print("\\* By the profiler, since it cannot be captured: its kernels' times, without the gaps between them. In rows before "
               "d768638 time in which two of them run counts twice.\n")
     how, *calls = called(rows, path)
-    print(sentence(*calls, f"Where lk loses by more than {CALLS_SLOWER - 1:.0%}: called from Python, lk {how}"))
+    print(sentence(*calls, f"Where lk loses by more than {SLOWER - 1:.0%}: called from Python, lk {how}"))
     if calls_of(path.replace("-compare", "-calls")):
         print("torch.compile, FLA and quack compile or tune for seconds. Where lk's call takes 1 ms or more, their calls are of",
               "the same run as the kernels.\n", sep="\n")

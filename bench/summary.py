@@ -173,7 +173,7 @@ def page_losses(rows, newer, path):
     yield ""
     yield "\\*: timed by a profiler, which does not count the gaps between kernels."
     yield ""
-    yield f"Called from Python, lk is more than {plot.CALLS_SLOWER - 1:.0%} slower in {called} of {calls} cases ({how})" + ("" if newer else ".")
+    yield f"Called from Python, lk is more than {plot.SLOWER - 1:.0%} slower in {called} of {calls} cases ({how})" + ("" if newer else ".")
     if newer:
         _, _, called_newer, calls_newer = plot.called(newer, H100_COMPARE)
         yield f"and in {called_newer} of {calls_newer} cases of {', '.join(ops)}. That op was compared on an H100, at {plot.commits_of(newer)}. The other"
@@ -243,7 +243,7 @@ def main():
     groups, measured, older = plot.grouped(rows + newer), read_results(results), read_results(H100)
     card, commit = card_of(rows[0]), plot.commits_of(plot.read(results))
     beside = max(map(str, pathlib.Path().glob(XOPES)), default="")  # an H200's before an H100's
-    for path, parts in ((readme, {"table": readme_table(measured, groups, card), "frontier": frontier(H100_COMPARE),
+    for path, parts in ((readme, {"table": readme_table(measured, groups, card), "frontier": frontier(compare),
                                   "reference": plot.reference_line(beside, XOPES_PAGE),
                                   "losses": readme_losses(groups, plot.commits_of(rows) != commit), "hunt": readme_hunt()}),
                         (page, {"table": page_table(measured, older, groups, card), "losses": page_losses(rows, newer, compare),
