@@ -24,6 +24,13 @@ lib_is := has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx
 exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) \
 	-Xlinker -rpath='$$ORIGIN/../../nvidia/cu13/lib' -Xlinker -rpath=$(CUDA_HOME)/lib64
 endif
+# GLIBC=2.28: the library runs on systems with that glibc and later, whatever this machine has. The linker is zig's, of PyPI's
+# ziglang: it knows the symbols of each glibc, and needs no other system. Without GLIBC: this machine's glibc and later.
+link_library = $(link) -shared $(exports) $(filter %.o,$^) $(libs)
+ifdef GLIBC
+link_library = $(PYTHON) -m ziglang c++ -target $(shell uname -m)-linux-gnu.$(GLIBC) -nostdlib++ -Xlinker --strip-debug -shared $(exports) $(filter %.o,$^) \
+	$(CUDA_HOME)/lib64/libcudart_static.a -L$(CUDA_HOME)/lib64 $(libs) $(foreach l,libstdc++.so libgcc_s.so.1,$(shell $(CXX) -print-file-name=$l)) -lpthread -ldl -lrt
+endif
 into = $(DESTDIR)$(PREFIX)
 headers := $(wildcard lk/*.cuh lk/*.md) lk/LICENSE # with the pages that the headers name
 cmake_files := $(wildcard packages/cmake/*.cmake)
@@ -98,8 +105,8 @@ jax: | backend ## use: builds the JAX binding in its folder and tests it; PYTHON
 # CUDA's.
 lib_parts := $(addprefix $(out)/lib/,lk_scale $(ops))
 $(library) $(lib_parts:=.o): gencode := $(lib_gencode)
-$(library): $(lib_parts:=.o) $(engine) | $(out)/lib/exports
-	$(Q)$(link) -shared $(exports) $^ $(libs) -o $@
+$(library): $(lib_parts:=.o) $(engine) $(out)/lib/glibc | $(out)/lib/exports
+	$(Q)$(link_library) -o $@
 $(out)/lib/exports: packages/rules.mk
 	@mkdir -p $(@D)
 	@echo '{ global: lk_*; local: *; };' > $@
@@ -112,6 +119,9 @@ $(lib_parts:=.cu): $(out)/lib/%.cu: always # rewritten when an op gets another h
 $(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
 	@mkdir -p $(@D)
 	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@
+$(out)/lib/glibc: always # likewise, so that the library is linked again
+	@mkdir -p $(@D)
+	@echo '$(GLIBC)' | cmp -s - $@ || echo '$(GLIBC)' > $@
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@

@@ -5,8 +5,11 @@
     pip install --no-build-isolation ./packages/wheel       builds and installs it
     ARCH="80 90a"                                           machine code of these cards alone; else of all that lk compiles for
     LK_BACKEND=cpu                                          the simulator's library, for tests
+    pip install ziglang                                     before: the library runs with glibc 2.28 and later; without it, with
+                                                            this machine's and later
 """
 import glob
+import importlib.util
 import os
 import re
 import shutil
@@ -33,7 +36,8 @@ class Build(build_py):
         super().run()
         package = os.path.join(self.build_lib, "lk")
         print(f"lk-kernels {lk_library.version()}: backend {BACKEND}" + (f", for {ARCHES}" if BACKEND == "gpu" else ""), flush=True)
-        lk_library.build(BACKEND, f"{package}/lib", *([f"ARCH={ARCHES}"] if BACKEND == "gpu" else []))
+        zig = ["GLIBC=2.28", f"PYTHON={sys.executable}"] if importlib.util.find_spec("ziglang") else []
+        lk_library.build(BACKEND, f"{package}/lib", *([f"ARCH={ARCHES}", *zig] if BACKEND == "gpu" else []))
         headers = f"{package}/include/lk"
         os.makedirs(headers)
         for path in [*glob.glob(f"{ROOT}/lk/*.cuh"), *glob.glob(f"{ROOT}/lk/*.md"), f"{ROOT}/lk/LICENSE"]:

@@ -70,6 +70,17 @@ if not cpu:
     found = run(python, "-c", "import lk; print(lk.library())")[0].strip()
     dynamic = run("readelf", "-d", found)[0]
     check("it looks for cuBLASLt in nvidia-cublas' wheel", "[$ORIGIN/../../nvidia/cu13/lib:" in dynamic, dynamic)
+    symbols = run("objdump", "-T", found)[0]
+    most = {name: max((tuple(map(int, v.split("."))) for v in re.findall(rf"\b{name}_([\d.]+)", symbols)), default=(0,))
+            for name in ("GLIBC", "GLIBCXX", "CXXABI")}
+    least = tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)", wheel).groups()))
+    check("its name says which glibc it needs", most["GLIBC"] == least, most)
+    try:
+        import ziglang  # then it is linked for all that manylinux_2_28 has
+        check("it needs what manylinux_2_28 has",
+              most["GLIBC"] <= (2, 28) and most["GLIBCXX"] <= (3, 4, 24) and most["CXXABI"] <= (1, 3, 11), most)
+    except ImportError:
+        print("skip  manylinux_2_28: there is no ziglang", flush=True)
     check("and needs no other library of CUDA's", re.findall(r"NEEDED.*\[lib(cu\w+|nv\w+)", dynamic) == ["cublasLt"], dynamic)
 said = says("python -m lk", f"lk {version}: ", python, "-m", "lk")
 check("it loads, and is said to", f"loads    yes, as {version}" in said and said.endswith("lk: all as it should be\n"), said)
