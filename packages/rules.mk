@@ -26,10 +26,18 @@ exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(sonam
 endif
 # GLIBC=2.28: the library runs on systems with that glibc and later, whatever this machine has. The linker is zig's, of PyPI's
 # ziglang: it knows the symbols of each glibc, and needs no other system. Without GLIBC: this machine's glibc and later.
+# MACHINE=aarch64: for such a processor, by aarch64-linux-gnu-g++ and zig, on any. CUDA_LIB= is a folder with that processor's
+# libcudart_static.a and libcublasLt.so.13, as PyPI's nvidia-cuda-runtime and nvidia-cublas of that platform have them.
+this_machine := $(shell uname -m)
+MACHINE ?= $(this_machine)
+cross := $(if $(filter $(this_machine),$(MACHINE)),,$(MACHINE)-linux-gnu-)
+GLIBC ?= $(if $(cross),2.28)
+CUDA_LIB ?= $(CUDA_HOME)/lib64
 link_library = $(link) -shared $(exports) $(filter %.o,$^) $(libs)
-ifdef GLIBC
-link_library = $(PYTHON) -m ziglang c++ -target $(shell uname -m)-linux-gnu.$(GLIBC) -nostdlib++ -Xlinker --strip-debug -shared $(exports) $(filter %.o,$^) \
-	$(CUDA_HOME)/lib64/libcudart_static.a -L$(CUDA_HOME)/lib64 $(libs) $(foreach l,libstdc++.so libgcc_s.so.1,$(shell $(CXX) -print-file-name=$l)) -lpthread -ldl -lrt
+ifneq ($(GLIBC),)
+link_library = $(PYTHON) -m ziglang c++ -target $(MACHINE)-linux-gnu.$(GLIBC) -nostdlib++ -Xlinker --strip-debug -shared $(exports) \
+	$(filter %.o,$^) $(CUDA_LIB)/libcudart_static.a $(firstword $(wildcard $(CUDA_LIB)/libcublasLt.so $(CUDA_LIB)/libcublasLt.so.*)) \
+	$(foreach l,libstdc++.so libgcc_s.so.1,$(shell $(if $(cross),$(cross)g++,$(CXX)) -print-file-name=$l)) -lpthread -ldl -lrt
 endif
 into = $(DESTDIR)$(PREFIX)
 headers := $(wildcard lk/*.cuh lk/*.md) lk/LICENSE # with the pages that the headers name
@@ -80,8 +88,8 @@ hidden = > $(log) 2>&1 || { cat $(log); exit 1; }; grep -E '^[^ ]*(lk|simt|csrc|
 quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),$(hidden))
 wheel: ## use: builds lk-kernels, a Python package, into build/dist, and tests it; for all cards, or those of ARCH=
 	@mkdir -p $(out) build/dist; rm -f build/dist/lk_kernels-*.whl; echo "BUILD $@, backend $(lib_backend)"
-	@LK_BACKEND=$(lib_backend) $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist packages/wheel $(if $(Q),$(hidden))
-	@$(PYTHON) packages/wheel/test.py build/dist/lk_kernels-*.whl
+	@LK_BACKEND=$(lib_backend) $(if $(cross),MACHINE=$(MACHINE) CUDA_LIB=$(CUDA_LIB)) $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist packages/wheel $(if $(Q),$(hidden))
+	@$(if $(cross),echo "lk: built" build/dist/lk_kernels-*.whl"; it is not tested here",$(PYTHON) packages/wheel/test.py build/dist/lk_kernels-*.whl)
 torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
@@ -104,7 +112,8 @@ jax: | backend ## use: builds the JAX binding in its folder and tests it; PYTHON
 # A library exports lk's functions and nothing else: the simulator has CUDA functions of its own, which nobody must take for
 # CUDA's.
 lib_parts := $(addprefix $(out)/lib/,lk_scale $(ops))
-$(library) $(lib_parts:=.o): gencode := $(lib_gencode)
+lib_flags := $(lib_gencode) $(if $(cross),-ccbin $(cross)g++ -I$(CUDA_HOME)/include)
+$(library) $(lib_parts:=.o): gencode := $(lib_flags)
 $(library): $(lib_parts:=.o) $(engine) $(out)/lib/glibc | $(out)/lib/exports
 	$(Q)$(link_library) -o $@
 $(out)/lib/exports: packages/rules.mk
@@ -118,10 +127,10 @@ $(lib_parts:=.cu): $(out)/lib/%.cu: always # rewritten when an op gets another h
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 $(out)/lib/arches: always # rewritten, so that all is compiled again, when they change
 	@mkdir -p $(@D)
-	@echo '$(lib_gencode)' | cmp -s - $@ || echo '$(lib_gencode)' > $@
+	@echo '$(lib_flags)' | cmp -s - $@ || echo '$(lib_flags)' > $@
 $(out)/lib/glibc: always # likewise, so that the library is linked again
 	@mkdir -p $(@D)
-	@echo '$(GLIBC)' | cmp -s - $@ || echo '$(GLIBC)' > $@
+	@echo '$(GLIBC) $(CUDA_LIB)' | cmp -s - $@ || echo '$(GLIBC) $(CUDA_LIB)' > $@
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@

@@ -57,6 +57,8 @@ test-mutants: | backend ## test: breaks each op on purpose, on the simulator: it
 	@CXX="$(CXX)" TEST_TIMEOUT=5000 tests/run tests/mutate $(mutate_args) $(ops) $(parts) lk
 test-install: | backend ## test: CMake, pkg-config, make install, make dist, one-file headers, NVRTC
 	@CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" PYTHON="$(PYTHON)" tests/run tests/install
+test-aarch64: ## test: on that processor, under qemu; CUDA_LIB=DIR, its CUDA libraries: liblk.so too
+	@PYTHON="$(PYTHON)" tests/run tests/aarch64 $(if $(filter command line,$(origin CUDA_LIB)),$(CUDA_LIB))
 test-torch: $(library) | backend ## test: the shared library against PyTorch; PYTHON=/usr/bin/python3 for Debian's python3-torch
 	@CC="$(CC)" tests/run $(PYTHON) tests/against_torch.py $< $(if $(simt),cpu,cuda)
 sanitize: $(if $(simt),sanitize-asan sanitize-tsan,sanitize-gpu) ## test: sanitize-gpu, or -asan and -tsan
@@ -119,5 +121,5 @@ $(link_test)/second.o: tests/link/second.cu
 $(link_test)/second.o $(link_test)/plugin_other.o: $(link_test)/other
 	$(call say,$(compiler),$(filter %.cu,$^) for $(@F))
 	$(Q)$(subst -I$(LK_DIR) -I.,-I$(link_test)/other,$(compile)) -c $(filter %.cu,$^) -o $@
-.PHONY: test-parts test-full test-fastmath test-mutants test-install test-torch engine
+.PHONY: plan test-parts test-full test-fastmath test-mutants test-install test-aarch64 test-torch engine
 .PHONY: sanitize sanitize-gpu sanitize-asan sanitize-tsan

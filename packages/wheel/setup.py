@@ -7,6 +7,7 @@
     LK_BACKEND=cpu                                          the simulator's library, for tests
     pip install ziglang                                     before: the library runs with glibc 2.28 and later; without it, with
                                                             this machine's and later
+    MACHINE=aarch64 CUDA_LIB=DIR                            for that processor: packages/rules.mk says what that needs
 """
 import glob
 import importlib.util
@@ -51,9 +52,9 @@ class Build(build_py):
 def system():
     """The wheel's system: the oldest glibc that has the functions which the library calls, as pip names it."""
     library = f"{ROOT}/build/{'cpu-plain/liblk_simt.so' if BACKEND == 'cpu' else 'gpu/liblk.so'}"
-    symbols = subprocess.check_output(["objdump", "-T", library], text=True)
+    symbols = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
     minor = max(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols))
-    return f"manylinux_2_{minor}_{os.uname().machine}"
+    return f"manylinux_2_{minor}_{os.environ.get('MACHINE', os.uname().machine)}"
 
 
 class Binary(setuptools.Distribution):

@@ -70,7 +70,7 @@ if not cpu:
     found = run(python, "-c", "import lk; print(lk.library())")[0].strip()
     dynamic = run("readelf", "-d", found)[0]
     check("it looks for cuBLASLt in nvidia-cublas' wheel", "[$ORIGIN/../../nvidia/cu13/lib:" in dynamic, dynamic)
-    symbols = run("objdump", "-T", found)[0]
+    symbols = run("readelf", "-W", "--dyn-syms", found)[0]
     most = {name: max((tuple(map(int, v.split("."))) for v in re.findall(rf"\b{name}_([\d.]+)", symbols)), default=(0,))
             for name in ("GLIBC", "GLIBCXX", "CXXABI")}
     least = tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)", wheel).groups()))
