@@ -75,7 +75,7 @@ plan: ## try: plan-<op>: which kernels a call launches on a card like an H200, w
 plan-%: | backend
 	@$(MAKE) -s --no-print-directory BACKEND=cpu SAN=plain build/cpu-plain/tests/plan/$*
 	@SIMT_PLAN=1 SIMT_SMS=132 build/cpu-plain/tests/plan/$* $(ARGS)
-$(addprefix $(out)/tests/plan/,$(ops)): $(out)/tests/plan/%: tests/plan.cu $(engine)
+$(addprefix $(out)/tests/plan/,$(ops)): $(out)/tests/plan/%: tests/plan.cpp $(engine)
 	@mkdir -p $(@D)
 	$(call say,$(compiler),$< for $*)
 	$(Q)$(compile) -O0 -DPLAN_NAME=$$(echo $* | tr a-z A-Z) -include lk/$*.cuh -c $< -o $@.o
