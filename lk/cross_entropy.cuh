@@ -18,7 +18,7 @@
  *                    with valid_rows = the number of rows that are not ignored, weight_sum = the sum of w[target[r]] over those
  *                    of them with a good target, D = weight_sum with class weights, else valid_rows
  *                    with the option denominator both sums are divided by it: D and valid_rows are this number then
- *   backward   f = h = upstream upstream_value, times row_weight[r]; for mean f is divided by D, h by valid_rows
+ *   backward   f = h = upstream * upstream_value * row_weight[r]; for mean f is divided by D, h by valid_rows
  *              F = f ((1 - e) w[y] + (e / vocab) W),   G = 2 k lse[r] h + dlse[r],   S = sum_{j != y} p[r,j]
  *              dz[j] = (F + G) p[r,j] - f (e / vocab) w[j]                  for j != y
  *              dz[y] = G p[r,y] - F S + f (e / vocab) (W - w[y])            which is G - sum_{j != y} dz[j]; S as 1 - p[r,y]
@@ -29,7 +29,8 @@
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/cross_entropy.cuh"           #include "lk/cross_entropy.cuh"
  *                LK_DEFINE_CROSS_ENTROPY(bf16)             LK_DECLARE_CROSS_ENTROPY(bf16)
- *            T is f32, f16 or bf16. Then, asynchronously on the caller's stream, in a graph too:
+ *            T is f32, f16 or bf16; LK_DEFINE_ONLY(CROSS_ENTROPY, forward, bf16) compiles one function alone (lk/README.md).
+ *            Then, asynchronously on the caller's stream, in a graph too:
  *                lk_cross_entropy_args args = {};
  *                args.logits = logits, args.target = target, args.rows = rows, args.vocab = vocab;
  *                args.loss = loss, args.lse = lse;
@@ -47,7 +48,7 @@
  *            read shapes, options and which outputs are wanted; logits and target may be NULL there.
  *            In a framework with autograd upstream is known later. Call forward_backward with the expected upstream, NULL for 1.
  *            When upstream is known, correct dlogits in place by lk_rescale_bf16 of lk_scale.cuh: factor is upstream, divisor
- *            the expected one; where they are equal it does nothing. It is for one upstream of all rows, without dlse.
+ *            the expected one, both in device memory; where they are equal it does nothing. It is for one upstream of all rows, without dlse.
  *            lk_ce_row in lk_loss.cuh is the state of a row (empty, add, merge, finish) for kernels of your own.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off: a struct with logits, target, rows, vocab and one output computes the plain loss of each row.
@@ -56,14 +57,16 @@
  *            Bad target (outside [0, vocab), not ignored; so is -100 where use_ignore_index is 0): the call returns LK_OK, and
  *            bad_targets counts the row. Its loss and dlogits are NaN, and so is a reduced loss; lse, z-loss, entropy and
  *            argmax are those of its logits. It counts in valid_rows and adds 0 to weight_sum, which without class weights is
- *            the number of rows with a good target. Where it is masked this spoils nothing: its loss is 0 where row_weight is,
- *            and its dlogits are 0 where f, dlse and dentropy are, so where upstream times row_weight is 0. (In forward_backward NaN
- *            and +inf among its logits still make them NaN.)
+ *            the number of rows with a good target. A masked bad target does no harm: if row_weight is 0, its loss is 0; if f,
+ *            dlse and dentropy are all 0, its dlogits are 0. f is 0 if upstream or row_weight is. (In forward_backward NaN and
+ *            +inf among its logits still make them NaN.)
  *            zero_padding: the columns behind vocab of each row of dlogits become 0 too.
  *            For an expanded upstream of PyTorch, whose stride is 0, pass one value and upstream_per_row 0. A NULL upstream is
- *            1, not 0; a NULL dlse or dentropy is 0. An upstream that the host knows, as 1 / micro_batches, is upstream_value:
- *            it needs no memory of the device. With accumulate_loss the losses of micro-batches add up in one place, which
- *            the caller has set to 0 before the first.
+ *            1, not 0; a NULL dlse or dentropy is 0.
+ *            upstream_value: a factor that the host knows, 1 / micro_batches for example. It multiplies upstream, and stands
+ *            alone where upstream is NULL. 0 means 1; for a gradient of 0 put a 0 into upstream.
+ *            accumulate_loss: the call adds loss and z_loss_out to what is in memory. Set both to 0 before the first
+ *            micro-batch. All other outputs are overwritten.
  *            Mean over nothing (D is 0, since all rows are ignored or all weights are 0): loss and z-loss are NaN. With
  *            zero_when_empty they are 0, unless a row's loss is NaN. f and h are 0; dlse and dentropy are still added.
  *            denominator: for a mean over several calls (micro-batches, devices), the sum of their valid_rows or weight_sum.
@@ -179,7 +182,8 @@ typedef struct {
     float softcap;             /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
     float label_smoothing;     /* 0 to 1; 0: off */
     float z_loss;              /* the factor k; finite, at least 0; 0: off */
-    float upstream_value;      /* B FB: a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
+    float upstream_value;      /* B FB: a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1, and 0
+                                  for ids with dlogp or dtail and without upstream */
     int accumulate_loss;       /* F FB: not 0: loss and z_loss_out are added to what is there */
     int use_ignore_index;      /* not 0: rows with target = ignore_index are ignored */
     int reduction;             /* LK_REDUCTION_* */

@@ -5,7 +5,8 @@
  *   id, w      = target_ids[r,k], target_weight[r,k]; a row is r, k goes from 0 to ids_per_row - 1
  *   logp[r,k]  = z[r,id] - lse[r]
  *   class[r]   = -sum_k w logp[r,k],   with the option row_weight times row_weight[r]
- *   u[k]       = f w - dlogp[r,k],     f = upstream upstream_value row_weight[r]; for mean f is divided by D = valid_rows, or denominator
+ *   u[k]       = f w - dlogp[r,k],     f = upstream * upstream_value * row_weight[r]; for mean f is divided by D, which is
+ *                                      valid_rows, or denominator
  *   dz[j]      = (sum_k u[k] + G) p[r,j] - sum_{k: id = j} u[k],     to which dentropy adds its term
  *   An id may come several times in a row: its weights add up. The other formulas and names are at the top of cross_entropy.cuh.
  *   The tail, an option, is one more bin: all columns that are none of the row's ids. I is the set of the ids.
@@ -47,9 +48,9 @@
  *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row
  *            need not add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the
  *            weights as denominator. weight_sum is the number of rows that are neither ignored nor bad.
- *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp a NULL
- *            upstream is 0, not 1, unless upstream_value is given: then logp is what the caller's loss is made of. z_loss has the
- *            same upstream as the loss.
+ *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp the caller's
+ *            loss is made of logp, so a NULL upstream with upstream_value 0 is 0, not 1. To have the loss too, set upstream, or
+ *            upstream_value, also to 1. z_loss has the same upstream as the loss.
  *            Tail: asked for by tail_weight, in forward by `tail`, in backward by dtail. A skipped id is not in I; an id of weight
  *            0 within the columns is. tail is 0 for an ignored row, NaN for a bad one, and -inf where no other column has a
  *            probability, as where all columns are ids. A tail_weight of 0 adds nothing to the loss even then. Where tail is -inf,

@@ -5,11 +5,12 @@
  *   z = scale logits,  with a softcap c: z = c tanh(scale logits / c)          y: the teacher's, with its own scale and softcap
  *   p = softmax(z),  q = softmax(y),  m = beta q + (1 - beta) p,  d = log q - log p
  *
- *                     loss, divided by w = row_weight                         gradient with respect to z, divided by upstream * w
+ *                     loss, divided by w = row_weight                         gradient with respect to z, divided by f
  *   FORWARD           KL(q || p) = sum q log(q / p)                           p - q
  *   REVERSE           KL(p || q) = sum p log(p / q)                           p (log(p / q) - KL(p || q))
  *   JENSEN_SHANNON    beta KL(q || m) + (1 - beta) KL(p || m)                 (1 - beta) p (log(p / m) - KL(p || m))
  *
+ *   f = upstream * upstream_value * w
  *   entropy = - sum p log p, the student's;   lse = log sum exp(z),  teacher_lse = log sum exp(y)
  *   dlogits[r,j] = the gradient with respect to z, times the softcap's slope and scale
  *
@@ -28,9 +29,9 @@
  * Options    A struct with logits, teacher, the sizes and one output computes FORWARD with all options off. A row with row_weight
  *            0, padding say, is not read: its loss is 0, and so are its other results and dlogits.
  *            Temperature t: set logit_scale = teacher_scale = 1 / t, and divide softcap and teacher_softcap by t. The loss is
- *            usually multiplied by t^2. Pass t^2 as row_weight: it multiplies the loss and the gradient. Or pass t^2 as
- *            upstream_value, or as upstream (one number, or with upstream_per_row one for each row): it multiplies only the
- *            gradient. With accumulate_loss each row's loss is added to what loss holds.
+ *            usually multiplied by t^2. Pass t^2 as row_weight: it multiplies the loss and the gradient. To
+ *            multiply the gradient alone, set upstream_value to t^2. upstream is one number, or with upstream_per_row one for
+ *            each row. accumulate_loss: each row's loss is added to what loss holds; set it to 0 before the first call.
  *            Without a softcap, a logit of -inf masks its column: p is 0 there. Where p is 0 and q is not, FORWARD is +inf; its
  *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
  *            where p is 0. JENSEN_SHANNON is finite. If a row of either tensor has only -inf, or has a +inf or NaN, the loss is
@@ -89,9 +90,9 @@ typedef struct {
     float beta;              /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
     float upstream_value;    /* B FB a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
     int accumulate_loss;     /* F FB not 0: loss is added to what is there */
-    int divergence;          /* LK_KL_*; 0: FORWARD */
+    int divergence;          /* LK_KL_FORWARD, _REVERSE or _JENSEN_SHANNON; 0: FORWARD */
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
-    int path;                /* LK_KL_*; 0 chooses */
+    int path;                /* LK_KL_AUTO, _WARP, _BLOCK or _CLUSTER; 0 chooses */
     void *workspace;         /* only for kl_parallel.cuh: at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;  /* of workspace */
 } lk_kl_args;

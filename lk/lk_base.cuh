@@ -158,9 +158,10 @@ typedef enum { LK_FORWARD = 1, LK_BACKWARD = 2, LK_BOTH = 3, LK_FINISH = 4, LK_B
 #define LK_PROTOTYPES_OF(list, T) list(LK_PROTOTYPE, T)
 #define LK_DEFINITIONS_OF(list, T) list(LK_PROTOTYPE, T) list(LK_EMIT, T)
 
-/* In place of LK_DEFINE_<OP>(T), a line for each function that a program calls: LK_DEFINE_ONLY(CROSS_ENTROPY, forward_backward,
- * bf16) defines lk_cross_entropy_forward_backward_bf16 and its queries, and compiles the kernels of these alone. lk/README.md says
- * what that saves. One type of an op has lines of one kind. */
+/* One function of an op and its queries, with their kernels alone: LK_DEFINE_ONLY(CROSS_ENTROPY, forward_backward, bf16) defines
+ * lk_cross_entropy_forward_backward_bf16. `function` is forward, backward or forward_backward; headers for ranks also have finish
+ * and between. For one op and one type write LK_DEFINE_<OP>(T) or lines of LK_DEFINE_ONLY, not both. LK_DECLARE_<OP>(T) declares all
+ * functions; a call of one that is not defined fails when the program is linked. */
 #define LK_DEFINE_ONLY(OP, function, T) LK_NEEDS_NVCC("LK_DEFINE_ONLY") LK_OF_TYPE(LK_ONLY_##function, LK_##OP##_FUNCTIONS, T)
 #define LK_ONLY_forward(list, T) list(LK_IF_forward, T)
 #define LK_ONLY_backward(list, T) list(LK_IF_backward, T)

@@ -8,7 +8,7 @@
 #include "cuda_common.h"
 #include "lk/srms_norm.cuh"
 
-static_assert(std::is_same_v<floatX, __nv_bfloat16>, "for FP32 or FP16 write f32 or f16 for bf16 in this file");
+static_assert(std::is_same_v<floatX, lk_bf16>, "this file is for BF16: for FP32 replace each bf16 in it by f32, for FP16 by f16");
 LK_DEFINE_SRMS_NORM(bf16)
 
 static void lk_norm_check(lk_status status)
