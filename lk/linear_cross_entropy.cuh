@@ -639,10 +639,10 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD
             if (!compact || too_many || !label.counted) {
                 const bool skip = too_many || compact;
                 const float instead = too_many ? NAN : 0.0f;
-                const float z = skip || !ws.z ? instead : ws.z[token];
                 if (every && a.loss)
                     lk_put_or_add(a.loss + token, skip ? instead : lk_lce_loss_of(p, token, token, label.bad), a.accumulate_loss);
-                if (every && a.z_loss_out) lk_put_or_add(a.z_loss_out + token, z, a.accumulate_loss);
+                if (every && a.z_loss_out)
+                    lk_put_or_add(a.z_loss_out + token, skip || !ws.z ? instead : ws.z[token], a.accumulate_loss);
                 if (p.call.gives_loss && a.lse) a.lse[token] = skip ? instead : ws.lse[token];
                 if (p.call.gives_loss && a.lse_low) a.lse_low[token] = skip ? 0.0f : ws.lse_low[token];
                 if (p.call.gives_loss && a.entropy) a.entropy[token] = skip ? instead : ws.entropy[token];
@@ -666,7 +666,7 @@ template <class State> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS, LK_HEAD
     for (int64_t row = thread; compact && !too_many && row < p.call.rows; row += step) {
         const int64_t token = ws.token[row];
         if (token < 0) continue;
-        const bool bad = lk_lce_look_up(p.call, token).bad;
+        const bool bad = every && lk_lce_look_up(p.call, token).bad;
         if (every && a.loss) lk_put_or_add(a.loss + token, lk_lce_loss_of(p, row, token, bad), a.accumulate_loss);
         if (every && a.z_loss_out) lk_put_or_add(a.z_loss_out + token, ws.z ? ws.z[row] : 0.0f, a.accumulate_loss);
         if (p.call.gives_loss && a.lse) a.lse[token] = ws.lse[row];
