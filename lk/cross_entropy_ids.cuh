@@ -184,6 +184,7 @@ LK_DEVICE lk_ce_ids lk_ce_ids_load(const lk_ce_ids_call &call, int64_t row, bool
 LK_DEVICE lk_ce_upstream lk_ce_ids_load_upstream(const lk_ce_ids_call &call, int64_t row)
 {
     lk_ce_upstream up = lk_ce_load_upstream<false, false>(call.all, row, 0);
+    if (call.all.a.upstream_value == 0.0f) up.f = up.h = 0.0f; /* the loss has no gradient, whatever row_weight is */
     if (call.direction == LK_BACKWARD) up.lse = call.lse[row];
     if (call.direction == LK_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
     return up;

@@ -379,6 +379,12 @@ static void fill_logits(const problem *p)
     }
 }
 
+/* Whether the gradient is that of logp or the tail, and not of the loss. */
+static bool logp_alone(const problem *p)
+{
+    return !p->has[UPSTREAM] && (p->has[DLOGP] || p->has[DTAIL]) && !p->on[HOST_UPSTREAM];
+}
+
 static bool is_bad(const problem *p, int64_t row)
 {
     bool bad = false;
@@ -396,6 +402,7 @@ static void fill_floats(const problem *p, int t)
             if (t == UPSTREAM && row == 3) v = 0;
             if (t == DENOMINATOR) v = p->denominator;
             if (t == ROW_WEIGHT) v = row == 4 ? 0 : 1.5 * v;
+            if (t == ROW_WEIGHT && row == 2 && p->direction == BACKWARD && logp_alone(p)) v = NAN; /* the loss has no gradient */
             if (t == TAIL_WEIGHT) v = row % 3 == 2 ? 0 : 1.5 * v;
             if (laid[t].rows == p->rows && t != DENOMINATOR && (p->rows > 1 || t != UPSTREAM) && is_ignored(p, row)) v = NAN;
             if (t == DLOGP && status_of(p, row, (int)c) != GOOD) v = NAN;
@@ -814,7 +821,8 @@ static void verify_loss(const problem *p)
 /* The gradient of a row's class term, D included. */
 static double upstream_of(const problem *p, int64_t row)
 {
-    double f = (p->has[DLOGP] || p->has[DTAIL]) && !p->on[HOST_UPSTREAM] ? 0 : 1;
+    double f = 1;
+    if (logp_alone(p)) return 0;
     if (p->has[UPSTREAM]) f = (double)value(UPSTREAM, p->on[UPSTREAM_ROWS] ? row : 0, 0);
     if (p->on[HOST_UPSTREAM]) f *= HOST_VALUE;
     f *= row_weight_of(p, row);
