@@ -28,14 +28,13 @@ endif
 # ziglang: it knows the symbols of each glibc, and needs no other system. Without GLIBC: this machine's glibc and later.
 # MACHINE=aarch64: for such a processor, by aarch64-linux-gnu-g++ and zig, on any. CUDA_LIB= is a folder with that processor's
 # libcudart_static.a and libcublasLt.so.13, as PyPI's nvidia-cuda-runtime and nvidia-cublas of that platform have them.
-this_machine := $(shell uname -m)
-MACHINE ?= $(this_machine)
-cross := $(if $(filter $(this_machine),$(MACHINE)),,$(MACHINE)-linux-gnu-)
+machine := $(or $(filter x86_64 aarch64,$(MACHINE)),$(shell uname -m))
+cross := $(if $(filter $(machine),$(shell uname -m)),,$(machine)-linux-gnu-)
 GLIBC ?= $(if $(cross),2.28)
 CUDA_LIB ?= $(CUDA_HOME)/lib64
 link_library = $(link) -shared $(exports) $(filter %.o,$^) $(libs)
 ifneq ($(GLIBC),)
-link_library = $(PYTHON) -m ziglang c++ -target $(MACHINE)-linux-gnu.$(GLIBC) -nostdlib++ -Xlinker --strip-debug -shared $(exports) \
+link_library = $(PYTHON) -m ziglang c++ -target $(machine)-linux-gnu.$(GLIBC) -nostdlib++ -Xlinker --strip-debug -shared $(exports) \
 	$(filter %.o,$^) $(CUDA_LIB)/libcudart_static.a $(firstword $(wildcard $(CUDA_LIB)/libcublasLt.so $(CUDA_LIB)/libcublasLt.so.*)) \
 	$(foreach l,libstdc++.so libgcc_s.so.1,$(shell $(if $(cross),$(cross)g++,$(CXX)) -print-file-name=$l)) -lpthread -ldl -lrt
 endif
@@ -88,7 +87,7 @@ hidden = > $(log) 2>&1 || { cat $(log); exit 1; }; grep -E '^[^ ]*(lk|simt|csrc|
 quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),$(hidden))
 wheel: ## use: builds lk-kernels, a Python package, into build/dist, and tests it; for all cards, or those of ARCH=
 	@mkdir -p $(out) build/dist; rm -f build/dist/lk_kernels-*.whl; echo "BUILD $@, backend $(lib_backend)"
-	@LK_BACKEND=$(lib_backend) $(if $(cross),MACHINE=$(MACHINE) CUDA_LIB=$(CUDA_LIB)) $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist packages/wheel $(if $(Q),$(hidden))
+	@LK_BACKEND=$(lib_backend) $(if $(cross),MACHINE=$(machine) CUDA_LIB=$(CUDA_LIB)) $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist packages/wheel $(if $(Q),$(hidden))
 	@$(if $(cross),echo "lk: built" build/dist/lk_kernels-*.whl"; it is not tested here",$(PYTHON) packages/wheel/test.py build/dist/lk_kernels-*.whl)
 torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)

@@ -53,8 +53,10 @@ def system():
     """The wheel's system: the oldest glibc that has the functions which the library calls, as pip names it."""
     library = f"{ROOT}/build/{'cpu-plain/liblk_simt.so' if BACKEND == 'cpu' else 'gpu/liblk.so'}"
     symbols = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
+    asked = os.environ.get("MACHINE")
+    machine = asked if asked in ("x86_64", "aarch64") else os.uname().machine
     minor = max(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols))
-    return f"manylinux_2_{minor}_{os.environ.get('MACHINE', os.uname().machine)}"
+    return f"manylinux_2_{minor}_{machine}"
 
 
 class Binary(setuptools.Distribution):
