@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* srms_norm in two rungs, one idea per rung. Each computes y = x / sqrt(mean(x^2) + eps) of the same four rows of 8, which
- * repeat two values, so that the root mean square is a whole number (5, since (1 + 49) / 2 = 25):
+/* srms_norm in four rungs, one idea per rung. The first two compute y = x / sqrt(mean(x^2) + eps), the others its gradient, of the same
+ * four rows of 8, which repeat two values, so that the root mean square is a whole number (5, since (1 + 49) / 2 = 25):
  *
  *           x            root mean square    y = x / that
  *   row 0     1,    7      5                 0.2, 1.4
@@ -8,7 +8,7 @@
  *   row 2   100,  700    500                 0.2, 1.4    100 times row 0: the same y
  *   row 3     0,    0      0                   0,   0    eps = 1e-6 keeps 0 / 0 away
  *
- * Then lk, with one more option each time:
+ * Then lk, with one more option each time. Rungs 3 and 4 compute what stands at backward:
  *
  *   weight 10, 100       y = 2, 140;  -10, -100;  2, 140;  0, 0
  *   residual             (6, -6), (3, 9), (600, -600), (1, 1) make the sums s = (7, 1), (1, 7), (700, 100), (1, 1), which
@@ -66,6 +66,46 @@ __global__ void rung_2_kernel(rung_args a)
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     const float rstd = 1.0f / sqrtf(sum / COLS + EPS);
     for (int col = lane; col < COLS; col += 32) a.y[row * COLS + col] = a.x[row * COLS + col] * rstd;
+}
+
+/* The gradient of the sum of all weighted y: dy is 1. */
+typedef struct {
+    const float *x, *weight;      /* [ROWS, COLS], [COLS] */
+    float *rstd, *dx, *dweight;   /* [ROWS], [ROWS, COLS], [COLS] */
+} backward_args;
+
+/* Rung 3: dx, a warp per row. With h = x rstd and g = weight, dx = rstd (g - h mean(g h)): an element needs two sums over its row, that
+ * of x^2 and that of g h. h needs rstd, which is not known before the first sum is complete; but mean(g h) is rstd mean(g x), so one
+ * reading has both. Their ten exchanges do not wait for each other. */
+__global__ void rung_3_kernel(backward_args a)
+{
+    const int row = blockIdx.x, lane = threadIdx.x;
+    float squares = 0.0f, dot = 0.0f;
+    for (int col = lane; col < COLS; col += 32) {
+        const float x = a.x[row * COLS + col];
+        squares += x * x, dot += a.weight[col] * x;
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+        dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+    }
+    const float rstd = 1.0f / sqrtf(squares / COLS + EPS), mean = rstd * dot / COLS;
+    for (int col = lane; col < COLS; col += 32)
+        a.dx[row * COLS + col] = rstd * (a.weight[col] - a.x[row * COLS + col] * rstd * mean);
+    if (lane == 0) a.rstd[row] = rstd;
+}
+
+/* Rung 4: dweight, the sum of h over all rows, a thread per column. Neighbouring threads read neighbouring elements, and the order of
+ * a column's sum is always the same, so the bits are too: atomic additions of floats would not have that. But x is read again, 4096
+ * columns are too few threads, and each adds up all rows, one after another. lk's rows' kernel keeps the sums of its rows in registers
+ * while it computes dx. Each of its blocks writes them once, and a second kernel adds the blocks' sums in a fixed order. */
+__global__ void rung_4_kernel(backward_args a)
+{
+    const int col = blockIdx.x * blockDim.x + threadIdx.x;
+    if (col >= COLS) return;
+    float sum = 0.0f;
+    for (int row = 0; row < ROWS; row++) sum += a.x[row * COLS + col] * a.rstd[row];
+    a.dweight[col] = sum;
 }
 
 /* CUDA's calls and lk's return 0 or what went wrong. */
@@ -136,6 +176,12 @@ int main(void)
     show("rung 1: the formula, a thread per row", y, ROWS, y_right, NULL);
     check("rung 2", lk_launch(rung_2_kernel, ROWS, 32, 0, NULL, args));
     show("rung 2: a warp per row", y, ROWS, y_right, NULL);
+    const backward_args back = {x, weight, rstd, dx, dweight};
+    check("rung 3", lk_launch(rung_3_kernel, ROWS, 32, 0, NULL, back));
+    show("rung 3: dx, two sums in one reading", dx, ROWS, dx_right, dx_largest);
+    check("rung 4", lk_launch(rung_4_kernel, 1, 32, 0, NULL, back));
+    show("rung 4: dweight, a thread per column", dweight, 1, dweight_right, dweight_largest);
+    check("cudaMemset", cudaMemset(dx, 0, ROWS * COLS * sizeof(float))), check("cudaMemset", cudaMemset(dweight, 0, COLS * sizeof(float)));
 
     lk_srms_norm_args a = {};
     a.x = x, a.y = y, a.rows = ROWS, a.cols = COLS, a.eps = EPS;
