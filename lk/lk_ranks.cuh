@@ -14,7 +14,7 @@
  *
  * With parallel.all_gather, forward is a single call, and so is forward_backward. All ranks make the same call:
  *     lk_<op>_parallel_args args = {};
- *     args.common = ...;                                              // the fields of <op>.cuh; its workspace with ids in common.common
+ *     args.common = ...;                                              // the fields of <op>.cuh; ids: the workspace is in common.common
  *     args.parallel.vocab_start = first, args.parallel.vocab_total = all;
  *     args.parallel.rank = rank, args.parallel.ranks = ranks, args.parallel.all_gather = all_gather;
  *     size_t *bytes = &args.common.workspace_bytes;                   // the workspace has all_states, and `states` if NULL

@@ -379,8 +379,8 @@ static void verify(const problem *p)
         const row_results r = results_of(p);
         const double value = (double)upstream_value_of(p), gradient_of_loss = (value == 0 ? 1 : value) * (double)upstream_of(p, row);
         const double there = adds_losses(p) ? (double)test_loss_before(row) : 0;
-        if (has(p, LOSS) && w >= 0 && there == 0 && !test_that(!(((const float *)test_buffer_back(&outputs[LOSS]))[row] < 0)))
-            test_detail("loss[%lld] is negative; %s", (long long)row, describe(p));
+        if (has(p, LOSS) && w >= 0 && !test_that(!((double)((const float *)test_buffer_back(&outputs[LOSS]))[row] < there)))
+            test_detail("what is added to loss[%lld] is negative; %s", (long long)row, describe(p));
         verify_number(p, row, LOSS, there + (w == 0 ? 0 : w * r.loss), 0x1p-23 * fabs(there) + (w == 0 ? 0 : fabs(w) * r.loss_slack));
         verify_number(p, row, LSE, w == 0 ? 0 : student_row.lse, 8 * 0x1p-23 * size);
         verify_number(p, row, TEACHER_LSE, w == 0 ? 0 : teacher_row.lse, 8 * 0x1p-23 * size);

@@ -6,7 +6,7 @@
  *     make plan-linear_cross_entropy ARGS="forward bf16 4096 2048 50257"  tokens, hidden, vocab
  *     make plan-srms_norm                                                 says what there is
  *
- * The call has packed rows at multiples of 256 bytes, and the op's plain options; its outputs are those of usage(). */
+ * The call has packed rows at multiples of 256 bytes and no options. What it computes is printed where ARGS are missing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
