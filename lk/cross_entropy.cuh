@@ -616,7 +616,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  * elements at the row's ends.
  *   forward            sums each vector when it has arrived, and copies another one into its slot; the team exchanges its sums.
  *                      A rank's go into its states. Plain columns of a rank have a slot for each vector, as in forward_backward.
- *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots.
+ *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots. A
+ *                      capped row (see lk_ce_kind) has codes of its gradients there instead of logits.
  *   backward           has lse, and computes gradients from the vectors as they arrive. It sums the p of all columns but the
  *                      target's; at the end the owner gets that sum and writes the target's gradient.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
@@ -625,9 +626,16 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 #define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has 8 blocks */
 #define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward and forward_backward, slots per thread until a row has 8 blocks */
 #define LK_CROSS_ENTROPY_RING 8        /* slots per thread of forward with options, which reads a vector once */
+#define LK_CROSS_ENTROPY_RING_VECS 32  /* vectors per thread there, until a row has a whole block */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
+
+/* What a kernel of gradients is for. LK_CE_PLAIN: rows without a softcap, dentropy and class weights under smoothing; in forward and
+ * forward_backward also without smoothing, entropy and argmax. LK_CE_CAPPED: rows of 16-bit logits, with a softcap of up to
+ * LK_CE_CAPPED_MOST and nothing else of these; their terms are those of lk_ce_capped. */
+typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN } lk_ce_kind;
+
 /* Blocks of that size per SM: as many as registers allow without spills. */
-#define LK_CROSS_ENTROPY_BLOCKS(plain, ring) ((ring) ? 4 : !(plain) ? 3 : LK_ARCH >= 1000 ? 4 : 5)
+#define LK_CROSS_ENTROPY_BLOCKS(kind, ring) ((ring) || (kind) == LK_CE_CAPPED ? 4 : (kind) == LK_CE_ANY ? 3 : LK_ARCH >= 1000 ? 4 : 5)
 
 /* lk_split_row in 32 bits. */
 template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
@@ -805,7 +813,7 @@ LK_DEVICE void lk_ce_read(lk_ce_reader<T> *r, float (&x)[LK_VEC<T>], lk_vec<T> *
 
 /* The state that lk_ce_reduce_all computes, in forward, where slots are a ring; y: -1 where no column is special. The argmax is
  * left at the first column of its vector: see lk_ce_find_argmax. A tally sums most options up. With class weights and smoothing,
- * with a softcap alone, and where a tally has failed, the state takes the columns itself. */
+ * and where a tally has failed, the state takes the columns itself. */
 template <class State, class T>
 LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce_thread<T> &thread, int y, float scale)
 {
@@ -813,9 +821,7 @@ LK_DEVICE State lk_ce_reduce_ring(const lk_cross_entropy_call &call, const lk_ce
     constexpr int Num = LK_VEC<T>, ring = LK_CROSS_ENTROPY_RING;
     const lk_cross_entropy_args &a = call.a;
     const lk_ce_share<T> &at = thread.at;
-    const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
-    const bool capped = !all && !exact && a.softcap > 0.0f && a.softcap <= 40.0f; /* as in lk_ce_add */
-    const bool tallies = !capped && !(a.class_weight && a.label_smoothing > 0.0f);
+    const bool tallies = !(a.class_weight && a.label_smoothing > 0.0f);
     const int first = lk_ce_share_col(at, 0), vectors = thread.read ? at.count : 0, edge = thread.read ? at.edge : 0;
     const T *const copied = at.first + (int64_t)ring * at.jump;
     State s = lk_ce_row_empty<State>();
@@ -933,6 +939,85 @@ template <class T> LK_DEVICE lk_ce_row lk_ce_reduce(const lk_cross_entropy_call 
         return s;
     }
     return lk_ce_reduce_all<true>(call, t.row, slot, t.y, t.read, call.a.logit_scale);
+}
+
+/* Whether forward_backward keeps codes of its logits (see lk_ce_encode): gradients in f16 have more bits. */
+template <class T, bool eight> constexpr bool lk_ce_keeps_codes = eight || lk_dtype<T> == LK_DTYPE_BF16;
+
+/* Adds the terms of eight columns, except that of column `offset` of them; it may lie elsewhere. */
+LK_DEVICE void lk_ce_add_terms(float (&sum)[2], float (&e)[8], int offset)
+{
+    if ((unsigned)offset < 8u) {
+        LK_UNROLL for (int j = 0; j < 8; j++) e[j] = j == offset ? 0.0f : e[j];
+    }
+    LK_UNROLL for (int j = 0; j < 8; j++) sum[j % 2] += e[j];
+}
+
+/* The state of a warp's part of a capped row; sum: of a thread's terms. */
+template <class T> LK_DEVICE lk_ce_row lk_ce_capped_state(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, float sum)
+{
+    lk_ce_row s = lk_ce_row_empty();
+    sum = lk_sum_warp(sum, t.at.team);
+    if (t.read && t.at.vecs + t.at.edge > 0) s.max = call.a.softcap, s.sum = sum;
+    return s;
+}
+
+/* Adds the terms of a share of a capped row from vector u on, and those of its single elements. */
+template <class T>
+LK_DEVICE void lk_ce_reduce_capped_rest(const lk_cross_entropy_call &call, int64_t row, int u, int y, const lk_ce_capped &c,
+                                        float (&sum)[2])
+{
+    const lk_ce_share<T> at = lk_ce_share_of<T>(call, row);
+    for (; u < at.count; u++) {
+        const int col = lk_ce_share_col(at, u);
+        float x[8], e[8], none[8];
+        lk_unpack(x, lk_load_vec(at.logits + col));
+        lk_ce_capped_terms<false>(c, x, e, none);
+        lk_ce_add_terms(sum, e, y - col);
+    }
+    for (int i = at.rank; i < at.edge; i += at.team) {
+        const int col = lk_ce_edge_col(at, i);
+        if (col != y) sum[0] += lk_ce_capped_term(c, lk_to_float(at.logits[col]));
+    }
+}
+
+/* The state of a capped row without the target, column y, in forward, where slots are a ring; y: -1 where no column is special. */
+template <class T>
+LK_DEVICE lk_ce_row lk_ce_reduce_capped_ring(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, int y)
+{
+    const lk_cross_entropy_args &a = call.a;
+    const lk_ce_capped c = lk_ce_capped_of(a.logit_scale, a.softcap);
+    lk_ce_reader<T> r = {t.at.first + (int64_t)LK_CROSS_ENTROPY_RING * t.at.jump, t.read ? t.at.count : 0, 0};
+    float sum[2] = {0.0f, 0.0f};
+    for (int offset = y - lk_ce_share_col(t.at, 0); r.left > 0; offset -= t.at.jump) {
+        float x[8], e[8], none[8];
+        lk_ce_read(&r, x, t.slot, t.at.jump, false);
+        lk_ce_capped_terms<false>(c, x, e, none);
+        lk_ce_add_terms(sum, e, offset);
+    }
+    if (t.read && t.at.edge > 0) lk_ce_reduce_capped_rest<T>(call, t.row, t.at.count, y, c, sum);
+    return lk_ce_capped_state(call, t, sum[0] + sum[1]);
+}
+
+/* The same in forward_backward. Puts codes into the slots where they are kept. */
+template <bool eight, class T> LK_DEVICE lk_ce_row lk_ce_reduce_capped(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t)
+{
+    constexpr bool keeps = lk_ce_keeps_codes<T, eight>;
+    const int threads = (int)blockDim.x, in_slots = t.read ? t.in_slots : 0;
+    const lk_ce_capped c = lk_ce_capped_of(call.a.logit_scale, call.a.softcap);
+    lk_vec<T> *slot = t.slot;
+    float sum[2] = {0.0f, 0.0f};
+    lk_cp_async_wait_group<0>();
+    int offset = t.y - lk_ce_share_col(t.at, 0); /* of the target in a vector */
+    for (int u = 0; u < in_slots; u++, slot += threads, offset -= t.at.jump) {
+        float x[8], e[8], w[8];
+        lk_unpack(x, *slot);
+        lk_ce_capped_terms<keeps>(c, x, e, w);
+        if (keeps) slot->raw = lk_ce_encode<eight>(w);
+        lk_ce_add_terms(sum, e, offset);
+    }
+    if (t.read && call.has_rest) lk_ce_reduce_capped_rest<T>(call, t.row, call.slots, t.y, c, sum);
+    return lk_ce_capped_state(call, t, sum[0] + sum[1]);
 }
 
 /* A barrier of the threads of a row. */
@@ -1058,13 +1143,13 @@ LK_DEVICE lk_ce_upstream lk_ce_upstream_of(const lk_cross_entropy_call &call, lk
     return up;
 }
 
-template <bool plain, bool backward>
+template <bool backward, bool may_bend = true>
 LK_DEVICE lk_ce_upstream lk_ce_load_upstream(const lk_cross_entropy_call &call, int64_t row, int y)
 {
     const lk_ce_loads in = lk_ce_load<backward>(call, row, y != -1); /* -1: ignored */
     const float weight = call.weights && y >= 0 ? call.weights[y] : 1.0f;
     lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
-    if (!plain && call.a.dentropy && y != -1) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
+    if (may_bend && call.a.dentropy && y != -1) up.entropy_factor = -call.a.logit_scale * call.a.dentropy[row];
     return up;
 }
 
@@ -1222,13 +1307,13 @@ LK_DEVICE float lk_ce_weights(const lk_cross_entropy_call &call)
 }
 
 /* The factors of a row's gradient from the lse of forward. Where the row becomes NaN, y is -1 from here on. */
-template <bool plain, class T>
+template <lk_ce_kind kind, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_upstream up, float scale)
 {
     const lk_cross_entropy_args &a = call.a;
     lk_ce_gradient g = {};
-    const float weights = plain ? (float)call.classes : lk_ce_weights(call);
-    if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    const float weights = kind != LK_CE_ANY ? (float)call.classes : lk_ce_weights(call);
+    if (kind != LK_CE_PLAIN && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == LK_BAD && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == LK_BAD || (t->y >= 0 && !lk_is_finite(up.lse))) {
         if (t->y == LK_BAD) g = lk_ce_bad_factors(up);
@@ -1236,7 +1321,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
         t->y = LK_IGNORED;
     } else if (t->y >= 0) {
         g = lk_ce_factors(a, call.classes, up, up.lse, weights, t->owner ? t->term : NULL);
-        const bool dentropy = !plain && a.dentropy;
+        const bool dentropy = kind == LK_CE_ANY && a.dentropy;
         const float p_scale = lk_ce_base_of_lse(&g, up, scale, dentropy, dentropy ? a.entropy[t->row] : 0.0f);
         g.p_factor *= p_scale;
         if (t->owner) t->term->p_scale = p_scale;
@@ -1262,29 +1347,31 @@ LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_th
 
 /* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
  * forward there are none. */
-template <bool plain, bool forward, class State, class T>
+template <lk_ce_kind kind, bool forward, class State, bool eight, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
                                         lk_ce_upstream up, float scale)
 {
-    constexpr bool exact = sizeof(T) == 4;
+    constexpr bool exact = sizeof(T) == 4, any = kind == LK_CE_ANY;
     const lk_cross_entropy_args &a = call.a;
-    const bool smooth = !plain && a.label_smoothing > 0.0f;
+    const bool smooth = any && a.label_smoothing > 0.0f;
     const bool excludes_target = !forward || call.state_bytes != 0; /* from the sums */
     State others;
-    if constexpr (plain) others = lk_ce_reduce(call, *t);
+    if constexpr (kind == LK_CE_PLAIN) others = lk_ce_reduce(call, *t);
+    else if constexpr (kind == LK_CE_CAPPED && forward) others = lk_ce_reduce_capped_ring(call, *t, excludes_target ? t->y : -1);
+    else if constexpr (kind == LK_CE_CAPPED) others = lk_ce_reduce_capped<eight>(call, *t);
     else if constexpr (forward) others = lk_ce_reduce_ring<State>(call, *t, excludes_target ? t->y : -1, scale);
     else others = lk_ce_reduce_all<false, State>(call, t->row, t->slot, t->y, t->read, scale);
-    others = lk_ce_exchange<!plain, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
-    if (!plain && forward && a.argmax && t->owner) others.top = lk_ce_find_argmax(t->at, others.top);
-    if (!plain && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    others = lk_ce_exchange<any, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
+    if (any && forward && a.argmax && t->owner) others.top = lk_ce_find_argmax(t->at, others.top);
+    if (kind != LK_CE_PLAIN && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (forward && call.state_bytes) {
         lk_ce_put_state(call, *t, others, scale);
         return {};
     }
     State all = others;
-    if (excludes_target) all = lk_ce_with_target<plain, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
+    if (excludes_target) all = lk_ce_with_target<!any, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     else if (t->y >= 0) all.target = t->logit;
-    if (t->owner && t->row < a.rows) lk_ce_put<!plain>(call, t->row, {t->y, t->y != LK_IGNORED, t->y == LK_BAD}, up.weight, all);
+    if (t->owner && t->row < a.rows) lk_ce_put<any>(call, t->row, {t->y, t->y != LK_IGNORED, t->y == LK_BAD}, up.weight, all);
 
     lk_ce_gradient g = {};
     if (forward) return g;
@@ -1298,24 +1385,64 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
         if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
         const float weights = smooth && a.class_weight ? all.weights : (float)a.vocab;
         g = lk_ce_factors(a, call.classes, up, lse, weights, t->owner ? t->term : NULL);
-        const float p_scale = lk_ce_base_of_state(&g, up, scale, !plain && a.dentropy, all, inverse);
+        const float p_scale = lk_ce_base_of_state(&g, up, scale, any && a.dentropy, all, inverse);
         g.p_factor *= p_scale;
         if (t->owner) t->term->p_scale = p_scale, t->term->others = others.sum * inverse;
     }
     return g;
 }
 
+/* Writes the gradients of the columns in a thread's slots, of a capped row. Returns the sum of their e as lk_ce_write_row does. */
+template <bool backward, bool eight, class T>
+LK_DEVICE float lk_ce_write_capped(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
+{
+    constexpr bool codes = !backward && lk_ce_keeps_codes<T, eight>;
+    const int threads = (int)blockDim.x, step = t.at.jump * lk_ce_bytes<T, eight>(call.a);
+    const bool wide = (uintptr_t)t.out % (unsigned)(8 * lk_ce_bytes<T, eight>(call.a)) == 0;
+    const lk_ce_capped c = lk_ce_capped_of(call.a.logit_scale, call.a.softcap);
+    const float grow = lk_ex2(c.base - g.base), both = g.p_factor * (4.0f * grow);
+    const bool twice = !lk_is_finite(both) && lk_is_finite(g.p_factor); /* all logits of the row are capped to about -softcap */
+    const float factor = twice ? 4.0f * grow : both;
+    char *out = t.out;
+    int offset = t.y - lk_ce_share_col(t.at, 0), u = 0; /* of the target in a vector */
+    float sum[2] = {0.0f, 0.0f};
+    if (backward) lk_cp_async_wait_group<1>();
+    LK_NO_UNROLL for (int end = backward ? t.half : t.in_slots; u < end; end = t.in_slots) {
+        for (; u < end; u++, out += step, offset -= t.at.jump) {
+            const lk_vec<T> raw = t.slot[u * threads];
+            float w[8];
+            if (codes) {
+                lk_ce_decode<eight>(w, raw.raw);
+            } else {
+                float x[8], e[8];
+                lk_unpack(x, raw);
+                lk_ce_capped_terms<true>(c, x, e, w);
+                if (backward) lk_ce_add_terms(sum, e, offset);
+            }
+            LK_UNROLL for (int j = 0; j < 8; j++) w[j] *= factor;
+            if (twice) {
+                LK_UNROLL for (int j = 0; j < 8; j++) w[j] *= g.p_factor;
+            }
+            lk_ce_store<T, eight>(call.a, out, w, wide);
+        }
+        if (backward) lk_cp_async_wait_group<0>();
+    }
+    return (sum[0] + sum[1]) * grow;
+}
+
 /* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns, in
  * backward alone. */
-template <bool plain, bool backward, bool eight, class T>
+template <lk_ce_kind kind, bool backward, bool eight, class T>
 LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
 {
+    constexpr bool plain = kind == LK_CE_PLAIN;
     const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T, eight>(call.a);
     char *out = t.out;
     const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
     int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
     float sum = 0.0f;
-    if constexpr (backward) {
+    if constexpr (kind == LK_CE_CAPPED) sum = lk_ce_write_capped<backward, eight>(call, t, g), u = t.in_slots;
+    if constexpr (backward && kind != LK_CE_CAPPED) {
         lk_cp_async_wait_group<1>();
         if (t.target >= 0) {
             lk_cp_async_wait_group<0>();
@@ -1325,8 +1452,9 @@ LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_t
             lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
         lk_cp_async_wait_group<0>();
     }
-    LK_UNROLL_BY(2) for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
-        lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
+    if constexpr (kind != LK_CE_CAPPED)
+        LK_UNROLL_BY(2) for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
+            lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
     if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward, eight>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
     return sum;
 }
@@ -1341,16 +1469,15 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
 }
 
 /* direction: LK_FORWARD, LK_BACKWARD or LK_BOTH. Ranks do not use LK_BOTH: they call forward, then backward.
- * plain: no softcap, no dentropy, no class weights under smoothing; in forward and LK_BOTH no smoothing, entropy or argmax.
  * State: lk_ce_row_squares in forward with statistics. */
-template <class T, bool plain, lk_direction direction, class State = lk_ce_row, bool eight = false>
+template <class T, lk_ce_kind kind, lk_direction direction, class State = lk_ce_row, bool eight = false>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
-                                 LK_CROSS_ENTROPY_BLOCKS(plain, !plain && direction == LK_FORWARD && !lk_ce_has_squares<State>))
+                                 LK_CROSS_ENTROPY_BLOCKS(kind, kind != LK_CE_PLAIN && direction == LK_FORWARD && !lk_ce_has_squares<State>))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
     LK_SHARED(lk_ce_inbox, inbox, [1]);
-    constexpr bool backward = direction == LK_BACKWARD, forward = direction == LK_FORWARD;
+    constexpr bool backward = direction == LK_BACKWARD, forward = direction == LK_FORWARD, plain = kind == LK_CE_PLAIN;
     const lk_cross_entropy_args &a = call.a;
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_thread<T> t;
@@ -1379,23 +1506,23 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     t.read = backward ? t.y >= 0 : t.y != LK_IGNORED;
     lk_ce_copy<forward && !plain>(t);
     lk_ce_find_target<plain>(call, &t);
-    const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, t.row, y);
+    const lk_ce_upstream up = lk_ce_load_upstream<backward, kind == LK_CE_ANY>(call, t.row, y);
     lk_cluster_ready();
     const lk_ce_gradient g =
-        backward ? lk_ce_from_lse<plain>(call, &t, up, scale) : lk_ce_from_row<plain, forward, State>(call, &t, inbox, up, scale);
+        backward ? lk_ce_from_lse<kind>(call, &t, up, scale) : lk_ce_from_row<kind, forward, State, eight>(call, &t, inbox, up, scale);
     if (forward) return;
     if (t.owner) t.term->y = t.y, t.term->logit = t.logit, t.term->slope = t.slope;
     if (call.ordered) {
         lk_cp_async_wait_group<0>();
         lk_ce_sync(t.at.team); /* the logits that lie where gradients are written have been read */
     }
-    const float sum = lk_ce_write_row<plain, backward, eight>(call, t, g);
+    const float sum = lk_ce_write_row<kind, backward, eight>(call, t, g);
     if (backward) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
     const bool sums = backward && !call.slice.split; /* with ranks or panels `others` has the sum over all of them */
     if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
     if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
-        lk_ce_write_target<plain, eight, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
+        lk_ce_write_target<kind != LK_CE_ANY, eight, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
 }
 
 /* Whether rows start and end on whole vectors. */
@@ -1454,17 +1581,27 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     lk_cross_entropy_args &a = call.a;
     const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
+    const bool none = a.label_smoothing == 0.0f && !a.dentropy && (backward || (!a.entropy && !a.argmax));
+    const bool capped = a.softcap > 0.0f && a.softcap <= LK_CE_CAPPED_MOST && none;
     const bool ring = direction == LK_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
+    const int64_t vecs = a.vocab / LK_VEC<T>;
+    /* Options cost each thread many instructions, so rows with them have fewer threads, but 1024 for each SM. */
+    const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS;
+    int few = LK_CROSS_ENTROPY_FEW_SLOTS;
+    while (few < most && a.rows * vecs >= (int64_t)2 * few * 1024 * device->sms) few *= 2;
     lk_ce_layout at =
-        lk_cross_entropy_layout(device, &call, a.vocab / LK_VEC<T>, 16, (int)sizeof(lk_ce_target_term), LK_CROSS_ENTROPY_FEW_SLOTS,
+        lk_cross_entropy_layout(device, &call, vecs, 16, (int)sizeof(lk_ce_target_term), few,
                                 ring ? 1 << 20 : backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);
     if (ring && call.slots > LK_CROSS_ENTROPY_RING)
         at.bytes -= (int64_t)(call.slots - LK_CROSS_ENTROPY_RING) * at.threads * 16, call.slots = LK_CROSS_ENTROPY_RING;
     if (!lk_cross_entropy_whole<T>(a) || padded || call.ordered) call.has_rest = true;
-    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row, eight>;
-    if (may_be_plain && plain) kernel = lk_cross_entropy_gradient_kernel<T, may_be_plain, direction, lk_ce_row, eight>;
+    void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, LK_CE_ANY, direction, lk_ce_row, eight>;
+    if constexpr (may_be_plain)
+        if (plain) kernel = lk_cross_entropy_gradient_kernel<T, LK_CE_PLAIN, direction, lk_ce_row, eight>;
+    if constexpr (sizeof(T) == 2)
+        if (capped) kernel = lk_cross_entropy_gradient_kernel<T, LK_CE_CAPPED, direction, lk_ce_row, eight>;
     if constexpr (direction == LK_FORWARD)
-        if (a.statistics) kernel = lk_cross_entropy_gradient_kernel<T, false, direction, lk_ce_row_squares>;
+        if (a.statistics) kernel = lk_cross_entropy_gradient_kernel<T, LK_CE_ANY, direction, lk_ce_row_squares>;
     return lk_launch_pdl(op, device, kernel, lk_ceil_div(a.rows, at.rows) * at.cluster, at.cluster, at.threads, (size_t)at.bytes,
                          stream, call);
 }

@@ -183,7 +183,7 @@ LK_DEVICE lk_ce_ids lk_ce_ids_load(const lk_ce_ids_call &call, int64_t row, bool
 /* The upstreams of a row that is neither ignored nor bad. */
 LK_DEVICE lk_ce_upstream lk_ce_ids_load_upstream(const lk_ce_ids_call &call, int64_t row)
 {
-    lk_ce_upstream up = lk_ce_load_upstream<false, false>(call.all, row, 0);
+    lk_ce_upstream up = lk_ce_load_upstream<false>(call.all, row, 0);
     if (call.all.a.upstream_value == 0.0f) up.f = up.h = 0.0f; /* the loss has no gradient, whatever row_weight is */
     if (call.direction == LK_BACKWARD) up.lse = call.lse[row];
     if (call.direction == LK_BACKWARD && call.lse_low) up.lse_low = call.lse_low[row];
@@ -317,7 +317,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
     }
     const bool keeps_z = lk_ce_ids_keeps_z(call);
     call.space.upstream[row] = keeps_z ? up.h : own;
-    call.space.dlse[row] = keeps_z ? rest + (own - up.h) : rest;
+    call.space.dlse[row] = keeps_z ? rest + __fsub_rn(own, up.h) : rest; /* of h as it is stored */
 }
 
 /* The sum of exp(-loss) over a row's ids, each once. The loss of an id is first_loss + scale (first_z - z). Also writes the ids to

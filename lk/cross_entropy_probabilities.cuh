@@ -333,7 +333,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST, 3)
     lk_griddepcontrol_wait();
     lk_ce_prob_copy(t, 0, t.half);
     lk_ce_prob_copy(t, t.half, t.in_slots);
-    const lk_ce_upstream up = lk_ce_load_upstream<plain, backward>(call, row, there ? 0 : -1);
+    const lk_ce_upstream up = lk_ce_load_upstream<backward, !plain>(call, row, there ? 0 : -1);
     lk_cluster_ready();
     lk_ce_row s;
     if constexpr (backward) {

@@ -48,7 +48,7 @@ template <class Args> LK_DEVICE lk_ce_label lk_ce_label_among(const Args &a, int
 /* The state of a row of logits after some of its columns, in any order. The values v are the logits themselves and z = scale v,
  * so that differences of large logits are exact. Only under a softcap v is z and scale is 1. All calls for one row get the same
  * scale. Sums are taken against a reference: max where that is finite, else 0. max need not be the maximum. It is the
- * largest v; or a value at most 65 / scale below it, in kernels of cross_entropy; or a softcap of up to 40.
+ * largest v; or a value at most 65 / scale below it, in kernels of cross_entropy; or a softcap of up to LK_CE_CAPPED_MOST.
  * The states of two disjoint sets of columns merge into the state of their union. That is exact for max, argmax and target (but a
  * target that is NaN may be lost); sums have float rounding. The empty set adds nothing. A NaN makes sum NaN, +inf makes it +inf,
  * and -inf adds nothing to it. */
@@ -375,21 +375,82 @@ template <bool exact, int n> LK_DEVICE void lk_ce_cap(float (&x)[n], float (&slo
     }
 }
 
-/* Adds n logits to max and sum, which is against softcap, the largest z that there can be: z - softcap is -2 softcap r. softcap:
- * up to 40, so that no term is below 2^-116. z is off by softcap 2^-20. */
-template <int n>
-LK_DEVICE lk_ce_row lk_ce_add_capped(lk_ce_row s, const float (&x)[n], float logit_scale, float softcap)
+/* Terms of 16-bit logits under a softcap of up to LK_CE_CAPPED_MOST: e = exp(z - softcap), which is at least 2^-93, and w = e
+ * slope / 4. z is off by softcap 2^-20, as by lk_ce_logistic. Without w, and where no |u| of a vector is above 3/4, tanh(u) is
+ * u p(u^2), a least-maximum fit that is off by 3 2^-24: that takes as many instructions and 1 instead of 2.5 of the special function
+ * unit. factor: the coefficients of p for log2(e) z = x p(x^2). */
+#define LK_CE_CAPPED_MOST 32.0f
+typedef struct {
+    float rate, power, limit, base, factor[5];
+} lk_ce_capped;
+
+LK_DEVICE lk_ce_capped lk_ce_capped_of(float logit_scale, float softcap)
 {
-    const float rate = lk_ce_logistic_rate(logit_scale, softcap), power = -2.0f * LK_LOG2E * softcap;
-    if (s.max < softcap) s = lk_ce_row_raise(s, softcap, 1.0f);
-    float sum[2] = {s.sum, 0.0f};
-    LK_UNROLL for (int j = 0; j < n; j += 2) {
-        float e[2], r[2];
-        lk_ce_logistic(x + j, rate, e, r);
-        LK_UNROLL for (int i = 0; i < 2; i++) sum[i] += lk_ex2(power * r[i]);
+    const float steep = __fdividef(logit_scale, softcap), square = steep * steep, base = LK_LOG2E * softcap;
+    lk_ce_capped c = {2.0f * LK_LOG2E * steep, -2.0f * base, 0.0f, base,
+                      {0.99999729f, -0.33323022f, 0.13224723f, -0.049233135f, 0.012274016f}};
+    if (fabsf(steep) > 0x1p-10f && fabsf(steep) < 0x1p10f) c.limit = __fdividef(0.75f, fabsf(steep)); /* none overflows */
+    float power = base * steep;
+    LK_UNROLL for (int i = 0; i < 5; i++, power *= square) c.factor[i] *= power;
+    return c;
+}
+
+/* e, and w if asked for, of n logits. */
+template <bool slopes, int n> LK_DEVICE void lk_ce_capped_terms(const lk_ce_capped &c, const float (&x)[n], float (&e)[n], float (&w)[n])
+{
+    float most = fabsf(x[0]);
+    LK_UNROLL for (int j = 1; j < n; j++) most = fmaxf(most, fabsf(x[j]));
+    if (!slopes && most <= c.limit) {
+        LK_UNROLL for (int j = 0; j < n; j++) {
+            const float square = x[j] * x[j];
+            float p = fmaf(fmaf(c.factor[4], square, c.factor[3]), square, c.factor[2]);
+            p = fmaf(fmaf(p, square, c.factor[1]), square, c.factor[0]);
+            e[j] = lk_ex2(fmaf(x[j], p, -c.base));
+        }
+        return;
     }
-    s.sum = sum[0] + sum[1];
-    return s;
+    LK_UNROLL for (int j = 0; j < n; j += 2) {
+        float grown[2], r[2];
+        lk_ce_logistic(x + j, c.rate, grown, r);
+        LK_UNROLL for (int i = 0; i < 2; i++) {
+            e[j + i] = lk_ex2(c.power * r[i]);
+            if (slopes) w[j + i] = e[j + i] * (grown[i] * r[i] * r[i]);
+        }
+    }
+}
+
+/* e of one logit. */
+LK_DEVICE float lk_ce_capped_term(const lk_ce_capped &c, float x)
+{
+    const float pair[2] = {x, x};
+    float e[2], none[2];
+    lk_ce_capped_terms<false>(c, pair, e, none);
+    return e[0];
+}
+
+/* A thread that needs a row's logits twice keeps w in their place, as codes of 16 bits: dz of a column without a target is a factor of
+ * the row times w, so no exponential is computed again. w is below 1/2, so a code is its bits 14 to 29: 7 of the exponent and 9 of
+ * the fraction, 2 more than bf16 has. coarse: w in bf16, for gradients of 8 bits; that takes fewer instructions. */
+template <bool coarse> LK_DEVICE uint4 lk_ce_encode(const float (&w)[8])
+{
+    lk_vec<lk_bf16> code = {};
+    if (coarse) {
+        lk_pack(&code, w);
+    } else {
+        uint32_t word[4];
+        LK_UNROLL for (int i = 0; i < 4; i++)
+            word[i] = __byte_perm(__float_as_uint(w[2 * i]) * 4 + 0x8000, __float_as_uint(w[2 * i + 1]) * 4 + 0x8000, 0x7632);
+        code.raw = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    return code.raw;
+}
+template <bool coarse> LK_DEVICE void lk_ce_decode(float (&w)[8], uint4 code)
+{
+    const uint32_t word[4] = {code.x, code.y, code.z, code.w};
+    LK_UNROLL for (int i = 0; i < 4; i++) {
+        w[2 * i] = __uint_as_float(coarse ? word[i] << 16 : word[i] << 14 & 0x3fffc000u);
+        w[2 * i + 1] = __uint_as_float(coarse ? word[i] & 0xffff0000u : word[i] >> 2 & 0x3fffc000u);
+    }
 }
 
 /* ---- The state with all options ------------------------------------------------------------------------------------------ */
@@ -406,8 +467,6 @@ LK_DEVICE State lk_ce_add(State s, const float (&x)[n], int64_t col, const Args 
     }
     if (a.argmax) s = lk_ce_add_top(s, x, col);
     const bool all = lk_ce_has_squares<State> || a.label_smoothing > 0.0f || a.entropy || a.dentropy;
-    if constexpr (!lk_ce_has_squares<State> && !exact && n % 2 == 0)
-        if (!all && a.softcap > 0.0f && a.softcap <= 40.0f) return lk_ce_add_capped(s, x, a.logit_scale, a.softcap);
     if (a.softcap > 0.0f) lk_ce_cap<exact>(v, slope, a.logit_scale, a.softcap);
     const float scale = a.softcap > 0.0f ? 1.0f : a.logit_scale;
     if (all) return lk_ce_row_add(s, v, w, scale);

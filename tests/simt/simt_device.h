@@ -125,6 +125,13 @@ SIMT_BIT_CAST(__longlong_as_double, double, long long)
 
 static inline int __clz(int value) { return value ? __builtin_clz((unsigned)value) : 32; }
 static inline int __clzll(long long value) { return value ? __builtin_clzll((unsigned long long)value) : 64; }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) /* without PTX's copies of a sign */
+{
+    const unsigned long long bytes = (unsigned long long)y << 32 | x;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return result;
+}
 static inline int __popc(unsigned value) { return __builtin_popcount(value); }
 static inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 static inline int __ffs(int value) { return __builtin_ffs(value); }
