@@ -123,6 +123,7 @@
  *                                         counts are wanted without a reduced loss
  * For example, the mean of 4096 rows of 50257 columns in bf16: forward has a block of 256 threads per row, then the sum.
  * forward_backward has a cluster of 2 blocks of 256 threads per row, 13 vectors per thread; backward one of 4 blocks, 7 vectors.
+ * With options a row has half as many threads, since a thread has many instructions of its own then.
  * The checks of arguments, the workspace and the calls come last. The mathematics is in lk_loss.cuh.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -625,8 +626,9 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  * element writes it, after its vector. */
 #define LK_CROSS_ENTROPY_FEW_SLOTS 8   /* slots per thread until a row has a whole block; in backward, until it has 8 blocks */
 #define LK_CROSS_ENTROPY_MANY_SLOTS 16 /* in forward and forward_backward, slots per thread until a row has 8 blocks */
+#define LK_CROSS_ENTROPY_OPTION_SLOTS 20 /* in place of the first where rows have options and are many */
 #define LK_CROSS_ENTROPY_RING 8        /* slots per thread of forward with options, which reads a vector once */
-#define LK_CROSS_ENTROPY_RING_VECS 32  /* vectors per thread there, until a row has a whole block */
+#define LK_CROSS_ENTROPY_RING_VECS 32  /* vectors per thread there, in place of the first */
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 
 /* What a kernel of gradients is for. LK_CE_PLAIN: rows without a softcap, dentropy and class weights under smoothing; in forward and
@@ -1586,9 +1588,10 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     const bool ring = direction == LK_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
     const int64_t vecs = a.vocab / LK_VEC<T>;
     /* Options cost each thread many instructions, so rows with them have fewer threads, but 1024 for each SM. */
-    const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS;
+    const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_OPTION_SLOTS;
     int few = LK_CROSS_ENTROPY_FEW_SLOTS;
     while (few < most && a.rows * vecs >= (int64_t)2 * few * 1024 * device->sms) few *= 2;
+    if (few > most) few = most;
     lk_ce_layout at =
         lk_cross_entropy_layout(device, &call, vecs, 16, (int)sizeof(lk_ce_target_term), few,
                                 ring ? 1 << 20 : backward ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_MANY_SLOTS);

@@ -387,9 +387,9 @@ typedef struct {
 LK_DEVICE lk_ce_capped lk_ce_capped_of(float logit_scale, float softcap)
 {
     const float steep = __fdividef(logit_scale, softcap), square = steep * steep, base = LK_LOG2E * softcap;
-    lk_ce_capped c = {2.0f * LK_LOG2E * steep, -2.0f * base, 0.0f, base,
+    lk_ce_capped c = {2.0f * LK_LOG2E * steep, -2.0f * base, -1.0f, base,
                       {0.99999729f, -0.33323022f, 0.13224723f, -0.049233135f, 0.012274016f}};
-    if (fabsf(steep) > 0x1p-10f && fabsf(steep) < 0x1p10f) c.limit = __fdividef(0.75f, fabsf(steep)); /* none overflows */
+    if (fabsf(steep) > 0x1p-10f && fabsf(steep) < 0x1p10f) c.limit = __fdividef(0.75f, fabsf(steep)); /* its powers too */
     float power = base * steep;
     LK_UNROLL for (int i = 0; i < 5; i++, power *= square) c.factor[i] *= power;
     return c;
