@@ -1643,12 +1643,14 @@ static void held_in_part(int type, int direction, int path)
 {
     const bool cluster = path == LK_CROSS_ENTROPY_CLUSTER;
     const int64_t vocab = (400 << 10) / test_type_bytes[type] * (cluster ? 8 : 1) + 3 * path;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) { /* 4: a capped row */
         const int turn = (type + direction + path) % 4;
-        if (cluster ? i != type + (direction == BOTH) : test.small ? i != turn : type && (i + type) % 2) continue;
+        if (i == 4 ? !type || cluster || (test.small && (type + direction + path) % 2) :
+            cluster ? i != type + (direction == BOTH) : test.small ? i != turn : type && (i + type) % 2) continue;
         problem p = drawn(type, direction, path, cluster ? 1 : 2, vocab, 2300 + i, (i + type) % PLACES);
-        p.on[SOFTCAP] = p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true;
+        p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true, p.on[SOFTCAP] = i == 4, p.softcap = 20;
         p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = i == 1;
+        if (i == 4) p.on[HAS_DENTROPY] = false;
         if (i < 2) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
         if (i == 2) p.special = CLIFF, p.where = SPARSE, p.on[SCALE] = false;
         if (i == 3) p.on[IN_PLACE] = p.on[NARROW] = true;
