@@ -355,8 +355,13 @@ LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, 
         r.class_loss = label.bad && by == 0.0f ? 0.0f : by * r.class_loss, r.z_loss *= by;
     }
     if (!call.row_losses.loss) {
-        if (a.loss) lk_put_or_add(a.loss + row, r.class_loss + r.z_loss, a.accumulate_loss);
-        if (a.z_loss_out) lk_put_or_add(a.z_loss_out + row, r.z_loss, a.accumulate_loss);
+        float loss = r.class_loss + r.z_loss;
+        if (a.accumulate_loss) {
+            if (a.loss) loss += a.loss[row];
+            if (a.z_loss_out) r.z_loss += a.z_loss_out[row];
+        }
+        if (a.loss) a.loss[row] = loss;
+        if (a.z_loss_out) a.z_loss_out[row] = r.z_loss;
         return;
     }
     call.row_losses.loss[row] = !label.counted ? __uint_as_float(LK_CE_IGNORED) : r.class_loss == 0.0f ? 0.0f : r.class_loss;
@@ -637,7 +642,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN } lk_ce_kind;
 
 /* Blocks of that size per SM: as many as registers allow without spills. */
-#define LK_CROSS_ENTROPY_BLOCKS(kind, ring) ((ring) || (kind) == LK_CE_CAPPED ? 4 : (kind) == LK_CE_ANY ? 3 : LK_ARCH >= 1000 ? 4 : 5)
+#define LK_CROSS_ENTROPY_BLOCKS(kind, ring)                                                                                    \
+    ((ring) ? 4 : (kind) == LK_CE_ANY ? 3 : (kind) == LK_CE_CAPPED ? (LK_ARCH < 900 ? 3 : 4) : LK_ARCH >= 1000 ? 4 : 5)
 
 /* lk_split_row in 32 bits. */
 template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
@@ -1110,7 +1116,7 @@ LK_DEVICE float lk_ce_sum_for_owner(lk_ce_inbox *inbox, float x, int team, int s
     return lk_sum_warp(x);
 }
 
-/* What a row's gradient loads besides logits, target and class weight. f: upstream upstream_value row_weight; over, valid: as in the call. */
+/* What a row's gradient loads besides logits, target and class weight. f: upstream row_weight; over, valid: as in the call. */
 typedef struct {
     float f, dlse, lse, lse_low, over;
     int64_t valid;
@@ -1122,10 +1128,9 @@ template <bool backward> LK_DEVICE lk_ce_loads lk_ce_load(const lk_cross_entropy
     const lk_cross_entropy_args &a = call.a;
     lk_ce_loads in = {1.0f, 0.0f, 0.0f, 0.0f, 1.0f, call.valid};
     if (!wanted) return in;
-    in.f = a.upstream_value;
     if (backward) in.lse = a.lse[row];
     if (backward && a.lse_low) in.lse_low = a.lse_low[row];
-    if (a.upstream) in.f *= a.upstream[a.upstream_per_row ? row : 0];
+    if (a.upstream) in.f = a.upstream[a.upstream_per_row ? row : 0]; /* upstream_value waits for it: later */
     if (a.row_weight) in.f *= a.row_weight[row];
     if (a.dlse) in.dlse = a.dlse[row];
     if (a.reduction == LK_REDUCTION_MEAN && call.valid_rows) in.valid = *call.valid_rows;
@@ -1136,7 +1141,8 @@ template <bool backward> LK_DEVICE lk_ce_loads lk_ce_load(const lk_cross_entropy
 /* The upstreams of a row, divided for a mean; dlse is not. weight: w[y]. */
 LK_DEVICE lk_ce_upstream lk_ce_upstream_of(const lk_cross_entropy_call &call, lk_ce_loads in, float weight)
 {
-    lk_ce_upstream up = {in.f, in.f, in.dlse, in.lse, in.lse_low, weight, 0.0f};
+    const float f = call.a.upstream_value * in.f;
+    lk_ce_upstream up = {f, f, in.dlse, in.lse, in.lse_low, weight, 0.0f};
     if (call.a.reduction == LK_REDUCTION_MEAN) {
         const float valid = (float)in.valid, over = call.over ? in.over : valid;
         up.f = over != 0.0f ? __fdiv_rn(up.f, over) : 0.0f;
