@@ -642,8 +642,10 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN } lk_ce_kind;
 
 /* Blocks of that size per SM: as many as registers allow without spills. */
-#define LK_CROSS_ENTROPY_BLOCKS(kind, ring)                                                                                    \
-    ((ring) ? 4 : (kind) == LK_CE_ANY ? 3 : (kind) == LK_CE_CAPPED ? (LK_ARCH < 900 ? 3 : 4) : LK_ARCH >= 1000 ? 4 : 5)
+#define LK_CROSS_ENTROPY_BLOCKS(kind, direction, ring)                                                                         \
+    ((ring) ? 4                                                                                                                \
+     : (kind) == LK_CE_PLAIN ? (LK_ARCH >= 1000 ? 4 : 5)                                                                       \
+     : (kind) == LK_CE_CAPPED && (direction) == LK_BACKWARD && LK_ARCH >= 900 ? 4 : 3)
 
 /* lk_split_row in 32 bits. */
 template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
@@ -1480,7 +1482,8 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
  * State: lk_ce_row_squares in forward with statistics. */
 template <class T, lk_ce_kind kind, lk_direction direction, class State = lk_ce_row, bool eight = false>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
-                                 LK_CROSS_ENTROPY_BLOCKS(kind, kind != LK_CE_PLAIN && direction == LK_FORWARD && !lk_ce_has_squares<State>))
+                                 LK_CROSS_ENTROPY_BLOCKS(kind, direction,
+                                                         kind != LK_CE_PLAIN && direction == LK_FORWARD && !lk_ce_has_squares<State>))
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
