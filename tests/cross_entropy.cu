@@ -1593,7 +1593,7 @@ static void scale_ends(int type, int direction, int path)
         }
     for (int i = 0; gives_gradient(direction) && i < 2; i++) { /* every z is almost -softcap, and dz is large all the same */
         problem p = plain(type, direction, path, 3, i ? 333 : 64);
-        p.on[SOFTCAP] = true, p.softcap = 30, p.offset = -200, p.spread = 1, p.on[HOST_UPSTREAM] = true, p.upstream_value = 0x1p45f;
+        p.on[SOFTCAP] = true, p.softcap = 30, p.offset = -200, p.spread = 1, p.on[HOST_UPSTREAM] = true, p.upstream_value = 0x1p60f;
         check(&p);
     }
 }
@@ -1648,10 +1648,10 @@ static void held_in_part(int type, int direction, int path)
         if (i == 4 ? !type || cluster || (test.small && (type + direction + path) % 2) :
             cluster ? i != type + (direction == BOTH) : test.small ? i != turn : type && (i + type) % 2) continue;
         problem p = drawn(type, direction, path, cluster ? 1 : 2, vocab, 2300 + i, (i + type) % PLACES);
-        p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true, p.on[SOFTCAP] = i == 4, p.softcap = 20;
+        p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true, p.on[SOFTCAP] = i == 4, p.softcap = 30;
         p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = i == 1;
         if (i == 4) p.on[HAS_DENTROPY] = false;
-        if (i < 2) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
+        if (i < 2 || i == 4) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
         if (i == 2) p.special = CLIFF, p.where = SPARSE, p.on[SCALE] = false;
         if (i == 3) p.on[IN_PLACE] = p.on[NARROW] = true;
         check(&p);
