@@ -123,7 +123,7 @@
  *                                         counts are wanted without a reduced loss
  * For example, the mean of 4096 rows of 50257 columns in bf16: forward has a block of 256 threads per row, then the sum.
  * forward_backward has a cluster of 2 blocks of 256 threads per row, 13 vectors per thread; backward one of 4 blocks, 7 vectors.
- * With options a row has half as many threads, since a thread has many instructions of its own then.
+ * Rows with options, where they are many, have more vectors per thread: LK_CROSS_ENTROPY_OPTION_SLOTS.
  * The checks of arguments, the workspace and the calls come last. The mathematics is in lk_loss.cuh.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -623,7 +623,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  *   forward            sums each vector when it has arrived, and copies another one into its slot; the team exchanges its sums.
  *                      A rank's go into its states. Plain columns of a rank have a slot for each vector, as in forward_backward.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots. A
- *                      capped row (see lk_ce_kind) has codes of its gradients there instead of logits.
+ *                      capped row (see lk_ce_kind) waits for all of them. In bf16 and e5m2 it leaves codes of its
+ *                      gradients there instead of logits.
  *   backward           has lse, and computes gradients from the vectors as they arrive. It sums the p of all columns but the
  *                      target's; at the end the owner gets that sum and writes the target's gradient.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows

@@ -9,7 +9,7 @@
  *              lk_ce_tally: sums of many columns, with fewer instructions for each, that become a state
  *              With the option statistics the state is lk_ce_row_squares, and lk_ce_row_statistics computes three results more.
  *              Where a template takes a State, it is one of these two
- *   softcap    lk_ce_cap: z and its slope
+ *   softcap    lk_ce_cap: z and its slope; lk_ce_capped: terms of 16-bit logits, and codes of their gradients
  *   gradient   lk_ce_factors and lk_ce_p_scale or lk_ce_p_scale_of_sum compute a row's factors, lk_ce_gradient, where the
  *              target is bad lk_ce_bad_factors; with these
  *              lk_ce_dz computes dlogits of the other columns, lk_ce_target_dz that of the target

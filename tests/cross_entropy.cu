@@ -1588,7 +1588,7 @@ static void scale_ends(int type, int direction, int path)
             problem p = plain(type, direction, path, 4, vocab[j]);
             p.on[SCALE] = true, p.scale = ends[i][0], p.on[SOFTCAP] = ends[i][1] > 0, p.softcap = ends[i][1];
             p.on[with[(i + j) % LENGTH_OF(with)]] = true, p.spread = i == 10 && type == TEST_F16 ? 1 : spread[i];
-            if (i == 10 && type != TEST_F16) p.offset = 0x1p39, p.on[STATISTICS] = false;
+            if (i == 10 && type != TEST_F16) p.offset = 0x1p39; /* one sign of all errors */
             p.has[LSE_LOW] = (i + j) % 2, p.on[STATISTICS] = (i + j) % 3 > 0;
             check(&p);
         }

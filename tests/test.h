@@ -539,13 +539,6 @@ static inline uint32_t test_get_bits(int type, const void *elements, int64_t at)
     return type == TEST_F32 ? ((const uint32_t *)elements)[at] : ((const uint16_t *)elements)[at];
 }
 
-/* What a gradient is rounded by, relative to it, where forward_backward of a loss under a softcap keeps codes: see lk_ce_encode. */
-static inline double test_code_error(int type, int gradient_type, float softcap)
-{
-    if (type == TEST_F32 || softcap > 32) return 0;
-    return gradient_type == TEST_E5M2 ? 0x1p-8 : gradient_type == TEST_BF16 ? 0x1p-10 : 0;
-}
-
 static inline float test_get(int type, const void *elements, int64_t at)
 {
     return test_decode(type, test_get_bits(type, elements, at));
@@ -559,6 +552,13 @@ static inline double test_half_ulp(int type, double x)
     frexp(x, &exponent); /* |x| is in [2^(exponent - 1), 2^exponent) */
     exponent = x == 0 || exponent - 1 < lowest[type] ? lowest[type] : exponent - 1;
     return ldexp(0.5, exponent - digits[type] + 1);
+}
+
+/* What a gradient is rounded by, relative to it, where forward_backward of a loss under a softcap keeps codes: see lk_ce_encode. */
+static inline double test_code_error(int type, int gradient_type, float softcap)
+{
+    if (type == TEST_F32 || softcap > 32) return 0;
+    return gradient_type == TEST_E5M2 ? 0x1p-8 : gradient_type == TEST_BF16 ? 0x1p-10 : 0;
 }
 
 /* Checks a result of the type against the reference: NaN for NaN, the same infinity for an infinity, else within half an ulp
