@@ -317,6 +317,15 @@ LK_DEVICE float lk_exp(float x)
     return lk_ex2(x * LK_LOG2E);
 }
 
+/* The sigmoids of x and of -x, by one exponential and one reciprocal. In 1 - sigmoid(x) digits of the second would cancel.
+ * Nothing overflows, since the exponent is never positive. */
+LK_DEVICE float lk_sigmoid(float x, float *of_minus_x)
+{
+    const float e = lk_exp(-fabsf(x)), large = __fdividef(1.0f, 1.0f + e), small = e * large;
+    *of_minus_x = x >= 0.0f ? small : large;
+    return x >= 0.0f ? large : small;
+}
+
 /* log(x) = k log 2 + the result, |result| < 0.35, for a normal x: with x = 2^k (1 + f) and 1 + f in [sqrt(1/2), sqrt(2)),
  * log(1 + f) = f + f^2 (f P(f) - 1/2), P a least-maximum fit of degree 7; within 1.3 ulp. */
 LK_DEVICE float lk_log_split(float x, float *k)

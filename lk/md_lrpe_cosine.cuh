@@ -395,15 +395,6 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<Num> *angles, const lk_lrpe_turn
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
 
-/* The sigmoids of x and of -x, by one exponential and one reciprocal. In 1 - sigmoid(x) digits of the second would cancel.
- * Nothing overflows, since the exponent is never positive. */
-LK_DEVICE float lk_lrpe_sigmoid(float x, float *of_minus_x)
-{
-    const float e = lk_exp(-fabsf(x)), large = __fdividef(1.0f, 1.0f + e), small = e * large;
-    *of_minus_x = x >= 0.0f ? small : large;
-    return x >= 0.0f ? large : small;
-}
-
 /* act(x), except for softmax. */
 template <int Num> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[Num])
 {
@@ -411,9 +402,9 @@ template <int Num> LK_DEVICE void lk_lrpe_activate(int activation, float (&x)[Nu
     if (activation == LK_MD_LRPE_COSINE_RELU) {
         LK_UNROLL for (int j = 0; j < Num; j++) x[j] = x[j] <= 0.0f ? 0.0f : x[j];
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID) {
-        LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_lrpe_sigmoid(x[j], &other);
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_sigmoid(x[j], &other);
     } else if (activation == LK_MD_LRPE_COSINE_SILU) {
-        LK_UNROLL for (int j = 0; j < Num; j++) x[j] *= lk_lrpe_sigmoid(x[j], &other);
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] *= lk_sigmoid(x[j], &other);
     }
 }
 
@@ -425,7 +416,7 @@ template <int Num> LK_DEVICE void lk_lrpe_chain(int activation, float (&g)[Num],
     } else if (activation == LK_MD_LRPE_COSINE_SIGMOID || activation == LK_MD_LRPE_COSINE_SILU) {
         LK_UNROLL for (int j = 0; j < Num; j++) {
             float other;
-            const float sigmoid = lk_lrpe_sigmoid(x[j], &other); /* other: the sigmoid of -x */
+            const float sigmoid = lk_sigmoid(x[j], &other); /* other: the sigmoid of -x */
             g[j] *= sigmoid * (activation == LK_MD_LRPE_COSINE_SILU ? fmaf(x[j], other, 1.0f) : other);
         }
     }
