@@ -15,6 +15,7 @@
  */
 #include "lk/cross_entropy_ids_parallel.cuh"
 #include "lk/cross_entropy_probabilities.cuh"
+#include "lk/glu.cuh"
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
 #include "lk/linear_cross_entropy_probabilities.cuh"
 #include "lk/linear_kl_parallel.cuh"
@@ -50,6 +51,7 @@ LK_DEFINE_LINEAR_CROSS_ENTROPY_PROBABILITIES(f32)
 LK_DEFINE_LINEAR_CROSS_ENTROPY_PROBABILITIES(bf16)
 LK_DEFINE_LINEAR_KL(f32)
 LK_DEFINE_LINEAR_KL_PARALLEL(f32)
+LK_DEFINE_GLU(f32)
 LK_DEFINE_LOGSUMEXP(f32)
 LK_DEFINE_MD_LRPE_COSINE(f32)
 LK_DEFINE_SCALE(f32)
@@ -160,6 +162,11 @@ static const fields of_linear_kl = {
 #undef S
 #define S lk_linear_kl_parallel_args
 static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
+#undef S
+#define S lk_glu_args
+static const fields of_glu = {
+    F(gate), F(up), F(y), F(dy), F(dgate), F(dup), F(row_weight), F(drow_weight), F(rows), F(cols), F(gate_stride), F(up_stride),
+    F(y_stride), F(dy_stride), F(dgate_stride), F(dup_stride), F(activation), F(interleaved), F(alpha), F(limit), F(up_offset)};
 #undef S
 #define S lk_logsumexp_args
 static const fields of_logsumexp = {
@@ -304,6 +311,9 @@ static const function functions[] = {
     PLANNED(linear_kl_parallel, backward, f32, linear_kl, LKL_RANKS RANKS),
     PLANNED(linear_kl_parallel, forward_backward, f32, linear_kl, LKL_RANKS GATHERS "states=0"),
     CALL(linear_kl_parallel, finish, f32, LKL_RANKS RANKS),
+    CALL(glu, forward, f32, "rows=6 cols=40"),
+    CALL(glu, backward, f32, "rows=6 cols=40"),
+    CALL(glu, backward, f32, "rows=6 cols=40 interleaved=1 up=0 dup=0"),
     CALL(logsumexp, forward, f32, "outer=6 cols=40"),
     CALL(logsumexp, backward, f32, "outer=6 cols=40 dlse_rounded=0"),
     CALL(md_lrpe_cosine, forward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5"),

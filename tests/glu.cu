@@ -334,7 +334,7 @@ static void lengths(int type, int direction, int)
     for (int i = 0; i < LENGTH_OF(cols) - (test.small ? 1 : 0); i++)
         for (int layout = APART; layout <= TURNS; layout++) {
             problem p = plain(type, direction, cols[i] > 300 * v ? 2 : 5, cols[i]);
-            p.layout = layout, p.weight = i % 2;
+            p.layout = layout, p.weight = (i + layout) % 2;
             check_both(p);
         }
 }
