@@ -381,17 +381,16 @@ template <class T> LK_HOST lk_status lk_glu_check(const char *op, lk_glu_args *a
     lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
     lk_check_size(&checks, "cols", a->cols, 0, (int64_t)1 << 61);
-    if (lk_rejected(&checks, LK_ERR_SHAPE)) return checks.status;
-    const int64_t wide = turns ? 2 * a->cols : a->cols, rows = a->cols ? a->rows : 0;
+    const int64_t wide = turns && !lk_rejected(&checks, LK_ERR_SHAPE) ? 2 * a->cols : a->cols, rows = a->cols ? a->rows : 0;
     const char *const narrow_gate = turns ? NULL : "gate", *const narrow_dy = turns ? NULL : "dy";
-    const int input = LK_REQUIRED | LK_MAY_OVERLAP;
+    const int input = LK_REQUIRED | LK_MAY_OVERLAP, up = turns && !a->up ? LK_UNUSED : input;
     lk_tensor list[] = {
         {"gate", a->gate, bytes, input, wide, {{a->rows, &a->gate_stride, "gate_stride"}}},
-        {"up", a->up, bytes, turns ? LK_UNUSED : input, a->cols, {{a->rows, &a->up_stride, "up_stride"}}},
+        {"up", a->up, bytes, up, a->cols, {{a->rows, &a->up_stride, "up_stride"}}},
         {"y", a->y, bytes, forward_only, a->cols, {{a->rows, &a->y_stride, "y_stride"}}, {narrow_gate, "up"}},
         {"dy", a->dy, bytes, backward ? input : LK_UNUSED, a->cols, {{a->rows, &a->dy_stride, "dy_stride"}}},
         {"dgate", a->dgate, bytes, backward_only, wide, {{a->rows, &a->dgate_stride, "dgate_stride"}}, {"gate", narrow_dy}},
-        {"dup", a->dup, bytes, turns ? LK_UNUSED : backward_only, a->cols, {{a->rows, &a->dup_stride, "dup_stride"}},
+        {"dup", a->dup, bytes, backward_only, a->cols, {{a->rows, &a->dup_stride, "dup_stride"}},
          {"up", "dy"}},
         {"row_weight", a->row_weight, 4, LK_IN, rows},
         {"drow_weight", a->drow_weight, 4, backward_only, a->rows}};

@@ -566,7 +566,8 @@ static void spaces(const function &f, bool empty)
     const char *const columns = empty ? "logits dlogits teacher weight bias dweight dbias teacher_weight teacher_bias saved" : "";
     static const char *const pairs_in_place[][2] = {
         {"dlogits", "logits"}, {"dx", "x"}, {"y", "x"}, {"dx", "dy"}, {"residual_out", "residual"}, {"dx", "dresidual_out"},
-        {"dresidual", "dresidual_out"}, {"lse_rounded", "lse"}};
+        {"dresidual", "dresidual_out"}, {"lse_rounded", "lse"}, {"y", "gate"}, {"y", "up"}, {"dgate", "gate"}, {"dgate", "dy"},
+        {"dup", "up"}, {"dup", "dy"}};
     /* What backward reads of forward. */
     static const char read_back[] = "lse lse_low entropy valid_rows weight_sum tail states rstd residual_out";
     const arguments good = good_of(f);

@@ -526,7 +526,7 @@ static void errors(int type, int direction)
     static const bad_call turns[] = {
         {LK_OK, LK_OK, "nothing", NULL},
         {LK_ERR_VALUE, LK_ERR_VALUE, "up is given", SPOIL(a->up = a->gate)},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "dup is given", SPOIL(a->dup = a->dgate), false, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "dup is given", SPOIL(a->dup = (void *)a->dy), false, true},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dgate_stride", SPOIL(a->dgate_stride = 79), false, true},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->y = (void *)a->gate), true, false}};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i], APART);
