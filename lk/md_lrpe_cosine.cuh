@@ -34,7 +34,7 @@
  *                lk_status status = lk_md_lrpe_cosine_forward_bf16(&args, stream);
  *                args.dy = dy, args.dx = dx;
  *                status = lk_md_lrpe_cosine_backward_bf16(&args, stream);
- * Needs      lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh.
+ * Needs      lk_angle.cuh, lk_base.cuh, lk_check.cuh, lk_row.cuh, lk_ptx.cuh.
  * Workspace  For dtheta about 2 MiB on an H200, more with very many heads. For softmax over tokens, in forward too, at most
  *            13 MiB on an H200, and 12 bytes for each batch, head and feature. The size depends on the number of SMs, so its
  *            function needs a device: lk_md_lrpe_cosine_backward_workspace_bytes_bf16(&args, &args.workspace_bytes), or
@@ -148,6 +148,7 @@ typedef struct {
 
 #if LK_CUDA
 
+#include "lk_angle.cuh"
 #include "lk_check.cuh"
 #include "lk_row.cuh"
 
@@ -250,46 +251,9 @@ typedef struct {
 
 /* ---- Angles -------------------------------------------------------------------------------------------------------------- */
 
-/* theta in turns (1 turn is 2 pi), without whole ones: frac(theta / 2 pi) 2^64 = high 2^32 + low, with low signed. */
-typedef struct {
-    uint32_t high;
-    int low;
-} lk_lrpe_turn;
-
-/* The lower word of (high 2^32 + low) >> (shift modulo 32). */
-LK_DEVICE uint32_t lk_lrpe_funnel(uint32_t low, uint32_t high, int shift)
-{
-    return (uint32_t)(((uint64_t)high << 32 | low) >> (shift & 31));
-}
-
-/* frac(theta / 2 pi) 2^64 of a float's bits, exact except for the last bit, for |theta| < 2^24. theta is mantissa 2^-shift with
- * 24 bits of mantissa, and 1 / 2 pi is three words. Words 2 to 0 of their product, 86 bits, are floor(mantissa / 2 pi 2^64).
- * They are shifted right by `shift`. Beyond 2^24 they are shifted left, and each doubling of theta loses a bit. */
-LK_DEVICE lk_lrpe_turn lk_lrpe_make_turn(uint32_t theta)
-{
-    const uint32_t mantissa = (theta & 0x7fffff) | 0x800000; /* below 2^-126 too: such a theta gives no angle at any position */
-    const uint64_t lower = (uint64_t)mantissa * 0x9391054au + __umulhi(mantissa, 0x7f09d5f4u);
-    const uint64_t upper = (uint64_t)mantissa * 0x28be60dbu + (lower >> 32);
-    const uint32_t word_0 = (uint32_t)lower, word_1 = (uint32_t)upper, word_2 = (uint32_t)(upper >> 32); /* word_2 < 2^22 */
-    const int right = 150 - (int)(theta >> 23 & 0xff), shift = min(max(right, 0), 95);
-    const uint32_t a = shift < 32 ? word_0 : shift < 64 ? word_1 : word_2, b = shift < 32 ? word_1 : shift < 64 ? word_2 : 0;
-    uint64_t turn = (uint64_t)lk_lrpe_funnel(b, shift < 32 ? word_2 : 0, shift) << 32 | lk_lrpe_funnel(a, b, shift);
-    turn <<= min(max(-right, 0), 63);
-    const uint64_t sign = (uint64_t)((int64_t)(int)theta >> 63);
-    turn = (turn ^ sign) - sign;
-    const int low = (int)(uint32_t)turn;
-    return {(uint32_t)(turn >> 32) - (uint32_t)(low >> 31), low};
-}
-
-/* The angle s theta in 2^-32 turns, rounded to nearest. Whole turns wrap around. */
-LK_DEVICE uint32_t lk_lrpe_phase(lk_lrpe_turn turn, int s)
-{
-    return (uint32_t)s * turn.high + (uint32_t)((uint64_t)((int64_t)s * turn.low + 0x80000000) >> 32);
-}
-
 /* theta of Num features of a head. */
 template <int Num> struct lk_lrpe_turns {
-    lk_lrpe_turn of[Num];
+    lk_turn of[Num];
     uint32_t not_finite; /* bit j: theta is not finite */
 };
 
@@ -326,7 +290,7 @@ LK_DEVICE void lk_lrpe_load_turns(lk_lrpe_turns<Num> *turns, const lk_lrpe_call 
     }
     turns->not_finite = 0;
     LK_UNROLL for (int j = 0; j < Num; j++) {
-        turns->of[j] = lk_lrpe_make_turn(__float_as_uint(theta[j]));
+        turns->of[j] = lk_make_turn(__float_as_uint(theta[j]));
         turns->not_finite |= lk_is_finite(theta[j]) ? 0u : 1u << j;
     }
 }
@@ -368,7 +332,7 @@ template <int Step, bool Loop, int Num> LK_DEVICE void lk_lrpe_move(int (&s)[Num
 template <int Num>
 LK_DEVICE void lk_lrpe_cos_sin(lk_lrpe_angles<Num> *angles, const uint32_t (&phase)[Num], uint32_t not_finite, bool in_prefix)
 {
-    const float unit = in_prefix ? 0.0f : 0x1.921fb6p-30f; /* 2 pi / 2^32 */
+    const float unit = in_prefix ? 0.0f : LK_PHASE_UNIT;
     angles->in_prefix = in_prefix;
     LK_UNROLL for (int j = 0; j < Num; j++) {
         const float phi = (float)(int)phase[j] * unit;
@@ -389,7 +353,7 @@ LK_DEVICE void lk_lrpe_angles_at(lk_lrpe_angles<Num> *angles, const lk_lrpe_turn
     uint32_t phase[Num];
     lk_lrpe_positions<Step>(angles->s, call, token - call.grid.prefix, feature);
     lk_lrpe_move<Step, false>(angles->s, call, feature);
-    LK_UNROLL for (int j = 0; j < Num; j++) phase[j] = lk_lrpe_phase(turns.of[j], angles->s[j]);
+    LK_UNROLL for (int j = 0; j < Num; j++) phase[j] = lk_phase(turns.of[j], angles->s[j]);
     lk_lrpe_cos_sin(angles, phase, turns.not_finite, token < call.grid.prefix);
 }
 
@@ -730,8 +694,8 @@ LK_DEVICE void lk_lrpe_turn_phases(lk_lrpe_phases<T, Walk> *phases, const lk_lrp
     lk_lrpe_move<1, Loop>(phases->s, call, phases->feature);
     LK_UNROLL for (int j = 0; j < Num; j++) {
         const bool along = Walk && lk_lrpe_axis(call, phases->feature + j) == call.walk_axis;
-        phases->step[j] = along ? lk_lrpe_phase(turns.of[j], call.walk) : 0;
-        phases->phase[j] = lk_lrpe_phase(turns.of[j], phases->s[j]) - (uint32_t)phases->prefix * phases->step[j];
+        phases->step[j] = along ? lk_phase(turns.of[j], call.walk) : 0;
+        phases->phase[j] = lk_phase(turns.of[j], phases->s[j]) - (uint32_t)phases->prefix * phases->step[j];
     }
 }
 

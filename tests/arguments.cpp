@@ -22,6 +22,7 @@
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
+#include "lk/rope.cuh"
 #include "lk/srms_norm_fp8.cuh"
 
 #include <limits.h>
@@ -55,6 +56,7 @@ LK_DEFINE_GLU(f32)
 LK_DEFINE_LOGSUMEXP(f32)
 LK_DEFINE_MD_LRPE_COSINE(f32)
 LK_DEFINE_SCALE(f32)
+LK_DEFINE_ROPE(f32)
 LK_DEFINE_SRMS_NORM(f32)
 LK_DEFINE_SRMS_NORM_FP8(f32)
 
@@ -184,6 +186,18 @@ static const fields of_md_lrpe_cosine = {
 #define S lk_rescale_args
 static const fields of_rescale = {F(x), F(y), F(count), F(factor), F(divisor), F(history)};
 #undef S
+#define S lk_rope_args
+static const fields of_rope = {
+    F(q), F(k), F(q_out), F(k_out), F(dq_out), F(dk_out), F(dq), F(dk), F(position), F(inv_freq), F(pair_axis), F(cos), F(sin),
+    F(q_weight), F(k_weight), F(q_rstd), F(k_rstd), F(dq_weight), F(dk_weight), F(workspace), F(workspace_bytes), F(batch),
+    F(tokens), F(q_heads), F(k_heads), F(dim), F(rotary), F(offset), F(q_batch_stride), F(q_token_stride), F(q_head_stride),
+    F(k_batch_stride), F(k_token_stride), F(k_head_stride), F(q_out_batch_stride), F(q_out_token_stride), F(q_out_head_stride),
+    F(k_out_batch_stride), F(k_out_token_stride), F(k_out_head_stride), F(dq_out_batch_stride), F(dq_out_token_stride),
+    F(dq_out_head_stride), F(dk_out_batch_stride), F(dk_out_token_stride), F(dk_out_head_stride), F(dq_batch_stride),
+    F(dq_token_stride), F(dq_head_stride), F(dk_batch_stride), F(dk_token_stride), F(dk_head_stride), F(table_batch_stride),
+    F(table_token_stride), F(table_step), F(shared_positions), F(axes), F(interleaved), F(position_dtype), F(table_dtype),
+    F(weight_dtype), F(accumulate), F(scale), F(eps), F(weight_offset)};
+#undef S
 #define S lk_srms_norm_args
 static const fields of_srms_norm = {
     F(x), F(residual), F(residual_out), F(rstd), F(weight), F(bias), F(y), F(dy), F(dresidual_out), F(dx), F(dresidual),
@@ -236,6 +250,7 @@ typedef struct {
                 "common.saved=0 "
 #define LCE_PROB "common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.saved=0 "
 #define LKL "tokens=6 hidden=16 vocab=40 "
+#define ROPE "batch=2 tokens=3 q_heads=2 k_heads=1 dim=16 "
 /* Of ranks, with GATHERS a call with a collective of its own. */
 #define RANKS "parallel.vocab_total=80 parallel.ranks=2 "
 #define GATHERS RANKS "all_states=0 parallel.all_gather=1 "
@@ -319,6 +334,10 @@ static const function functions[] = {
     CALL(md_lrpe_cosine, forward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5"),
     CALL(md_lrpe_cosine, forward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5 activation=5"),
     CALL(md_lrpe_cosine, backward, f32, "batch=2 heads=2 dim=16 axes=1 shape=5"),
+    CALL(rope, forward, f32, ROPE "cos=0 sin=0"),
+    CALL(rope, forward, f32, ROPE "inv_freq=0 position=0 pair_axis=0 q_weight=0 k_weight=0 q_rstd=0 k_rstd=0"),
+    CALL(rope, backward, f32, ROPE "cos=0 sin=0"),
+    CALL(rope, backward, f32, ROPE "inv_freq=0 position=0 pair_axis=0 q_weight=0 k_weight=0 dq_weight=0 dk_weight=0"),
     CALL(srms_norm, forward, f32, "rows=6 cols=40"),
     CALL(srms_norm, backward, f32, "rows=6 cols=40 residual_out=0"),
     CALL(srms_norm_fp8, forward, f32, NORM "scale=0 transposed_scale=0"),
@@ -567,9 +586,9 @@ static void spaces(const function &f, bool empty)
     static const char *const pairs_in_place[][2] = {
         {"dlogits", "logits"}, {"dx", "x"}, {"y", "x"}, {"dx", "dy"}, {"residual_out", "residual"}, {"dx", "dresidual_out"},
         {"dresidual", "dresidual_out"}, {"lse_rounded", "lse"}, {"y", "gate"}, {"y", "up"}, {"dgate", "gate"}, {"dgate", "dy"},
-        {"dup", "up"}, {"dup", "dy"}};
+        {"dup", "up"}, {"dup", "dy"}, {"q_out", "q"}, {"k_out", "k"}, {"dq", "dq_out"}, {"dk", "dk_out"}, {"dq", "q"}, {"dk", "k"}};
     /* What backward reads of forward. */
-    static const char read_back[] = "lse lse_low entropy valid_rows weight_sum tail states rstd residual_out";
+    static const char read_back[] = "lse lse_low entropy valid_rows weight_sum tail states rstd residual_out q_rstd k_rstd";
     const arguments good = good_of(f);
     const std::string name = f.name;
     const bool backward = name.find("_backward_") != std::string::npos && name.find("forward_backward") == std::string::npos;
