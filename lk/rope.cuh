@@ -81,32 +81,16 @@ typedef struct {
     int64_t dim;             /* features of a head, 1 to 2^20; with a norm at most 256 */
     int64_t rotary;          /* features in pairs, even, at most dim; 0 means dim */
     int64_t offset;          /* the position of token 0 where `position` is NULL; offset + tokens is in (-2^31, 2^31) */
-    int64_t q_batch_stride;  /* elements between batches; 0 means packed */
-    int64_t q_token_stride;
-    int64_t q_head_stride;
-    int64_t k_batch_stride;
-    int64_t k_token_stride;
-    int64_t k_head_stride;
-    int64_t q_out_batch_stride; /* F: 0 means packed, or the stride of q where q_out is q */
-    int64_t q_out_token_stride;
-    int64_t q_out_head_stride;
-    int64_t k_out_batch_stride;
-    int64_t k_out_token_stride;
-    int64_t k_out_head_stride;
-    int64_t dq_out_batch_stride; /* B */
-    int64_t dq_out_token_stride;
-    int64_t dq_out_head_stride;
-    int64_t dk_out_batch_stride;
-    int64_t dk_out_token_stride;
-    int64_t dk_out_head_stride;
-    int64_t dq_batch_stride; /* B: 0 means packed, or the stride of dq_out or q where dq is one of these */
-    int64_t dq_token_stride;
-    int64_t dq_head_stride;
-    int64_t dk_batch_stride;
-    int64_t dk_token_stride;
-    int64_t dk_head_stride;
-    int64_t table_batch_stride; /* of cos and sin; 0 means packed: tokens * table_token_stride */
-    int64_t table_token_stride; /* 0 means packed: rotary / 2 * table_step */
+    int64_t q_stride[3];     /* elements between batches, between tokens and between heads; each 0: packed */
+    int64_t k_stride[3];
+    int64_t q_out_stride[3]; /* F: 0 means packed, or that of q where q_out is q */
+    int64_t k_out_stride[3]; /* F: likewise */
+    int64_t dq_out_stride[3]; /* B */
+    int64_t dk_out_stride[3]; /* B */
+    int64_t dq_stride[3];    /* B: 0 means packed, or that of dq_out or q where dq is one of these */
+    int64_t dk_stride[3];    /* B: likewise */
+    int64_t table_stride[2]; /* of cos and sin, between batches and between tokens; 0 means packed: rotary / 2 * table_step between
+                                tokens */
     int table_step;          /* elements between pairs in cos and sin; 0 means 1. 2 where each cosine stands twice */
     int shared_positions;    /* not 0: position is [axes, tokens] and cos and sin are [tokens, ..], the same in each batch */
     int axes;                /* positions of a token, 1 to 8; 0 means 1 */
@@ -121,13 +105,13 @@ typedef struct {
 } lk_rope_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
- *   LK_ERR_NULL       forward: q, k; backward: dq_out, dk_out, and q or k where it has a norm; one of cos and sin; pair_axis with
- *                     axes above 1; all outputs are NULL
+ *   LK_ERR_NULL       forward: q, k; backward: dq_out, dk_out, and q or k where it has a norm; pair_axis with axes above 1; all
+ *                     outputs are NULL
  *   LK_ERR_SHAPE      a size out of its range; rotary is odd or above dim; dim above 256 with a norm; a negative stride; a tensor of
  *                     more than 2^62 elements with its gaps; elements of an output that overlap
- *   LK_ERR_VALUE      offset out of range; inv_freq and cos are both given, or neither; position with cos; axes, a dtype,
- *                     table_step, scale, eps or weight_offset out of its range; dq_weight without q_weight, dk_weight without
- *                     k_weight
+ *   LK_ERR_VALUE      offset out of range; one of cos and sin; inv_freq and cos are both given, or neither; position with cos;
+ *                     axes, a dtype, table_step, scale, eps or weight_offset out of its range; dq_weight without q_weight,
+ *                     dk_weight without k_weight
  *   LK_ERR_WORKSPACE  dq_weight or dk_weight is wanted, and workspace is NULL, too small or not aligned
  * Fastest: tensors and strides at multiples of 16 bytes, rotary / 2 (interleaved: rotary) and dim too. Others are read and written
  * element by element. */
@@ -244,7 +228,7 @@ LK_DEVICE void lk_rope_angles(float (&c)[Num], float (&s)[Num], const lk_rope_ca
     LK_UNROLL for (int j = 0; j < Num; j++) c[j] = 1.0f, s[j] = 0.0f;
     if (group >= call.paired || !at.there) return;
     if (a.cos) {
-        const int64_t from = (a.shared_positions ? 0 : at.batch * a.table_batch_stride) + at.token * a.table_token_stride +
+        const int64_t from = (a.shared_positions ? 0 : at.batch * a.table_stride[0]) + at.token * a.table_stride[1] +
                              (int64_t)pair * a.table_step;
         lk_rope_table(c, a.cos, a.table_dtype, from, a.table_step);
         lk_rope_table(s, a.sin, a.table_dtype, from, a.table_step);
@@ -534,11 +518,11 @@ LK_HOST void lk_rope_split(lk_rope_call *call, bool backward)
 
 #define LK_ROPE_TENSOR(name, side, use, ...)                                                                                   \
     {#name, a->name, bytes, use, a->dim,                                                                                       \
-     {{a->batch, &a->name##_batch_stride, #name "_batch_stride"}, {a->tokens, &a->name##_token_stride, #name "_token_stride"}, \
-      {a->side##_heads, &a->name##_head_stride, #name "_head_stride"}}, {__VA_ARGS__}}
-#define LK_ROPE_TABLE(name, use, batch, token)                                                                                 \
+     {{a->batch, &a->name##_stride[0], #name "_stride[0]"}, {a->tokens, &a->name##_stride[1], #name "_stride[1]"},             \
+      {a->side##_heads, &a->name##_stride[2], #name "_stride[2]"}}, {__VA_ARGS__}}
+#define LK_ROPE_TABLE(name, use, strides)                                                                                      \
     {#name, a->name, lk_dtype_bytes<T>(a->table_dtype), use, table,                                                            \
-     {{batches, batch, "table_batch_stride"}, {a->tokens, token, "table_token_stride"}}}
+     {{batches, &strides[0], "table_stride[0]"}, {a->tokens, &strides[1], "table_stride[1]"}}}
 
 /* Validates a call, and fills in its defaults. device: NULL: a query. vector: whether all lies at multiples of 16 bytes. */
 template <class T>
@@ -553,16 +537,16 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     if (a->scale == 0.0f) a->scale = 1.0f;
     if (!backward) a->dq_weight = a->dk_weight = NULL;
     const bool norm = a->q_weight || a->k_weight, by_table = a->cos || a->sin;
-    const bool reads_q = !backward || a->q_weight, reads_k = !backward || a->k_weight;
+    const bool reads_q = !backward || a->q_weight || a->dq_weight, reads_k = !backward || a->k_weight || a->dk_weight;
     const int forward_out = backward ? LK_UNUSED : LK_OUT, backward_out = backward ? LK_OUT : LK_UNUSED;
     const int upstream = backward ? in : LK_UNUSED, kept = backward ? LK_IN : LK_OUT;
     const char *const over_q = reads_q ? "q" : NULL, *const over_k = reads_k ? "k" : NULL;
-    const int64_t half = a->rotary > 0 && a->rotary <= a->dim ? a->rotary / 2 : 0, batches = a->shared_positions ? 1 : a->batch;
+    const int64_t pairs = a->rotary > 0 && a->rotary <= a->dim ? a->rotary / 2 : 0, batches = a->shared_positions ? 1 : a->batch;
     const int64_t rows = lk_count(a->batch, a->tokens), positions = lk_count(lk_count(batches, a->tokens), a->axes);
-    const int64_t table = half ? (half - 1) * a->table_step + 1 : 0, some = rows ? half : 0;
-    if (!a->table_token_stride) a->table_token_stride = half * a->table_step;
-    if (!a->table_batch_stride) a->table_batch_stride = lk_count(a->tokens, a->table_token_stride);
-    int64_t sin_batch_stride = a->table_batch_stride, sin_token_stride = a->table_token_stride;
+    const int64_t table = pairs ? (pairs - 1) * a->table_step + 1 : 0, some = rows ? pairs : 0;
+    if (!a->table_stride[1]) a->table_stride[1] = pairs * a->table_step;
+    if (!a->table_stride[0]) a->table_stride[0] = lk_count(a->tokens, a->table_stride[1]);
+    int64_t sin_stride[2] = {a->table_stride[0], a->table_stride[1]};
     lk_tensor list[] = {
         LK_ROPE_TENSOR(q, q, reads_q ? in : LK_UNUSED),
         LK_ROPE_TENSOR(k, k, reads_k ? in : LK_UNUSED),
@@ -575,8 +559,8 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
         {"position", a->position, a->position_dtype == 1 ? 4 : 8, LK_IN, positions},
         {"inv_freq", a->inv_freq, 4, LK_IN, some},
         {"pair_axis", a->pair_axis, 4, a->axes > 1 ? LK_REQUIRED : LK_IN, some},
-        LK_ROPE_TABLE(cos, by_table ? in : LK_UNUSED, &a->table_batch_stride, &a->table_token_stride),
-        LK_ROPE_TABLE(sin, by_table ? in : LK_UNUSED, &sin_batch_stride, &sin_token_stride),
+        LK_ROPE_TABLE(cos, by_table ? LK_MAY_OVERLAP : LK_UNUSED, a->table_stride),
+        LK_ROPE_TABLE(sin, by_table ? LK_MAY_OVERLAP : LK_UNUSED, sin_stride),
         {"q_weight", a->q_weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, a->dim},
         {"k_weight", a->k_weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, a->dim},
         {"q_rstd", a->q_rstd, 4, a->q_weight ? kept : LK_UNUSED, lk_count(rows, a->q_heads)},
@@ -601,9 +585,11 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
         list[count - 1].width = query ? 0 : (int64_t)lk_rope_lay_out(call, device->sms);
         if (!query) lk_check_overlap(&checks, list, count); /* once more, with the workspace */
     }
-    const bool far = a->offset <= INT32_MIN || a->offset > INT32_MAX || a->offset + a->tokens > INT32_MAX;
+    const bool far = a->offset <= INT32_MIN || a->offset > INT32_MAX || a->tokens > INT32_MAX - a->offset;
     lk_check_number(&checks, "offset", (double)a->offset, by_table || a->position || !far,
                     "such that all positions are in (-2^31, 2^31)");
+    if (!a->cos != !a->sin)
+        lk_reject(&checks, LK_ERR_VALUE, "%s is NULL, and %s is given; they go together", a->cos ? "sin" : "cos", a->cos ? "cos" : "sin");
     lk_check_absent(&checks, "inv_freq", by_table && a->inv_freq, "so are cos and sin, and one of both says the angles");
     if (!by_table && !a->inv_freq && some)
         lk_reject(&checks, LK_ERR_VALUE, "inv_freq is NULL, and so are cos and sin; one of both says the angles");
@@ -620,7 +606,7 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     if (checks.status) return checks.status;
     a->table_dtype = a->table_dtype == LK_DTYPE_T ? lk_dtype<T> : a->table_dtype;
     a->weight_dtype = a->weight_dtype == LK_DTYPE_T ? lk_dtype<T> : a->weight_dtype;
-    *vector = a->dim % LK_VEC<T> == 0 && (a->interleaved ? a->rotary % (2 * LK_VEC<T>) : half % LK_VEC<T>) == 0;
+    *vector = a->dim % LK_VEC<T> == 0 && (a->interleaved ? a->rotary % (2 * LK_VEC<T>) : pairs % LK_VEC<T>) == 0;
     for (int i = 0; i < count; i++) /* those of T with three dimensions are q, k and their gradients */
         for (int d = 0; d < 3 && list[i].dim[2].stride && list[i].pointer; d++)
             *vector = *vector && *list[i].dim[d].stride % LK_VEC<T> == 0 && (uintptr_t)list[i].pointer % 16 == 0;
@@ -646,14 +632,12 @@ LK_HOST lk_status lk_rope_query(const char *op, const lk_rope_args *args, lk_dir
 }
 
 /* What a side of the kernels gets of the arguments. */
-#define LK_ROPE_STRIDES(to, name)                                                                                              \
-    to[0] = a.name##_batch_stride, to[1] = a.name##_token_stride, to[2] = a.name##_head_stride
 #define LK_ROPE_SIDE(i, x_name, in_name, out_name)                                                                             \
     call->side[i].x = a.x_name, call->side[i].in = a.in_name, call->side[i].out = a.out_name;                                  \
     call->side[i].weight = a.x_name##_weight, call->side[i].rstd = a.x_name##_weight ? a.x_name##_rstd : NULL;                 \
-    LK_ROPE_STRIDES(call->side[i].x_stride, x_name);                                                                           \
-    LK_ROPE_STRIDES(call->side[i].in_stride, in_name);                                                                         \
-    LK_ROPE_STRIDES(call->side[i].out_stride, out_name)
+    memcpy(call->side[i].x_stride, a.x_name##_stride, sizeof a.x_name##_stride);                                               \
+    memcpy(call->side[i].in_stride, a.in_name##_stride, sizeof a.in_name##_stride);                                            \
+    memcpy(call->side[i].out_stride, a.out_name##_stride, sizeof a.out_name##_stride)
 
 template <class T, int Num, bool backward>
 LK_HOST lk_status lk_rope_launch(const char *op, const lk_device *device, lk_rope_call *call, cudaStream_t stream)
@@ -682,7 +666,6 @@ LK_HOST lk_status lk_rope_launch(const char *op, const lk_device *device, lk_rop
     return lk_launch_pdl(op, device, kernel, blocks, 1, LK_ROPE_THREADS, 0, stream, *call);
 }
 #undef LK_ROPE_SIDE
-#undef LK_ROPE_STRIDES
 
 template <class T, lk_direction direction>
 LK_HOST lk_status lk_rope_run(const char *op, const lk_rope_args *args, cudaStream_t stream)

@@ -190,13 +190,10 @@ static const fields of_rescale = {F(x), F(y), F(count), F(factor), F(divisor), F
 static const fields of_rope = {
     F(q), F(k), F(q_out), F(k_out), F(dq_out), F(dk_out), F(dq), F(dk), F(position), F(inv_freq), F(pair_axis), F(cos), F(sin),
     F(q_weight), F(k_weight), F(q_rstd), F(k_rstd), F(dq_weight), F(dk_weight), F(workspace), F(workspace_bytes), F(batch),
-    F(tokens), F(q_heads), F(k_heads), F(dim), F(rotary), F(offset), F(q_batch_stride), F(q_token_stride), F(q_head_stride),
-    F(k_batch_stride), F(k_token_stride), F(k_head_stride), F(q_out_batch_stride), F(q_out_token_stride), F(q_out_head_stride),
-    F(k_out_batch_stride), F(k_out_token_stride), F(k_out_head_stride), F(dq_out_batch_stride), F(dq_out_token_stride),
-    F(dq_out_head_stride), F(dk_out_batch_stride), F(dk_out_token_stride), F(dk_out_head_stride), F(dq_batch_stride),
-    F(dq_token_stride), F(dq_head_stride), F(dk_batch_stride), F(dk_token_stride), F(dk_head_stride), F(table_batch_stride),
-    F(table_token_stride), F(table_step), F(shared_positions), F(axes), F(interleaved), F(position_dtype), F(table_dtype),
-    F(weight_dtype), F(accumulate), F(scale), F(eps), F(weight_offset)};
+    F(tokens), F(q_heads), F(k_heads), F(dim), F(rotary), F(offset), F(q_stride), F(k_stride), F(q_out_stride),
+    F(k_out_stride), F(dq_out_stride), F(dk_out_stride), F(dq_stride), F(dk_stride), F(table_stride), F(table_step),
+    F(shared_positions), F(axes), F(interleaved), F(position_dtype), F(table_dtype), F(weight_dtype), F(accumulate), F(scale),
+    F(eps), F(weight_offset)};
 #undef S
 #define S lk_srms_norm_args
 static const fields of_srms_norm = {

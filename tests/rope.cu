@@ -289,17 +289,14 @@ static bool prepare(const problem *p, int run)
         at[t] = (char *)test_buffer_device(&buffer[here.buffer]) + here.first * bytes_of(p, t);
         for (int d = 0; t < MATRICES && d < 3; d++) stride[t][d] = p->layout == PACKED && p->seed % 2 ? 0 : here.stride[d];
     }
-#define STRIDES(T, name)                                                                                                       \
-    args.name##_batch_stride = stride[T][0], args.name##_token_stride = stride[T][1], args.name##_head_stride = stride[T][2]
-    STRIDES(Q, q), STRIDES(K, k), STRIDES(Q_OUT, q_out), STRIDES(K_OUT, k_out), STRIDES(DQ_OUT, dq_out),
-        STRIDES(DK_OUT, dk_out);
-    STRIDES(DQ, dq), STRIDES(DK, dk);
-#undef STRIDES
+    int64_t *const strides[] = {args.q_stride,      args.k_stride,      args.q_out_stride, args.k_out_stride,
+                                args.dq_out_stride, args.dk_out_stride, args.dq_stride,    args.dk_stride};
+    for (int t = 0; t < MATRICES; t++) memcpy(strides[t], stride[t], sizeof stride[t]);
     args.q = at[Q], args.k = at[K], args.q_out = at[Q_OUT], args.k_out = at[K_OUT], args.dq_out = at[DQ_OUT],
     args.dk_out = at[DK_OUT];
     args.dq = at[DQ], args.dk = at[DK], args.position = at[POSITION], args.inv_freq = (float *)at[INV_FREQ];
     args.pair_axis = (int32_t *)at[PAIR_AXIS], args.cos = at[COS], args.sin = at[SIN];
-    if (has(p, COS) && p->step == 2) args.table_token_stride = half * p->step;
+    if (has(p, COS) && p->step == 2) args.table_stride[1] = half * p->step;
     args.q_weight = at[Q_WEIGHT], args.k_weight = at[K_WEIGHT], args.q_rstd = (float *)at[Q_RSTD],
     args.k_rstd = (float *)at[K_RSTD];
     args.dq_weight = at[DQ_WEIGHT], args.dk_weight = at[DK_WEIGHT];
@@ -628,9 +625,9 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "rotary", SPOIL(a->rotary = 15)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "rotary", SPOIL(a->rotary = 18)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "rotary", SPOIL(a->rotary = -2)},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "q_head_stride", SPOIL(a->q_head_stride = -1)},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "q_out_head_stride", SPOIL(a->q_out_head_stride = 15), true, false},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "dk_token_stride", SPOIL(a->dk_token_stride = 7), false, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "q_stride[2]", SPOIL(a->q_stride[2] = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "q_out_stride[2]", SPOIL(a->q_out_stride[2] = 15), true, false},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "dk_stride[1]", SPOIL(a->dk_stride[1] = 7), false, true},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->q_out = (void *)a->inv_freq), true, false},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->dq_weight = (void *)a->q_weight), false, true},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->workspace = a->dq), false, true},
@@ -653,8 +650,8 @@ static void errors(int type, int direction)
         {LK_ERR_WORKSPACE, LK_OK, "workspace_bytes", SPOIL(a->workspace_bytes--), false, true}};
     static const bad_call by_table[] = {
         {LK_OK, LK_OK, "nothing", NULL},
-        {LK_ERR_NULL, LK_OK, "sin is NULL", SPOIL(a->sin = NULL)},
-        {LK_ERR_SHAPE, LK_ERR_SHAPE, "table_token_stride", SPOIL(a->table_token_stride = -1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "sin is NULL", SPOIL(a->sin = NULL)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "table_stride[1]", SPOIL(a->table_stride[1] = -1)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "inv_freq", SPOIL(a->inv_freq = (const float *)a->cos)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "position", SPOIL(a->position = a->cos)}};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i], false);
