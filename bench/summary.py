@@ -42,7 +42,8 @@ OPS = {
                        "position's angle. Tokens lie on a grid of 1 to 8 axes: text, images, video", "{batch} x {heads} x {shape} x {dim}"),
     "srms_norm": ("RMSNorm with weight, bias and residual; each of the three can be left out", "{rows} x {cols}"),
 }
-EXTRAS = re.compile(r" (workspace|path|lse_low|target_prob|offset|bias|groups|weights|ids|divergence|fast_logits|dlogits|upstream)=")  # no plain case
+EXTRAS = re.compile(r" (workspace|path|lse_low|target_prob|offset|bias|groups|weights|ids|divergence|fast_logits|dlogits|upstream|"
+                    r"halves|interleaved|activation|row_weight|rotary|norm|tables|positions)=")  # no plain case
 
 
 def what(op):

@@ -148,7 +148,7 @@ template <int Num> LK_DEVICE void lk_glu_activate(const lk_glu_args &a, float (&
             slope[j] = fmaf(near * fmaf(3 * 0.0713548162726009f, square, 1.595769121605731f) * other, s, s), x[j] *= s;
         }
     } else if (a.activation == LK_GLU_RELU) {
-        LK_UNROLL for (int j = 0; j < Num; j++) slope[j] = x[j] > 0.0f ? 1.0f : 0.0f, x[j] = x[j] <= 0.0f ? 0.0f : x[j];
+        LK_UNROLL for (int j = 0; j < Num; j++) slope[j] = x[j] <= 0.0f ? 0.0f : 1.0f, x[j] = x[j] <= 0.0f ? 0.0f : x[j];
     } else {
         LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_sigmoid(x[j], &other), slope[j] = x[j] * other;
     }

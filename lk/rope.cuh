@@ -320,7 +320,7 @@ LK_DEVICE void lk_rope_weights(float (&a)[Num], float (&b)[Num], const lk_rope_c
 
 /* A team owns an item of q, or behind them of k. */
 template <class T, int Num, bool Norm>
-LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS) lk_rope_kernel(const __grid_constant__ lk_rope_call call)
+LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS, 2) lk_rope_kernel(const __grid_constant__ lk_rope_call call)
 {
     constexpr int Heads = LK_ROPE_HEADS<Norm, false>, Groups = LK_ROPE_GROUPS<Num, Norm>;
     const int64_t thread = (int64_t)blockIdx.x * LK_ROPE_THREADS + threadIdx.x, team = thread >> call.lanes_log2;
@@ -537,10 +537,11 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     if (a->scale == 0.0f) a->scale = 1.0f;
     if (!backward) a->dq_weight = a->dk_weight = NULL;
     const bool norm = a->q_weight || a->k_weight, by_table = a->cos || a->sin;
-    const bool reads_q = !backward || a->q_weight || a->dq_weight, reads_k = !backward || a->k_weight || a->dk_weight;
+    const bool reads = !backward || norm || a->dq_weight || a->dk_weight; /* q and k; backward needs those with a norm */
+    const bool needs_q = !backward || a->q_weight || a->dq_weight, needs_k = !backward || a->k_weight || a->dk_weight;
     const int forward_out = backward ? LK_UNUSED : LK_OUT, backward_out = backward ? LK_OUT : LK_UNUSED;
     const int upstream = backward ? in : LK_UNUSED, kept = backward ? LK_IN : LK_OUT;
-    const char *const over_q = reads_q ? "q" : NULL, *const over_k = reads_k ? "k" : NULL;
+    const char *const over_q = needs_q ? "q" : NULL, *const over_k = needs_k ? "k" : NULL;
     const int64_t pairs = a->rotary > 0 && a->rotary <= a->dim ? a->rotary / 2 : 0, batches = a->shared_positions ? 1 : a->batch;
     const int64_t rows = lk_count(a->batch, a->tokens), positions = lk_count(lk_count(batches, a->tokens), a->axes);
     const int64_t table = pairs ? (pairs - 1) * a->table_step + 1 : 0, some = rows ? pairs : 0;
@@ -548,8 +549,8 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     if (!a->table_stride[0]) a->table_stride[0] = lk_count(a->tokens, a->table_stride[1]);
     int64_t sin_stride[2] = {a->table_stride[0], a->table_stride[1]};
     lk_tensor list[] = {
-        LK_ROPE_TENSOR(q, q, reads_q ? in : LK_UNUSED),
-        LK_ROPE_TENSOR(k, k, reads_k ? in : LK_UNUSED),
+        LK_ROPE_TENSOR(q, q, needs_q ? in : reads ? LK_MAY_OVERLAP : LK_UNUSED),
+        LK_ROPE_TENSOR(k, k, needs_k ? in : reads ? LK_MAY_OVERLAP : LK_UNUSED),
         LK_ROPE_TENSOR(q_out, q, forward_out, "q"),
         LK_ROPE_TENSOR(k_out, k, forward_out, "k"),
         LK_ROPE_TENSOR(dq_out, q, upstream),

@@ -148,7 +148,7 @@ static value reference(int activation, double alpha, double g)
 {
     const double flushed = 0x1p-126 * (isfinite(g) ? 1 + fabs(g) : 1);
     double share = 0, rise = 0, z = 0; /* act is g share, and its slope share + g rise */
-    if (activation == LK_GLU_RELU) return {g <= 0 ? 0 : g, g > 0 ? 1.0 : 0.0, 0, 0};
+    if (activation == LK_GLU_RELU) return {g <= 0 ? 0 : g, g <= 0 ? 0.0 : 1.0, 0, 0};
     if (activation == LK_GLU_GELU) {
         share = 0.5 * erfc(-g / sqrt(2)), rise = exp(-0.5 * g * g) / sqrt(2 * 3.14159265358979323846), z = g * g;
     } else {
