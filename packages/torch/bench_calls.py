@@ -152,6 +152,7 @@ def ops_at(rows, cols):
     case("srms_norm", shape, lambda x: LF.srms_norm(x), lambda x: F.rms_norm(x, size, None, 1e-6), [x])
     case("rms_norm", shape, lambda x, w: LF.rms_norm(x, size, w, 1e-6), lambda x, w: F.rms_norm(x, size, w, 1e-6), [x, w])
 
+    case("glu", shape, lambda x, r: LF.glu(x, r), lambda x, r: F.silu(x) * r, [x, r])
     case("add_rms_norm", shape, lambda x, r, w: LF.add_rms_norm(x, r, size, w, 1e-6),
          lambda x, r, w: (F.rms_norm(s := x + r, size, w, 1e-6), s), [x, r, w])
     for reduction in ("mean", "none"):

@@ -12,6 +12,7 @@
 
 #include "lk/cross_entropy_ids.cuh"
 #include "lk/cross_entropy_probabilities.cuh"
+#include "lk/glu.cuh"
 #include "lk/kl.cuh"
 #include "lk/linear_cross_entropy_ids.cuh"
 #include "lk/linear_kl.cuh"
@@ -45,6 +46,12 @@ static void note(const lk_logsumexp_args &a, bool backward, int bytes)
 {
     tensor("x", a.x, a.outer_stride, bytes);
     if (backward) tensor("dx", a.dx, a.dx_outer_stride, bytes);
+}
+static void note(const lk_glu_args &a, bool backward, int bytes)
+{
+    ROWS(gate), ROWS(up);
+    if (backward) ROWS(dy), ROWS(dgate), ROWS(dup);
+    else ROWS(y);
 }
 static void note(const lk_kl_args &a, bool backward, int bytes)
 {
@@ -96,6 +103,8 @@ static void note(const lk_linear_kl_args &a, bool, int bytes)
 typedef lk_cross_entropy_args lk_cross_entropy_probabilities_args;
 CALLS(logsumexp, forward, cols)
 CALLS(logsumexp, backward, cols)
+CALLS(glu, forward, cols)
+CALLS(glu, backward, cols)
 CALLS(kl, backward, vocab)
 CALLS(cross_entropy, backward, vocab)
 CALLS(cross_entropy, forward_backward, vocab)

@@ -18,8 +18,8 @@ if torch.__version__ < (2, 11):
     sys.exit(f"lk_torch: PyTorch here is {torch.__version__}; it must be 2.11 or later")
 
 CPU = lk_library.backend_asked() == "cpu"
-FILES = ["module", "cross_entropy", "cross_entropy_ids", "kl", "linear_cross_entropy", "linear_cross_entropy_ids", "linear_kl",
-         "logsumexp", "md_lrpe_cosine", "rms_norm"]
+FILES = ["module", "cross_entropy", "cross_entropy_ids", "glu", "kl", "linear_cross_entropy", "linear_cross_entropy_ids",
+         "linear_kl", "logsumexp", "md_lrpe_cosine", "rms_norm"]
 
 
 class Build(cpp_extension.BuildExtension):

@@ -646,6 +646,182 @@ def norms():
                  norm_bounds(1, eps, True, True, F32))
 
 
+# ---- glu --------------------------------------------------------------------------------------------------------------------
+
+def normal_share(g):
+    """Phi(g). F.gelu and torch.special.ndtr have 1 + erf, which is 0 at -12, in float64 too."""
+    return torch.erfc(-g * math.sqrt(0.5)) / 2
+
+
+GATED = {"silu": lambda g, alpha: g * torch.sigmoid(alpha * g),
+         "gelu": lambda g, _: g * normal_share(g),
+         "gelu_tanh": lambda g, _: F.gelu(g, approximate="tanh"), "relu": lambda g, _: F.relu(g),
+         "sigmoid": lambda g, _: torch.sigmoid(g)}
+
+
+def gate_and_up(gate, up, interleaved):
+    """Of the arguments gate and up."""
+    if up is not None:
+        return gate, up
+    return (gate[..., ::2], gate[..., 1::2]) if interleaved else gate.chunk(2, -1)
+
+
+def exact_glu(gate, up=None, activation="silu", *, alpha=1.0, limit=None, up_offset=0.0, row_weight=None, interleaved=False):
+    g, v = gate_and_up(gate, up, interleaved)
+    if limit is not None:
+        # At the limit itself clamp's gradient is 1 or 0, by the version of PyTorch.
+        g = torch.where(g <= limit, g, g.detach().clamp(max=limit))
+        v = torch.where(v.abs() <= limit, v, v.detach().clamp(-limit, limit))
+    y = GATED[activation](g, alpha) * (v + up_offset)
+    return y if row_weight is None else y * row_weight.unsqueeze(-1)
+
+
+def glu_bounds(activation="silu", alpha=1.0, limit=None, up_offset=0.0, interleaved=False, weighted=False, wants=(True,) * 3):
+    """lk/glu.md: act has a relative error of (3 |z| + 10) 2^-23, and act' that share of the size of its terms. The products and
+    the sum with up_offset round 8 times at most."""
+    def bounds(doubles, outs, ups, gradients):
+        tensors, r = (doubles[:-1], doubles[-1].unsqueeze(-1).abs()) if weighted else (doubles, 1.0)
+        gate, up = gate_and_up(*tensors, *(None,) * (2 - len(tensors)), interleaved)
+        g, v = (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
+        low, inside = (torch.ones_like(g), torch.ones_like(g)) if limit is None else (gate <= limit, up.abs() <= limit)
+        v, act = (v + up_offset).abs(), magnitude(GATED[activation](g, alpha))
+        near, root = g.clamp(-16, 16), 2 * math.sqrt(2 / math.pi)
+        z = {"silu": alpha * g, "gelu": g * g, "gelu_tanh": root * (near + 0.044715 * near**3)}.get(activation, g)
+        s = normal_share(g) if activation == "gelu" else torch.sigmoid(z)
+        second = {"silu": lambda: z.abs() * s * (1 - s),
+                  "gelu": lambda: g.abs() * torch.exp(-g * g / 2) / math.sqrt(2 * math.pi),
+                  "gelu_tanh": lambda: (near * root * (1 + 3 * 0.044715 * near * near)).abs() * s * (1 - s),
+                  "relu": lambda: 1 - s, "sigmoid": lambda: s * (1 - s) - s}[activation]()  # both terms together: s (1 - s)
+        relative = 8 * U if activation == "relu" else (3 * magnitude(z) + 10) * 2 * U + 8 * U
+        errors = [magnitude(outs[0]) * relative + LEAST[F32] * magnitude(v)]
+        if not gradients:
+            return errors, []
+        dy, least = ups[0].abs(), LEAST[F32]
+        dgate = r * dy * v * (magnitude(s + second) * relative + least) * low
+        dup = r * dy * (act * relative + least) * inside
+        dr = (dy * act * v * relative).sum(-1) + (dy * act * v).sum(-1) * (16 + math.log2(max(g.shape[-1], 1))) * 2 * U
+        if len(tensors) == 2:
+            every = [dgate, dup]
+        else:
+            every = [torch.stack([dgate, dup], -1).flatten(-2) if interleaved else torch.cat([dgate, dup], -1)]
+        return errors, [e for e, want in zip(every + [dr] * weighted, wants) if want]
+    return bounds
+
+
+def glu_case(t, shape, how, activation, options, weight_type=None, layouts=("packed",) * 2, wants=(True,) * 3, upstream=None):
+    """how: gate and up are apart, or both are in one tensor: as halves, in turns, or as the two of chunk."""
+    n, options = shape[-1], {k: v for k, v in options.items() if k != "alpha" or activation == "silu"}
+    names = ("gate", "up") if how == "apart" else ("gate",)
+    sizes = shape if how == "apart" else (*shape[:-1], 2 * n)
+    inputs = [leaf(normal(*sizes, sigma=1.5), t, layout, want) for _, layout, want in zip(names, layouts, wants)]
+    weighted = weight_type is not None
+    if weighted:
+        inputs.append(leaf(normal(*shape[:-1]), weight_type, rng.choice(("packed", "second rows")), wants[len(names)]))
+    turns = how == "turns"
+
+    def call(f):
+        def of(*tensors):
+            more = dict(options, row_weight=tensors[-1]) if weighted else options
+            gate, up = (*tensors[:len(names)], None)[:2]
+            if how == "chunk":
+                gate, up = gate.chunk(2, -1)
+            return f(gate, up, activation, interleaved=turns, **more)
+        return of
+    bounds = glu_bounds(activation, **options, interleaved=turns, weighted=weighted, wants=wants)
+    hold(f"{NAMES[t]} {shape} {how} {activation} {options} row_weight {NAMES.get(weight_type)} {layouts} wants {wants}",
+         call(LF.glu), call(exact_glu), inputs, bounds, upstream, dtypes=[t])
+
+
+def glu():
+    ways = ("apart", "halves", "turns", "chunk")
+    shapes = [(6, 64), (3, 7, 100), (2, 1023), (5, 1), (40,), (2, 3, 4, 33)]
+    for t, shape, how, activation in itertools.product(TYPES, shapes, ways, GATED):
+        options = dict(alpha=rng.choice((1.0, 1.702, -0.5)), limit=rng.choice((None, 0.75, 7.0)),
+                       up_offset=rng.choice((0.0, 1.0, -0.5)))
+        some = [w for w in itertools.product((False, True), repeat=3) if any(w[:1 + (how == "apart")])]
+        wants = rng.choice([(True,) * 3] * 3 + some)
+        glu_case(t, shape, how, activation, options, rng.choice((None, None, F32, t, torch.float64)),
+                 (rng.choice(LAYOUTS), rng.choice(LAYOUTS)), wants)
+    for layout, upstream, how in itertools.product(LAYOUTS, UPSTREAMS, ways):
+        glu_case(BF16, (4, 6, 40), how, rng.choice(list(GATED)), {}, rng.choice((None, F32)),
+                 (layout, rng.choice(("packed", layout))), upstream=upstream)
+    for t in TYPES:  # row_weight alone learns
+        glu_case(t, (5, 40), "apart", "silu", {}, F32, wants=(False, False, True))
+        glu_case(t, (5, 40), "halves", "gelu", {}, BF16, wants=(False, True))
+    for shape, how in itertools.product(((0, 8), (3, 0, 8), (3, 0)), ways):
+        glu_case(F32, shape, how, "silu", {}, F32)
+        glu_case(BF16, shape, how, "gelu", dict(limit=7.0))
+    attempt("special values", glu_special_values)
+    attempt("what is kept", glu_kept)
+    x, n = leaf(normal(6, 24)), 12
+    close("F.glu", out_and_gradients(lambda x: LF.glu(x[..., n:], x[..., :n], "sigmoid"), [x]), out_and_gradients(F.glu, [x]))
+    gpt_oss = dict(alpha=1.702, limit=7.0, up_offset=1.0, interleaved=True)
+
+    def reference(x):  # as transformers has it
+        gate, up = x[..., ::2].clamp(max=7.0), x[..., 1::2].clamp(min=-7.0, max=7.0)
+        return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
+    x = leaf(normal(6, 24, sigma=5.0))
+    close("gpt-oss", out_and_gradients(lambda x: LF.glu(x, **gpt_oss), [x]), out_and_gradients(reference, [x]))
+    module = lk_torch.nn.GLU(**gpt_oss)
+    verdict("the module has the bits of the function", torch.equal(module(x), LF.glu(x, **gpt_oss)))
+    verdict("its repr", repr(module) == "GLU('silu', alpha=1.702, limit=7.0, up_offset=1.0, interleaved=True)", repr(module))
+    u, mask = leaf(normal(6, 24)), torch.arange(6, device=D) % 2 == 0
+    compare("one tensor as both", ("y", LF.glu(x, x), exact_glu(x.double(), x.double()), 1e-4))
+    close("a mask", out_and_gradients(lambda x, u: LF.glu(x, u, row_weight=mask), [x, u]),
+          out_and_gradients(lambda x, u: exact_glu(x, u, row_weight=mask.float()), [x, u]))
+    verdict("alpha=1 of another activation", torch.equal(LF.glu(x, u, "relu", alpha=1), LF.glu(x, u, "relu")))
+    verdict("an infinite limit", torch.equal(LF.glu(x, u, limit=INF), LF.glu(x, u)))
+    same = [out_and_gradients(f, [x, u]) for f in (
+        lambda x, u: LF.glu(x, u), lambda x, u: LF.glu(*torch.cat([x, u], 1).chunk(2, 1)),
+        lambda x, u: LF.glu(torch.cat([x, u], 1)), lambda x, u: LF.glu(torch.stack([x, u], -1).flatten(-2), interleaved=True))]
+    verdict("the same bits, wherever both lie", all(torch.equal(a, b) for other in same[1:] for a, b in zip(same[0], other)))
+    if CUDA:
+        for shape in ((4096, 14336), (300, 8192), (8, 131072)):
+            glu_case(BF16, shape, rng.choice(ways), "silu", {}, F32)
+
+
+def glu_special_values():
+    row = torch.tensor([-INF, INF, NAN, 1e4, -1e4, 300.0, -300.0, 0.0, -0.0, 88.0, -88.0, 30.0, -30.0, -5.0, 12.0, -12.0])
+    values = torch.stack([row, row.roll(5), torch.full((16,), -0.5), row])
+    up = torch.stack([torch.linspace(-2, 2, 16), torch.full((16,), 0.75), row, row.roll(3)])
+    for t, activation, limit in itertools.product(TYPES, GATED, (None, 7.0)):
+        g, v = leaf(values, t), leaf(up, t)
+        f = lambda f, g, v: f(g, v, activation, limit=limit)
+        y, exact = f(LF.glu, g, v), f(exact_glu, *(d := [a.detach().double().requires_grad_() for a in (g, v)]))
+        name = f"special values, {NAMES[t]} {activation} limit {limit}"
+        right = exact.detach().to(t).double()
+        compare(name, ("y", y, right, rounded(right, 400 * 2 * U * magnitude(right), t, 2)))
+        ours, theirs = torch.autograd.grad(y, [g, v], torch.ones_like(y)), torch.autograd.grad(exact, d, torch.ones_like(exact))
+        (dgate, dup), (right_gate, right_up) = ours, (a.to(t).double() for a in theirs)
+        gate, size = d[0].detach(), d[1].detach()
+        # Of an infinite gate: see below. Where the slope is 0, an infinite up gives NaN, and PyTorch's relu and clamp give 0.
+        plain = gate.isfinite() & size.isfinite() if limit is None else ~size.isnan() & (gate != -INF)
+        size, most = magnitude(size if limit is None else size.clamp(-limit, limit)), magnitude(GATED[activation](gate, 1.0))
+        dgate, right_gate, size = dgate[plain], right_gate[plain], 1200 * 2 * U * size[plain]
+        compare(f"{name}: gradients", ("dgate", dgate, right_gate, rounded(right_gate, size, t, 2)),
+                ("dup", dup, right_up, rounded(right_up, 400 * 2 * U * most, t, 2)))
+    g, v = leaf(torch.tensor([[-INF, INF, NAN]])), leaf(torch.tensor([[2.0, 3.0, 4.0]]))
+    found, = torch.autograd.grad(LF.glu(g, v, "gelu_tanh").sum(), g)
+    right = found[0, :2].tolist() == [0.0, 3.0] and bool(found[0, 2].isnan())
+    verdict("gelu_tanh of an infinite gate has a slope of 0 or 1", right, str(found))
+
+
+def glu_kept():
+    """Backward's tensors are gate and up themselves. A gate that has both gets one gradient."""
+    g, u, both = leaf(normal(4, 24), BF16), leaf(normal(4, 24), BF16), leaf(normal(4, 48), BF16)
+    r = leaf(normal(4))
+    halves = both.chunk(2, -1)
+    for name, f, own in (("apart", lambda: LF.glu(g, u), (g, u)), ("both", lambda: LF.glu(both), (both,)),
+                         ("with row_weight", lambda: LF.glu(g, u, row_weight=r), (g, u, r)),
+                         ("in turns", lambda: LF.glu(both, interleaved=True), (both,)),
+                         ("chunk", lambda: LF.glu(*halves), halves)):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            f()
+        lie = lambda tensors: sorted((t.data_ptr(), t.stride()) for t in tensors)
+        verdict(f"kept, {name}: its own tensors", lie(saved) == lie(own), f"{lie(saved)}, not {lie(own)}")
+
+
 # ---- cross_entropy ----------------------------------------------------------------------------------------------------------
 
 PLAIN = dict(reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
@@ -1992,7 +2168,9 @@ def tools():
         raises(f"{name}: {word} is a DTensor", f, f"{word} is a DTensor, which {name} does not take", kind=TypeError)
     for name, f, leaves in (("rms_norm", lambda x, w: LF.rms_norm(x, (16,), w), [x, u]),
                             ("add_rms_norm", lambda x, w: LF.add_rms_norm(x, x * 2, (16,), w)[0], [x, u]),
-                            ("logsumexp", lambda x: LF.logsumexp(x, 1), [x]), ("module", lk_torch.SRMSNorm(), [x])):
+                            ("logsumexp", lambda x: LF.logsumexp(x, 1), [x]), ("module", lk_torch.SRMSNorm(), [x]),
+                            ("glu", LF.glu, [x]), ("glu, apart", lambda x, u: LF.glu(x, u.expand(6, 16)), [x, u]),
+                            ("glu, row_weight", lambda x, u: LF.glu(x, 2 * x, row_weight=u[:6]), [x, u])):
         given = [split(v, Shard(0) if v is x else Replicate()) for v in leaves]
         out, right = f(*given), f(*leaves)
         verdict(f"{name} of a DTensor", isinstance(out, DTensor) and out.placements == (Shard(0),), str(out))
@@ -2447,6 +2625,25 @@ def spied():
         packed = run(x.detach().clone(memory_format=torch.contiguous_format).requires_grad_())
         verdict(f"logsumexp of sequences, {name}: the bits of packed rows", all(torch.equal(a, b) for a, b in zip(results, packed)))
         verdict(f"logsumexp of sequences, {name}: the gradient is packed", results[1].is_contiguous(), str(results[1].stride()))
+    n, ways = 24, dict(apart=LF.glu, halves=LF.glu, chunk=lambda x: LF.glu(*x.chunk(2, -1)),
+                       turns=lambda x: LF.glu(x, interleaved=True))
+    for layout, (how, f) in itertools.product(LAYOUTS, ways.items()):
+        wide, owned = n if how == "apart" else 2 * n, layout in APART + ("second rows", "swapped")  # of two dimensions
+        tensors = [leaf(normal(4, wide), BF16, layout) for _ in range(1 + (how == "apart"))]
+        results = []
+        found = calls(lambda: results.extend(torch.autograd.grad(f(*tensors), tensors, torch.ones(4, n, dtype=BF16, device=D))))
+        x = tensors[0]
+        gate, up = x.data_ptr(), 0 if how == "turns" else tensors[1].data_ptr() if how == "apart" else x.data_ptr() + 2 * n
+        given = [(name, t["gate"][0], t.get("up", (0,))[0], t["gate"][1] or wide) for name, t, _ in found]
+        right = [(f"lk_glu_{way}_bf16", gate, up, x.stride(0)) for way in ("forward", "backward")]
+        seen = given == right if owned else len(given) == 2 and all(g[1] != gate for g in given)
+        verdict(f"glu {how} {layout}: {'where it lies' if owned else 'copied'}", seen, f"{given}, not {right}")
+        if how == "halves":
+            both = [(t["dgate"][:2], t["dup"][:2]) for name, t, _ in found[1:]]
+            at = results[0].data_ptr()
+            verdict(f"glu {how} {layout}: one gradient", both == [((at, 2 * n), (at + 2 * n, 2 * n))], str(both))
+        elif how != "turns" and layout == "packed":
+            verdict(f"glu {how}: vectors", all(alike(t, cols) for _, t, cols in found), str(found))
     for name, large, f, shapes, types in large_calls():
         for layout in ("packed", "gaps", "beside", "one more", "heads"):
             leaves = [leaf(normal(*s), t, layout if len(s) > 1 else "packed" if layout == "packed" else "beside") for s, t in zip(shapes, types)]
@@ -2544,6 +2741,7 @@ def modules():
             ("LinearCrossEntropyLoss, bias", nn.LinearCrossEntropyLoss(16, 12, bias=True), (x, target)),
             ("LinearKLLoss", nn.LinearKLLoss(16, 12, divergence="reverse", temperature=2), (x, *teacher)),
             ("LinearKLLoss, bias", nn.LinearKLLoss(16, 12, bias=True), (x, *teacher, torch.ones(12, device=D), weight[:4])),
+            ("GLU", nn.GLU(), (x, r)), ("GLU, both", nn.GLU("gelu_tanh", limit=2, interleaved=True), (x, None, r[:, 0])),
             ("MdLrpeCosine", nn.MdLrpeCosine(2, 16, axes=2), (cube, (2, 3)))]
     for name, module, inputs in made:
         module = module.to(D)
@@ -2605,6 +2803,12 @@ def functions():
              [leaf(normal(6, 12)), leaf(normal(12)), leaf(normal(12))]),
             ("rms_norm, groups", lambda x, w, b: LF.rms_norm(x.view(2, 3, 12), (12,), w, bias=b, groups=3),
              [leaf(normal(6, 12)), leaf(normal(3, 12)), leaf(normal(3, 12))]),
+            ("glu", lambda g, u, r: LF.glu(g, u, alpha=1.702, up_offset=1.0, row_weight=r),
+             [leaf(normal(6, 12)), leaf(normal(6, 12)), leaf(normal(6))]),
+            ("glu, halves", lambda x: LF.glu(x, None, "gelu"), [leaf(normal(6, 24))]),
+            ("glu, chunk", lambda x: LF.glu(*x.chunk(2, -1), "gelu_tanh"), [leaf(normal(6, 24))]),
+            ("glu, in turns", lambda x, r: LF.glu(x, interleaved=True, limit=30.0, row_weight=r),
+             [leaf(normal(6, 24)), leaf(normal(6))]),
             ("cross_entropy, a learned scale", lambda x, s: LF.cross_entropy(x, t, logit_scale=s),
              [leaf(normal(6, 12)), leaf(torch.ones(()))]),
             ("linear_cross_entropy, temperatures", lambda x, w, s: LF.linear_cross_entropy(x, w, th, temperature=s),
@@ -2821,7 +3025,8 @@ def autocast():
         loss = LF.linear_cross_entropy(x, w, t, linear_bias=b)
         mixed = LF.linear_cross_entropy(x.to(BF16), w, t)
         half = LF.cross_entropy(F.linear(x, w), t)
-        kept = LF.rms_norm(x, (16,)), LF.rms_norm(x.to(BF16), (16,)), LF.logsumexp(x, 1), LF.cross_entropy(x, t % 16)
+        kept = (LF.rms_norm(x, (16,)), LF.rms_norm(x.to(BF16), (16,)), LF.logsumexp(x, 1), LF.cross_entropy(x, t % 16),
+                LF.glu(x), LF.glu(x.to(BF16), row_weight=x[:, 0]))
     gradients = torch.autograd.grad(loss, [x, w, b])
     narrow = [v.detach().to(BF16).requires_grad_() for v in (x, w)] + [b.detach().to(BF16).requires_grad_()]
     same = LF.linear_cross_entropy(narrow[0], narrow[1], t, linear_bias=narrow[2])
@@ -2844,7 +3049,8 @@ def autocast():
     close("linear_kl likewise", [loss, *torch.autograd.grad(loss, [x, w, b])], [same, *right], 4 * HALF[BF16])
     verdict("cross_entropy of bf16 logits is f32", half.dtype == F32 and half.isfinite().item(), str(half.dtype))
     types_found = [v.dtype for v in kept]
-    verdict("norms, logsumexp and cross_entropy keep types", types_found == [F32, BF16, F32, F32], str(types_found))
+    right = [F32, BF16, F32, F32, F32, BF16]
+    verdict("norms, logsumexp, cross_entropy and glu keep types", types_found == right, str(types_found))
 
 
 def inference():
@@ -3076,6 +3282,9 @@ def any_size():
              ("rms_norm", lambda x, t: LF.rms_norm(x, (16,), w)), ("srms_norm", lambda x, t: LF.srms_norm(x)),
              ("rms_norm, two dims", lambda x, t: LF.rms_norm(x.view(-1, 2, 8), (2, 8), w.view(2, 8))),
              ("add_rms_norm", lambda x, t: torch.cat(LF.add_rms_norm(x, 2 * x, (16,), w))),
+             ("glu", lambda x, t: LF.glu(x, 2 * x, row_weight=t.float())), ("glu, halves", lambda x, t: LF.glu(x)),
+             ("glu, chunk", lambda x, t: LF.glu(*x.chunk(2, 1), "relu")),
+             ("glu, in turns", lambda x, t: LF.glu(x, None, "gelu", interleaved=True)),
              ("cross_entropy_stats", lambda x, t: sum_of(LF.cross_entropy_stats(x, t))),
              ("cross_entropy_stats, statistics", lambda x, t: sum_of(LF.cross_entropy_stats(x, t, statistics=True))),
              ("cross_entropy, weights", lambda x, t: loss(x, t, w.detach())),
@@ -3236,7 +3445,7 @@ def mistakes():
     long = torch.int64
     x, t, w, cube, theta = zeros(4, 8), zeros(4, dtype=long), zeros(9, 8), zeros(1, 2, 6, 8), zeros(2, 8)
     ce, lce, lse, rms, lrpe = LF.cross_entropy, LF.linear_cross_entropy, LF.logsumexp, LF.rms_norm, LF.md_lrpe_cosine
-    lkl, learns = LF.linear_kl, lambda *shape: zeros(*shape).requires_grad_()
+    lkl, glu, learns = LF.linear_kl, LF.glu, lambda *shape: zeros(*shape).requires_grad_()
     for wants_grad in (False, True):
         a = x.clone().requires_grad_(wants_grad)
         b = w.clone().requires_grad_(wants_grad)
@@ -3267,6 +3476,31 @@ def mistakes():
                 ("add_rms_norm: shape of residual, two dimensions",
                  lambda: LF.add_rms_norm(zeros(2, 3, 4), zeros(2, 2, 6), (3, 4)), "residual"),
                 ("add_rms_norm: type of residual", lambda: LF.add_rms_norm(a, zeros(4, 8, dtype=BF16), (8,)), "residual"),
+                ("glu: float64", lambda: glu(a.double()), "float64"),
+                ("glu: int64", lambda: glu(t), "int64"),
+                ("glu: not a tensor", lambda: glu([1.0, 2.0]), "tensor", "gate"),
+                ("glu: up, not a tensor", lambda: glu(a, "gelu"), "up is of type str"),
+                ("glu: a 0-d tensor", lambda: glu(a.sum()), "gate", "dim"),
+                ("glu: an odd last dimension", lambda: glu(a[:, :7]), "even"),
+                ("glu: shape of up", lambda: glu(a, zeros(4, 7)), "up has shape [4, 7]"),
+                ("glu: up of one row", lambda: glu(a, zeros(8)), "up has shape [8]"),
+                ("glu: type of up", lambda: glu(a, zeros(4, 8, dtype=BF16)), "up is bfloat16"),
+                ("glu: up and interleaved", lambda: glu(a, a, interleaved=True), "interleaved"),
+                ("glu: activation", lambda: glu(a, a, "swish"), "'swish'", "silu"),
+                ("glu: alpha of another activation", lambda: glu(a, a, "gelu", alpha=1.702), "alpha is 1.702"),
+                ("glu: alpha 0", lambda: glu(a, alpha=0.0), "alpha"),
+                ("glu: alpha that float has not", lambda: glu(a, alpha=1e-50), "alpha"),
+                ("glu: alpha NaN", lambda: glu(a, alpha=NAN), "alpha"),
+                ("glu: limit 0", lambda: glu(a, limit=0), "limit"),
+                ("glu: limit below 0", lambda: glu(a, limit=-7.0), "limit"),
+                ("glu: limit NaN", lambda: glu(a, limit=NAN), "limit"),
+                ("glu: up_offset", lambda: glu(a, up_offset=INF), "up_offset"),
+                ("glu: up_offset is a string", lambda: glu(a, up_offset="1"), "up_offset"),
+                ("glu: gradient of alpha", lambda: glu(a, alpha=zeros().requires_grad_()), "alpha", "detach"),
+                ("glu: shape of row_weight", lambda: glu(a, row_weight=zeros(4, 1)), "row_weight"),
+                ("glu: type of row_weight", lambda: glu(a, row_weight=t), "row_weight"),
+                ("glu: row_weight is a number", lambda: glu(a, row_weight=2.0), "row_weight", "tensor"),
+                ("GLU: activation", lambda: lk_torch.GLU("swish"), "'swish'"),
                 ("cross_entropy: float64", lambda: ce(a.double(), t), "float64"),
                 ("cross_entropy: 0-d input", lambda: ce(a.sum(), t), "input", "dim"),
                 ("cross_entropy: targets of int16", lambda: ce(a, t.short()), "target"),
@@ -3405,6 +3639,7 @@ def mistakes():
     for name, ours, theirs in (("logsumexp", lambda v: lse(v, -1), lambda v: torch.logsumexp(v, -1)),
                                ("srms_norm", lambda v: LF.srms_norm(v), lambda v: exact_norm(v, v.shape[-1:])),
                                ("cross_entropy", lambda v: ce(v, t), lambda v: F.cross_entropy(v, t)),
+                               ("glu", lambda v: glu(v, some[:4]), lambda v: F.silu(v) * some[:4]),
                                ("linear_kl", lambda v: lkl(v, some, x + 2, some), lambda v: F.kl_div(
                                    (v @ some.t()).log_softmax(-1), ((x + 2) @ some.t()).softmax(-1), reduction="batchmean"))):
         same_or_raises(f"{name}: forward-mode AD", lambda: tangent(ours), lambda: tangent(theirs), "jvp", "forward", "Forward")
@@ -3433,7 +3668,8 @@ def mistakes():
                       ("label_smoothing", lambda v: lce(x, w, t, label_smoothing=v)),
                       ("weight_offset", lambda v: rms(x, (8,), zeros(8), weight_offset=v)),
                       ("weight_offset", lambda v: LF.add_rms_norm(x, x, (8,), zeros(8), weight_offset=v)),
-                      ("eps", lambda v: LF.srms_norm(x, v))):
+                      ("eps", lambda v: LF.srms_norm(x, v)), ("alpha", lambda v: glu(x, alpha=v)),
+                      ("limit", lambda v: glu(x, limit=v)), ("up_offset", lambda v: glu(x, x, up_offset=v))):
         where = D if option == "denominator" else "cpu"
         raises(f"{option} is learned", lambda: f(learned.to(where)), option, kind=ValueError)
         raises(f"{option} has two numbers", lambda: f(torch.ones(2, device=D)), option, kind=ValueError)
@@ -3689,8 +3925,8 @@ def fp8():
         raises(f"fp8: {name}", f, *words)
 
 
-GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "fp8": fp8, "cross_entropy": cross_entropy, "with_grad": with_grad,
-          "cross_entropy_stats": cross_entropy_stats,
+GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "glu": glu, "fp8": fp8, "cross_entropy": cross_entropy,
+          "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
           "upstreams": upstreams, "launches": launches,

@@ -581,6 +581,13 @@ def dtensors(ranks):
         compare(f"rms_norm with groups {p}", lambda x, w: LF.rms_norm(x, 16, w, groups=4), [x, heads], same)
         compare(f"rms_norm of two dims {p}", lambda x, w: LF.rms_norm(x, (4, 16), w), [x, heads], same)
         compare(f"add_rms_norm {p}", lambda x, r, w: LF.add_rms_norm(x, r, 16, w), [x, r, w], [p, Replicate(), Replicate()])
+        compare(f"glu {p}", LF.glu, [x], [p])
+        compare(f"glu, in turns {p}", lambda x: LF.glu(x, None, "gelu", interleaved=True), [x], [p])
+        compare(f"glu, apart {p}", lambda x, u: LF.glu(x, u, limit=1.0), [x, r], [p, Shard(0)])
+        for q in (p if p.is_shard() and p.dim in (0, 1) else Replicate(), Shard(0)):
+            compare(f"glu, row_weight {p} {q}", lambda x, u, m: LF.glu(x, u, up_offset=1.0, row_weight=m), [x, r, tensor(5, 4)],
+                    [p, p, q])
+            compare(f"glu, halves, row_weight {p} {q}", lambda x, m: LF.glu(x, row_weight=m), [x, tensor(5, 4)], [p, q])
         for dim, keepdim in ((1, False), (-1, True), ((0, 2), False), ((0, 2), True)):
             compare(f"logsumexp {p}, {dim}, {keepdim}", lambda x: LF.logsumexp(x, dim, keepdim, scale=0.5), [x], [p])
     weight, target = torch.rand(16).to(device) + 0.5, torch.randint(16, (5,)).to(device)

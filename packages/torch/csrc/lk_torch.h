@@ -63,6 +63,8 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
              double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale,
              bool want_amax, bool want_transposed);
+Tensor glu(const Tensor &gate, const Maybe &up, const Maybe &row_weight, int64_t activation, double alpha,
+           std::optional<double> limit, double up_offset, bool interleaved);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 tuple<Tensor, Tensor> kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64_t divergence, double beta,
                          double logit_scale, double teacher_scale, double softcap, double teacher_softcap, bool want_entropy);

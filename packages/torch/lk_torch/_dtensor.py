@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """DTensors that are sharded over rows: each rank's rows are a call of their own. What is sharded over the columns of a row is
-gathered before. functional.py imports this where it is given a DTensor."""
+gathered before, except by glu. functional.py imports this where it is given a DTensor."""
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -45,6 +45,21 @@ def norm(call, input, residual, dims, groups, weight, bias):
     out = call(x.to_local(), r, _shared("weight", weight, x), _shared("bias", bias, x))
     whole = [_whole(t, x.device_mesh, x.placements, x.shape) for t in (out if residual is not None else (out,))]
     return whole[0] if residual is None else tuple(whole)
+
+
+def glu(call, gate, up, row_weight):
+    """call(gate, up, row_weight) of this rank's rows, and with up of its columns: of these each rank has a part of row_weight's
+    gradient."""
+    last = gate.dim() - 1
+    x = _sharded(gate, (last,) if up is None else ())
+    u = None if up is None else _beside("up", up, x.device_mesh, x.placements).to_local()
+    columns = [p.is_shard(last) for p in x.placements]
+    if row_weight is not None:
+        rows = [Replicate() if of_columns else p for p, of_columns in zip(x.placements, columns)]
+        sums = [Partial() if of_columns else p for p, of_columns in zip(rows, columns)]
+        row_weight = _beside("row_weight", row_weight, x.device_mesh, rows).to_local(grad_placements=sums)
+    shape = x.shape if up is not None else (*x.shape[:-1], x.shape[-1] // 2)
+    return _whole(call(x.to_local(), u, row_weight), x.device_mesh, x.placements, shape)
 
 
 def logsumexp(call, input, dims, keepdim):

@@ -86,6 +86,16 @@ def rms_norm_forward(x, residual, weight, bias, eps, weight_offset, keep):
             x.new_empty(x.shape[:-1], dtype=F32) if keep else None)
 
 
+@fake
+def glu_forward(gate, up, *options):
+    return gate.new_empty((*gate.shape[:-1], gate.shape[-1] if up is not None else gate.shape[-1] // 2))
+
+
+@fake
+def glu_backward(dy, gate, up, row_weight, *options):
+    return tuple(t.new_empty(t.shape) if want else None for t, want in zip((gate, up, row_weight), options[-3:]))
+
+
 def fp8_scales(x, rows, cols, scaling):
     """As the kernel lays them out; None in TENSOR."""
     if scaling == 3:

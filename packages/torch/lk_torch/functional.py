@@ -23,6 +23,7 @@ _FP8 = {torch.float8_e4m3fn: False, torch.float8_e5m2: True}
 _SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
 _SCALE_ROUNDINGS = {"up": 0, "floor": 1}
 _ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
+_GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "sigmoid": 4}
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -371,6 +372,42 @@ def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bi
 def srms_norm(input, eps=1e-6):
     """rms_norm over the last dimension, without weight."""
     return rms_norm(input, input.shape[-1:], None, eps)
+
+
+def glu(gate, up=None, activation="silu", *, alpha=1.0, limit=None, up_offset=0.0, row_weight=None, interleaved=False):
+    """row_weight * act(gate) * (up + up_offset), a gated linear unit: SwiGLU, GeGLU, ReGLU, and others. The result has gate's
+    type, and is rounded once. Backward computes act(gate) again; it keeps gate, up and row_weight alone.
+
+    gate and up have one shape, [..., n], and one type. Without up, gate is [..., 2 n] and has both: the first half is the gate
+    and the second half up, or with interleaved=True the even columns and the odd ones. The result is [..., n]. Rows at one
+    distance are read where they lie, so the two halves of x.chunk(2, -1) cost no copy. The gradient of a gate that has both is
+    one tensor.
+
+    activation: "silu" is gate * sigmoid(alpha * gate); no other one has alpha. "gelu" is F.gelu, "gelu_tanh" F.gelu with
+    approximate="tanh". The others are "relu" and "sigmoid". limit: gate is at most limit, and up is at most limit in size;
+    gradients are 0 beyond it. alpha, limit and up_offset are numbers. gpt-oss has alpha=1.702, limit=7.0, up_offset=1.0 and
+    interleaved=True.
+
+    row_weight [...] is a factor of each row: the weight of an expert for a token, say. It is used in float32, and its gradient
+    has its own type. It may be a mask of bool, which gets none.
+
+    PyTorch's own takes the gate from the second half: F.glu(x) is glu(x[..., n:], x[..., :n], "sigmoid")."""
+    if type(gate) is not Tensor and _sharded(gate):
+        from . import _dtensor
+        local = lambda g, u, r: glu(g, u, activation, alpha=alpha, limit=limit, up_offset=up_offset, row_weight=r,
+                                    interleaved=interleaved)
+        return _dtensor.glu(local, gate, up, row_weight)
+    if type(alpha) is not float:
+        alpha = _number("alpha", alpha)
+    if type(up_offset) is not float:
+        up_offset = _number("up_offset", up_offset)
+    if limit is not None and type(limit) is not float:
+        limit = _number("limit", limit)
+    number = _value(_GATES, "activation", activation)
+    if number and alpha != 1.0:
+        raise ValueError(f"lk: alpha is {alpha}; it is for activation 'silu', and activation is {activation!r}")
+    op = _ops.glu.default if is_compiling() else _C.glu
+    return op(gate, up, row_weight, number, alpha, limit, up_offset, bool(interleaved))
 
 
 def _grad_scale(grad_scale):
@@ -922,7 +959,7 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
 
 
 # torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
-for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "cross_entropy", "cross_entropy_with_grad",
+for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "glu", "cross_entropy", "cross_entropy_with_grad",
               "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
               "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine"):
     torch.fx.wrap(_name)

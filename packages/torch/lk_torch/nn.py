@@ -62,6 +62,26 @@ class SRMSNorm(torch.nn.Module):
         return f"eps={self.eps}"
 
 
+class GLU(torch.nn.Module):
+    """functional.glu, with its options. forward(gate, up=None, row_weight=None).
+
+    torch.nn.GLU(x) is GLU("sigmoid")(x[..., n:], x[..., :n]): PyTorch's own takes the gate from the second half."""
+
+    def __init__(self, activation="silu", *, alpha=1.0, limit=None, up_offset=0.0, interleaved=False):
+        super().__init__()
+        LF._value(LF._GATES, "activation", activation)
+        self.activation = activation
+        self.options = dict(alpha=LF._number("alpha", alpha), limit=None if limit is None else LF._number("limit", limit),
+                            up_offset=LF._number("up_offset", up_offset), interleaved=bool(interleaved))
+
+    def forward(self, gate, up=None, row_weight=None):
+        return LF.glu(gate, up, self.activation, row_weight=row_weight, **self.options)
+
+    def extra_repr(self):
+        plain = dict(alpha=1.0, limit=None, up_offset=0.0, interleaved=False)
+        return ", ".join([repr(self.activation), *(f"{k}={v}" for k, v in self.options.items() if v != plain[k])])
+
+
 class _Loss(torch.nn.Module):
     """Of its options, a Parameter is one of the module, a learned logit_scale say, and another tensor moves with the module."""
 
