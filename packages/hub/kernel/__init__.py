@@ -3,7 +3,7 @@
 from . import _C
 from . import _fake, layers
 from .functional import (CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, CrossEntropyOutput, LinearCrossEntropyOutput,
-                         add_rms_norm, cross_entropy, cross_entropy_ids, cross_entropy_stats, cross_entropy_with_grad, kl,
+                         add_rms_norm, cross_entropy, cross_entropy_ids, cross_entropy_stats, cross_entropy_with_grad, glu, kl,
                          linear_cross_entropy, linear_cross_entropy_ids, linear_cross_entropy_stats, linear_kl, logsumexp,
                          md_lrpe_cosine, rms_norm, srms_norm)
 from .trl import (ChunkedDivergenceFunction, ChunkedLogProbFunction, chunked_divergence, chunked_log_probs,
@@ -12,6 +12,6 @@ from .trl import (ChunkedDivergenceFunction, ChunkedLogProbFunction, chunked_div
 BACKEND = _C.BACKEND
 __all__ = ["BACKEND", "ChunkedDivergenceFunction", "ChunkedLogProbFunction", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput",
            "CrossEntropyOutput", "LinearCrossEntropyOutput", "add_rms_norm", "chunked_divergence", "chunked_log_probs", "cross_entropy", "cross_entropy_ids",
-           "cross_entropy_stats", "cross_entropy_with_grad", "kl", "layers", "linear_cross_entropy", "linear_cross_entropy_ids",
-           "linear_cross_entropy_stats", "linear_kl", "logsumexp", "md_lrpe_cosine", "rms_norm",
+           "cross_entropy_stats", "cross_entropy_with_grad", "glu", "kl", "layers", "linear_cross_entropy",
+           "linear_cross_entropy_ids", "linear_cross_entropy_stats", "linear_kl", "logsumexp", "md_lrpe_cosine", "rms_norm",
            "selective_log_softmax_and_entropy", "srms_norm"]
