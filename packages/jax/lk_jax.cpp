@@ -21,6 +21,7 @@
 #include "xla/ffi/api/ffi.h"
 
 #include "lk/cross_entropy_ids_parallel.cuh"
+#include "lk/glu.cuh"
 #include "lk/kl_parallel.cuh"
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
@@ -68,6 +69,8 @@ template <class Args> struct Fields;
 
 FIELDS(logsumexp, FIELD(x) FIELD(lse) FIELD(lse_low) FIELD(lse_rounded) FIELD(dlse) FIELD(dlse_rounded)
        FIELD(dx) FIELD(outer) FIELD(cols) FIELD(inner) FIELD(scale))
+FIELDS(glu, FIELD(gate) FIELD(up) FIELD(y) FIELD(dy) FIELD(dgate) FIELD(dup) FIELD(row_weight) FIELD(drow_weight) FIELD(rows)
+       FIELD(cols) FIELD(activation) FIELD(interleaved) FIELD(alpha) FIELD(limit) FIELD(up_offset))
 #define ROWS(MEMBER) \
     MEMBER(logits) MEMBER(target) MEMBER(class_weight) MEMBER(row_weight) MEMBER(upstream) MEMBER(dlse) MEMBER(dentropy) \
     MEMBER(denominator) MEMBER(loss) MEMBER(z_loss_out) MEMBER(lse) MEMBER(lse_low) MEMBER(entropy) MEMBER(argmax) \
@@ -157,6 +160,17 @@ template <class Args, class V> static bool set(Args &args, string_view name, V v
     return false;
 }
 
+/* What no operand and no attribute says. glu without up and not in turns: a row of gate has both, and so has one of dgate.
+ * element: the bytes of one. */
+template <class Args> static void complete(Args &, size_t) {}
+static void complete(lk_glu_args &args, size_t element)
+{
+    if (args.up || args.interleaved) return;
+    args.gate_stride = args.up_stride = args.dgate_stride = args.dup_stride = 2 * args.cols;
+    args.up = (const char *)args.gate + args.cols * element;
+    if (args.dgate) args.dup = (char *)args.dgate + args.cols * element;
+}
+
 /* The struct that has an op's workspace and context. */
 template <class Args> static Args &common_of(Args &args) { return args; }
 static lk_cross_entropy_args &common_of(lk_cross_entropy_parallel_args &args) { return args.common; }
@@ -234,13 +248,15 @@ static Error run(cudaStream_t stream, int device, ffi::RemainingArgs in, ffi::Re
         const string_view name = next_word(outputs);
         ffi::Result<AnyBuffer> buffer = *out.get<AnyBuffer>(i);
         if (!set(args, name, buffer->untyped_data())) return unknown(name);
-        if constexpr (!std::is_same_v<Args, lk_logsumexp_args> && !std::is_same_v<Args, lk_kl_args>)
+        if constexpr (!std::is_same_v<Args, lk_logsumexp_args> && !std::is_same_v<Args, lk_kl_args> &&
+                      !std::is_same_v<Args, lk_glu_args>)
             if (name == "workspace") { // XLA's buffers start at multiples of 128 bytes on a GPU and of fewer on a CPU
                 auto &its = common_of(args);
                 const uintptr_t from = (uintptr_t)its.workspace, a = LK_WORKSPACE_ALIGNMENT, at = (from + a - 1) / a * a;
                 its.workspace = (void *)at, its.workspace_bytes = buffer->size_bytes() - (at - from);
             }
     }
+    if (in.size()) complete(args, ffi::ByteWidth(in.get<AnyBuffer>(0)->element_type()));
     lk_status status;
     if constexpr (has_context<Args>) {
         const std::lock_guard<std::mutex> lock(contexts_mutex);
@@ -328,6 +344,7 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
         if (!set(args, next_word(list), (void *)4096)) return -2; // any aligned address: a query reads none
     for (int i = 0; i < count; i++)
         if (!set(args, names[i], values[i])) return -2;
+    complete(args, 4);
     // XLA may give a slice of a larger tensor, which starts anywhere. Without these two the ops answer for any alignment.
     if constexpr (std::is_same_v<Args, lk_srms_norm_args>) args.x = nullptr, args.residual_out = nullptr;
     if constexpr (has_context<Args>) common_of(args).x = nullptr, common_of(args).weight = nullptr;
@@ -359,6 +376,7 @@ struct Named {
     }
 #define FUNCTIONS(T)                                                                                                    \
     LK_DECLARE_LOGSUMEXP(T)                                                                                             \
+    LK_DECLARE_GLU(T)                                                                                                   \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                         \
     LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)                                                                                \
     LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                     \
@@ -416,6 +434,8 @@ struct Named {
     FUNCTION(linear_kl_parallel, between, T, lk_linear_kl_parallel_between_plan_##T)                                    \
     FUNCTION(linear_kl_parallel, finish, T, nullptr)                                                                    \
     FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                                  \
+    FUNCTION(glu, forward, T, nullptr)                                                                                  \
+    FUNCTION(glu, backward, T, nullptr)                                                                                 \
     FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                       \
     FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                      \
     FUNCTION(srms_norm, forward, T, nullptr)                                                                            \

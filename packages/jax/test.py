@@ -204,6 +204,17 @@ def exact_norm(x, residual=None, weight=None, eps=1e-6, bias=0.0, weight_offset=
     return (y if weight is None else y * (weight_offset + weight)) + bias, s
 
 
+def exact_glu(gate, up=None, activation="silu", alpha=1.0, limit=None, up_offset=0.0, row_weight=None, interleaved=False):
+    if up is None:
+        gate, up = (gate[..., ::2], gate[..., 1::2]) if interleaved else jnp.split(gate, 2, -1)
+    if limit is not None:
+        gate, up = jnp.where(gate > limit, limit, gate), jnp.where(jnp.abs(up) > limit, jnp.sign(up) * limit, up)
+    act = {"silu": lambda g: g * jax.nn.sigmoid(alpha * g), "gelu": lambda g: jax.nn.gelu(g, approximate=False),
+           "gelu_tanh": lambda g: jax.nn.gelu(g, approximate=True), "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid}[activation]
+    y = act(gate) * (up + up_offset)
+    return y if row_weight is None else y * row_weight[..., None]
+
+
 def exact_lrpe(x, theta, shape, prefix=0, activation=None, offset=None, layout="BHTD"):
     x = x if layout == "BHTD" else jnp.swapaxes(x, -3, -2)
     act = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
@@ -1006,6 +1017,52 @@ def rms_norm():
     check("a value alone needs y alone", calls_in(lk.rms_norm, x, w) == [("srms_norm_forward_f32", "weight x", "y")])
 
 
+def glu():
+    options = [{}, {"limit": 0.75}, {"up_offset": 1.0, "alpha": 1.702, "limit": 7.0}, {"up_offset": -0.5, "alpha": -0.5}]
+    for dtype in DTYPES:
+        for shape in [(5, 64), (2, 3, 101), (33,), (4, 1), (2, 0, 8)][:5 if dtype == "float32" else 2]:
+            for i, (activation, how) in enumerate(itertools.product(lk.GATES, ("apart", "halves", "turns"))):
+                more = {k: v for k, v in options[(i + len(shape)) % 4].items() if k != "alpha" or activation == "silu"}
+                more |= dict(activation=activation, interleaved=how == "turns")
+                wide = shape if how == "apart" else (*shape[:-1], 2 * shape[-1])
+                arrays = [normal(j, *wide, dtype=dtype, scale=1.5) for j in range(1 + (how == "apart"))]
+                up = normal(3, *shape, dtype=dtype)
+                name = f"{dtype} {shape} {how} {more}"
+                if i % 2:
+                    compare(name, lambda *a: lk.glu(*a, **more), lambda *a: exact_glu(*a, **more), arrays, up, jit=i % 4 == 1)
+                    continue
+                weight = normal(4, *shape[:-1], dtype=("float32", dtype)[i // 2 % 2])
+                compare(f"{name} row_weight {weight.dtype.name}", lambda *a: lk.glu(*a[:-1], **more, row_weight=a[-1]),
+                        lambda *a: exact_glu(*a[:-1], **more, row_weight=a[-1]), [*arrays, weight], up)
+    x, u, w, both = normal(1, 4, 8), normal(2, 4, 8), normal(3, 4), normal(4, 4, 16)
+    y, pull = jax.vjp(lk.glu, x, u)
+    for how, packed in (("halves", jnp.concatenate([x, u], -1)), ("turns", jnp.stack([x, u], -1).reshape(4, 16))):
+        other, pull_other = jax.vjp(functools.partial(lk.glu, interleaved=how == "turns"), packed)
+        check(f"{how}: the bits of two arrays", np.array_equal(y, other))
+        d, (dx, du) = pull_other(x)[0], pull(x)
+        dx_other, du_other = jnp.split(d, 2, -1) if how == "halves" else (d[:, ::2], d[:, 1::2])
+        check(f"{how}: their gradients", np.array_equal(dx, dx_other) and np.array_equal(du, du_other))
+    close("jax.nn.glu", lk.glu(both[:, 8:], both[:, :8], "sigmoid"), jax.nn.glu(both, -1), 4)
+    close("a mask", lk.glu(x, u, row_weight=w > 0), exact_glu(x, u, row_weight=(w > 0) * 1.0), 4)
+    check("an infinite limit", np.array_equal(lk.glu(x, u, limit=np.inf), y))
+    slopes = jax.grad(lambda w: lk.glu(x[:, :0], row_weight=w).sum())(w)
+    check("no columns", lk.glu(x[:, :0]).shape == (4, 0) and not slopes.any())
+    special = jnp.array([[-jnp.inf, jnp.inf, jnp.nan, 1e4, -1e4, 0]])
+    for activation in lk.GATES:
+        ours, exact = lk.glu(special, special[:, ::-1], activation), exact_glu(special, special[:, ::-1], activation)
+        close(f"special values {activation}", ours, exact, 400)
+        close(f"special values {activation}, limit", lk.glu(special, special[:, ::-1], activation, limit=7.0), exact_glu(
+            special, special[:, ::-1], activation, limit=7.0), 400)
+    loss = lambda *a: lk.glu(*a[:2], row_weight=a[2]).sum()
+    each = {0: "dgate", 1: "dup", 2: "drow_weight"}
+    for i, name in each.items():
+        calls = calls_in(jax.grad(loss, i), x, u, w)
+        check(f"{name} alone", calls == [("glu_backward_f32", "gate up row_weight dy", name)], calls)
+    calls = calls_in(jax.grad(lambda v: lk.glu(v).sum()), both)
+    check("both gradients are one array", calls == [("glu_backward_f32", "gate dy", "dgate")], calls)
+    check("a value alone needs y alone", calls_in(lk.glu, x, u) == [("glu_forward_f32", "gate up", "y")])
+
+
 def fp8():
     """Norms whose result has 8 bits, and the transposed copy."""
     most = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -1151,7 +1208,7 @@ def launches():
         ce, lce, norm, lrpe = "cross_entropy", "linear_cross_entropy", "srms_norm", "md_lrpe_cosine"
         cei, ids, a32 = "cross_entropy_ids", integers(3, 64, 6, 4), normal(9, 6, 4)
         rescaled = lambda op, n: ([f"{op}_forward_backward", *["rescale"] * n], [])
-        tx, tw = a(10, 6, 16), a(11, 40, 16)
+        tx, tw, w32 = a(10, 6, 16), a(11, 40, 16), normal(12, 6)
         # name, function, arrays that have a gradient, other arrays, calls and others of loss and gradient
         for name, f, arrays, others, (calls, stays) in [
                 ("logsumexp", lambda x: lk.logsumexp(x, 1), [x], [], each("logsumexp")),
@@ -1162,6 +1219,9 @@ def launches():
                 ("rms_norm bias", lambda x, w, b: lk.rms_norm(x, w, bias=b), [x, w, w], [], each(norm)),
                 ("rms_norm float32 weight", lk.rms_norm, [x, w.astype("float32")], [], each(norm)),
                 ("srms_norm", lk.srms_norm, [x], [], each(norm)),
+                ("glu", lk.glu, [x, r], [], each("glu")), ("glu halves", lk.glu, [x], [], each("glu")),
+                ("glu in turns", lambda x: lk.glu(x, None, "gelu", interleaved=True), [x], [], each("glu")),
+                ("glu row_weight", lambda x, r, w: lk.glu(x, r, row_weight=w), [x, r, w32], [], each("glu")),
                 ("add_rms_norm", lk.add_rms_norm, [x, r, w], [], (each(norm)[0], TWICE)),
                 ("add_rms_norm float32", lk.add_rms_norm, [x, r.astype("float32"), w], [], (each(norm)[0], [] if low else TWICE)),
                 ("cross_entropy", lk.cross_entropy, [x], [t], fb(ce)),
@@ -1389,6 +1449,10 @@ def functions():
                            (theta,)),
         "md_lrpe_cosine offset": (lambda x, theta, o: lk.md_lrpe_cosine(x, theta, 2, offset=o), (x.reshape(4, 3, 2, 16),),
                                   (theta, jnp.int32(1000))),
+        "glu": (lambda x, r, w: lk.glu(x, r, row_weight=w), (x, x[::-1]), (normal(8, 6),)),
+        "glu halves": (lambda x: lk.glu(x, None, "gelu"), (x,), ()),
+        "glu in turns": (lambda x, w: lk.glu(x, interleaved=True, row_weight=w), (x, x[..., 0]), ()),
+        "glu one up": (lambda x, r: lk.glu(x, r), (x,), (x[0],)),
         "rms_norm heads": (lambda x, w, b: lk.rms_norm(x, w, bias=b), (x,), (normal(6, 6, 16), normal(7, 6, 16))),
         "rms_norm": (lambda x, w: lk.rms_norm(x, w), (x,), (w,)),
         "add_rms_norm sum alone": (lambda x, r: lk.add_rms_norm(x, r)[1], (x, x[::-1]), ()),
@@ -1486,6 +1550,25 @@ def mistakes():
         (ValueError, "weight has the shape (7,); it must have (8,)", lambda: lk.rms_norm(x, w[:7])),
         (TypeError, "weight is bfloat16; it must be float32", lambda: lk.rms_norm(x, w.astype(jnp.bfloat16))),
         (ValueError, "eps is -1", lambda: lk.rms_norm(x, w, -1.0)),
+        (TypeError, "gate is int32; it must be float32, float16 or bfloat16", lambda: lk.glu(wide)),
+        (ValueError, "gate has the shape ()", lambda: lk.glu(jnp.float32(1))),
+        (ValueError, "gate has the shape (4, 7); without up it has both", lambda: lk.glu(x[:, :7])),
+        (ValueError, "up has the shape (8,); it must have (4, 8)", lambda: lk.glu(x, w)),
+        (TypeError, "up is bfloat16; it must be float32, as gate is", lambda: lk.glu(x, x.astype(jnp.bfloat16))),
+        (TypeError, "up is of the type str", lambda: lk.glu(x, "gelu")),
+        (ValueError, "up is given; with interleaved", lambda: lk.glu(x, x, interleaved=True)),
+        (ValueError, "activation is 'swish'; it must be one of 'silu', 'gelu'", lambda: lk.glu(x, x, "swish")),
+        (ValueError, "activation is None", lambda: lk.glu(x, x, None)),
+        (ValueError, "alpha is 1.702; it is for activation 'silu'", lambda: lk.glu(x, x, "gelu", alpha=1.702)),
+        (ValueError, "alpha is 0", lambda: lk.glu(x, alpha=1e-50)),
+        (ValueError, "alpha is nan", lambda: lk.glu(x, alpha=float("nan"))),
+        (ValueError, "limit is 0", lambda: lk.glu(x, limit=0)),
+        (ValueError, "limit is -7", lambda: lk.glu(x, limit=-7)),
+        (ValueError, "up_offset is inf", lambda: lk.glu(x, up_offset=float("inf"))),
+        (TypeError, "limit is '7'", lambda: lk.glu(x, limit="7")),
+        (TypeError, "interleaved is 2", lambda: lk.glu(x, interleaved=2)),
+        (ValueError, "row_weight has the shape (8,); it must have (4,)", lambda: lk.glu(x, row_weight=w)),
+        (TypeError, "alpha is traced", lambda: jax.grad(lambda a: lk.glu(x, alpha=a).sum())(0.5)),
         (ValueError, "residual has the shape (4, 7)", lambda: lk.add_rms_norm(x, x[:, :7])),
         (ValueError, "x has the shape ()", lambda: lk.rms_norm(jnp.float32(1))),
         (ValueError, "cols is 0", lambda: lk.rms_norm(jnp.zeros((4, 0)))),
@@ -1686,6 +1769,7 @@ def every():
                                      "x weight bias"),
         "md_lrpe_cosine": (dict(x=x.reshape(4, 3, 2, 16), theta=normal(3, 3, 16)), dict(shape=2), ("activation", "silu", None),
                            "x theta"),
+        "glu": (dict(gate=x, up=r, row_weight=weight), {}, ("limit", 1.0, 2.0), "gate up row_weight"),
         "rms_norm": (dict(x=x, weight=w, bias=w[::-1]), {}, ("eps", 1e-6, 0.1), "x weight bias"),
         "add_rms_norm": (dict(x=x, residual=r, weight=w), {}, ("weight_offset", 0.0, 1.0), "x residual weight"),
         "srms_norm": (dict(x=x), {}, ("eps", 1e-6, 0.1), "x"),
@@ -2431,8 +2515,9 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "fp8", "scales", "launches", "transforms",
-              "everywhere", "mistakes", "x64", *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "fp8", "scales", "launches",
+              "transforms", "everywhere", "mistakes", "x64",
+              *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")

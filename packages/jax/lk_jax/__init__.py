@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, kl, linear_cross_entropy,
-linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm.
+"""lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, glu, kl,
+linear_cross_entropy, linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm.
 
 Every function works under jit, grad, vmap, scan, checkpoint, shard_map and jax.export. Arrays are float32, float16 or bfloat16.
 Sums are float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -21,13 +21,14 @@ from ._ffi import TYPES, axes_of, call, platform, public, rescale as _rescale, s
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
-           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "platform",
-           "targets"]
+           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu",
+           "platform", "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
 SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
 SCALE_ROUNDINGS = {"up": 0, "floor": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
+GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "sigmoid": 4}
 _f32 = jnp.float32
 _of = jax.ShapeDtypeStruct
 
@@ -452,10 +453,10 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     return (loss, *map(jax.lax.stop_gradient, entropy)) if entropy else loss
 
 
-def _alike(a, name, dtype, shape):
+def _alike(a, name, dtype, shape, of="x"):
     """Checks a tensor that must have x's type."""
     a = _array(a, name)
-    _demand(a.dtype == dtype, f"{name} is {a.dtype.name}; it must be {dtype.name}, as x is", TypeError)
+    _demand(a.dtype == dtype, f"{name} is {a.dtype.name}; it must be {dtype.name}, as {of} is", TypeError)
     _demand(a.shape == shape, f"{name} has the shape {a.shape}; it must have {shape}")
     return a
 
@@ -1580,6 +1581,77 @@ def _rms_norm(eps, weight_offset):
                    {"x": x, "residual_out": s, "dy": dy, "dresidual_out": ds}, outputs)
         return (made["dx"] if "dx" in wanted else None, made["dresidual" if two else "dx"] if "dresidual" in wanted else None,
                 made.get("dweight"), made.get("dbias"))
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+# ---- glu ---------------------------------------------------------------------------------------------------------------------
+
+
+@public
+def glu(gate, up=None, activation="silu", *, alpha=1.0, limit=None, up_offset=0.0, row_weight=None, interleaved=False):
+    """row_weight * act(gate) * (up + up_offset), a gated linear unit: SwiGLU, GeGLU, ReGLU, and others. The result has gate's
+    type, and is rounded once. Backward computes act(gate) again; gate, up and row_weight alone are kept for it.
+
+    gate and up have one shape, [..., n], and one type. Without up, gate is [..., 2 n] and has both: the first half is the gate
+    and the second half up, or with interleaved=True the even columns and the odd ones. The result is [..., n]. Give one array
+    with both where one product makes both: XLA copies slices of it. Its gradient is one array.
+
+    activation: "silu" is gate * sigmoid(alpha * gate); no other one has alpha. "gelu" is jax.nn.gelu with approximate=False,
+    "gelu_tanh" with approximate=True. The others are "relu" and "sigmoid". limit: gate is at most limit, and up is at most
+    limit in size; gradients are 0 beyond it. gpt-oss has alpha=1.702, limit=7.0, up_offset=1.0 and interleaved=True. These
+    numbers are part of the compiled program.
+
+    row_weight [...] is a factor of each row: the weight of an expert for a token, say; float32, with a gradient in its own
+    type. It may be a mask of bool.
+
+    jax.nn.glu takes the gate from the second half: it is glu(x[..., n:], x[..., :n], "sigmoid").
+    """
+    gate = _array(gate, "gate", 1)
+    turns = _flag(interleaved, "interleaved")
+    if up is not None:
+        _demand(not turns, "up is given; with interleaved gate has both, and up must be None")
+        up = _alike(up, "up", gate.dtype, gate.shape, "gate")
+    else:
+        _demand(gate.shape[-1] % 2 == 0, f"gate has the shape {gate.shape}; without up it has both in its last dimension, "
+                "whose size must be even")
+    number, alpha = _choice(activation, GATES, "activation"), _number(alpha, "alpha")
+    _demand(number == 0 or alpha == 1, f"alpha is {alpha}; it is for activation 'silu', and activation is {activation!r}")
+    _demand(np.float32(alpha) != 0, "alpha is 0; it must be another finite number")
+    limit = None if limit is None else _number(limit, "limit")
+    _demand(limit is None or np.float32(limit) > 0, f"limit is {limit}; it must be above 0, or None")
+    fields = dict(activation=number, interleaved=turns, alpha=0.0 if alpha == 1 else alpha, limit=limit or 0.0,
+                  up_offset=_number(up_offset, "up_offset"))
+    row_weight = _row_weight(row_weight, gate.shape[:-1])
+    return _glu(tuple(fields.items()))(*same_axes(gate, up, row_weight))
+
+
+@functools.lru_cache(None)
+def _glu(fields):
+    def run(direction, gate, up, row_weight, inputs, outputs):
+        cols = gate.shape[-1] // (2 if up is None else 1)
+        return call(f"glu_{direction}_{TYPES[gate.dtype.name]}", {"gate": gate, "up": up, "row_weight": row_weight, **inputs},
+                    outputs, dict(fields, rows=math.prod(gate.shape[:-1]), cols=cols), "rows")
+
+    @jax.custom_vjp
+    def f(gate, up, row_weight):
+        y = _of((*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)), gate.dtype)
+        return run("forward", gate, up, row_weight, {}, {"y": y})["y"]
+
+    def fwd(gate, up, row_weight):
+        wanted = _wanted(dgate=gate, dup=up, drow_weight=row_weight)
+        arrays = _values(gate, up, row_weight)
+        return f(*arrays), (arrays, _flags(wanted, ("dgate", "dup", "drow_weight")))
+
+    def bwd(kept, dy):
+        arrays, flags = kept
+        if _given(dy) is None:
+            return None, None, None
+        names, wanted = ("dgate", "dup", "drow_weight"), _flagged(flags)
+        outputs = {name: _like(a) if name in wanted else None for name, a in zip(names, arrays)}
+        made = run("backward", *arrays, {"dy": dy}, outputs)
+        return tuple(map(made.get, names))
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
