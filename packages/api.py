@@ -88,7 +88,14 @@ def page(package):
     title, parts = PAGES[package]
     found = [(heading, list(entries(where, HERE / package / title / file, names))) for heading, where, file, names in parts]
     out = [f"# {title}, every function", "`make api-pages` writes this page from the docstrings. " + INTRODUCTION[package]]
-    out += [f"**{heading}**: " + " · ".join(f"[{name}](#{name.lower()})" for name, _ in of) for heading, of in found]
+    seen = []
+
+    def anchor(name):
+        """Of headings that differ in their case alone, as glu and GLU do, the second one has a number."""
+        seen.append(name.lower())
+        before = seen.count(name.lower()) - 1
+        return name.lower() + (f"-{before}" if before else "")
+    out += [f"**{heading}**: " + " · ".join(f"[{name}](#{anchor(name)})" for name, _ in of) for heading, of in found]
     for heading, of in found:
         out += [f"## {heading}", *(f"### {name}\n\n{text}" for name, text in of)]
     return "\n\n".join(out) + "\n"

@@ -63,7 +63,7 @@ class SRMSNorm(torch.nn.Module):
 
 
 class GLU(torch.nn.Module):
-    """functional.glu, with its options. forward(gate, up=None, row_weight=None).
+    """functional.glu, with its options.
 
     torch.nn.GLU(x) is GLU("sigmoid")(x[..., n:], x[..., :n]): PyTorch's own takes the gate from the second half."""
 
