@@ -1606,7 +1606,7 @@ def glu(gate, up=None, activation="silu", *, alpha=1.0, limit=None, up_offset=0.
     row_weight [...] is a factor of each row: the weight of an expert for a token, say; float32, with a gradient in its own
     type. It may be a mask of bool.
 
-    jax.nn.glu takes the gate from the second half: it is glu(x[..., n:], x[..., :n], "sigmoid").
+    JAX's own takes the gate from the second half: jax.nn.glu(x) is glu(x[..., n:], x[..., :n], "sigmoid").
     """
     gate = _array(gate, "gate", 1)
     turns = _flag(interleaved, "interleaved")
