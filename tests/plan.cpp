@@ -75,6 +75,23 @@ static int64_t fill(lk_srms_norm_args *a, const int64_t *n)
     a->dy = tensor(), a->dx = tensor(), a->dweight = tensor();
     return n[1];
 }
+#elif defined(LK_GLU_CUH)
+static const char sizes[] = "rows cols", tensors[] = "y, or dgate and dup; silu";
+static int64_t fill(lk_glu_args *a, const int64_t *n)
+{
+    a->rows = n[0], a->cols = n[1], a->gate = tensor(), a->up = tensor(), a->y = tensor(), a->dy = tensor();
+    a->dgate = tensor(), a->dup = tensor();
+    return n[1];
+}
+#elif defined(LK_ROPE_CUH)
+static const char sizes[] = "batch tokens q_heads dim", tensors[] = "q_out and k_out, or dq and dk; a quarter as many heads in k";
+static int64_t fill(lk_rope_args *a, const int64_t *n)
+{
+    a->batch = n[0], a->tokens = n[1], a->q_heads = n[2], a->k_heads = (n[2] + 3) / 4, a->dim = n[3];
+    a->inv_freq = FLOATS, a->q = tensor(), a->k = tensor(), a->q_out = tensor(), a->k_out = tensor();
+    a->dq_out = tensor(), a->dk_out = tensor(), a->dq = tensor(), a->dk = tensor();
+    return n[3];
+}
 #elif defined(LK_MD_LRPE_COSINE_CUH)
 static const char sizes[] = "batch heads tokens dim", tensors[] = "y and dx; one grid dimension";
 static int64_t fill(lk_md_lrpe_cosine_args *a, const int64_t *n)
