@@ -90,7 +90,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.append(f"{ROOT}/packages/torch")  # lk_torch where it was built in the tree, unless one is installed
 import plot  # noqa: E402: beside this file; its plots are not made here
 
-OPS = ("logsumexp", "cross_entropy", "cross_entropy_stats", "kl", "srms_norm", "md_lrpe_cosine", "linear_cross_entropy",
+OPS = ("logsumexp", "cross_entropy", "cross_entropy_stats", "kl", "srms_norm", "glu", "md_lrpe_cosine", "linear_cross_entropy",
        "linear_cross_entropy_stats", "linear_kl")
 DIRECTIONS = ("forward", "backward", "forward_backward")
 COLUMNS = ("op", "direction", "dtype", "case", "provider", "version", "call_ms", "kernel_ms", "kernel_clock", "of_ceiling",
@@ -275,6 +275,20 @@ def lrpe_angles(positions, theta, dim, dtype):
     return positions.to(dtype)[None, :, f // e] * theta.to(dtype)[:, None, f % e]
 
 
+def glu_reference(activation):
+    def reference(i, upstream):
+        y, dgate, dup = (torch.empty_like(i["gate"], dtype=F64) for _ in range(3))
+        for s in slices(*y.shape):
+            gate, up, dy = (t[s].double() for t in (i["gate"], i["up"], upstream[0]))
+            with torch.enable_grad():
+                gate.requires_grad_()
+                act = GLU_ACTS[activation](gate)
+                slope, = torch.autograd.grad(act.sum(), gate)
+            y[s], dgate[s], dup[s] = act.detach() * up, dy * up * slope, dy * act.detach()
+        return [y], [dgate, dup]
+    return reference
+
+
 def md_lrpe_cosine_reference(positions, prefix):
     def reference(i, upstream):
         x, dy = i["x"], upstream[0]
@@ -340,6 +354,22 @@ def srms_norm_cases(env):
                    {"forward": (n + n * residual, n + n * residual), "backward": (2 * n + n * residual, n)},
                    srms_norm_providers(env, residual, weight), (rows, cols) in ((4096, 2048), (131072, 2048), (8192, 4096)),
                    page=cols == 2048 and not weight)
+
+
+GLU_ACTS = {"silu": F.silu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
+
+
+def glu_cases(env):
+    shapes = [(rows, cols, "silu") for rows, cols in ((4096, 14336), (8192, 8192), (16384, 6144), (4096, 2048), (100, 14336),
+                                                       (4090, 5461))]
+    shapes += [(8192, 8192, "gelu_tanh")]
+    for rows, cols, activation in [(7, 130, name) for name in GLU_ACTS] if env.smoke else shapes:
+        n = 2 * rows * cols
+        suffix = "" if activation == "silu" else f" activation={activation}"
+        yield Case("glu", f"rows={rows} cols={cols}{suffix}",
+                   {"gate": normal(rows, cols, sigma=2.0), "up": normal(rows, cols)}, ("gate", "up"), ("y",), (normal(rows, cols),),
+                   glu_reference(activation), {"forward": (2 * n, n), "backward": (3 * n, 2 * n)}, glu_providers(env, activation),
+                   rows in (4096, 100))
 
 
 def md_lrpe_cosine_cases(env):
@@ -606,6 +636,13 @@ def srms_norm_providers(env, residual, weight):
     providers.append(peer("xopes", "xopes.ops.normalize", lambda m: lambda x, residual=None, weight=None: m.normalize_triton(
         x, weight, residual=residual, c=x.shape[-1]**0.5, eps=EPS), label="xopes Triton"))
     return providers
+
+
+def glu_providers(env, activation):
+    act = GLU_ACTS[activation]
+    liger = ("swiglu", "LigerSiLUMulFunction") if activation == "silu" else ("geglu", "LigerGELUMulFunction")
+    return [lk_provider(env, lambda gate, up: env.lk.glu(gate, up, activation)), *torch_pair(lambda gate, up: act(gate) * up),
+            peer("liger", f"liger_kernel.ops.{liger[0]}", lambda m: getattr(m, liger[1]).apply, destroys=True)]
 
 
 def md_lrpe_cosine_providers(env, grid, prefix, positions):
