@@ -3,11 +3,13 @@
 
 It builds lk_torch in its folder, as `make torch` does, and links its objects again, with those of liblk.so, without those for
 Python, and with another namespace for the ops: one library that needs PyTorch's and CUDA's, and no version of Python. gpu, the
-default, needs nvcc and no GPU: ARCH="80 90a 100a" chooses the cards. cpu takes lk's simulator, to test without a GPU. LK_BACKEND
-says the same, CXX names another compiler.
+default, needs nvcc and no GPU: ARCH="80 90a 100f" chooses the cards. cpu takes lk's simulator, to test without a GPU.
+LK_BACKEND says the same, CXX names another compiler. Where ziglang is installed, it links, for glibc 2.28 and later.
 """
+import base64
 import glob
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -23,7 +25,7 @@ from torch.utils import cpp_extension
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 TORCH = os.path.join(ROOT, "packages", "torch")
-VERSION = 1  # of the kernel's interface, the Hub's number: a new one where a caller would have to change
+VERSION = 0  # of the kernel's interface, the Hub's number: 0 while names may change, then a new one where a caller must change
 
 
 def variant(backend):
@@ -39,6 +41,18 @@ def cards():
     text = open(os.path.join(ROOT, "build", "gpu", "lib", "arches")).read()
     found = re.findall(r"code=(sm|compute)_(\d+)(\d[a-z]?)\b", text)
     return [f"{major}.{minor}" + ("+PTX" if kind == "compute" else "") for kind, major, minor in found]
+
+
+def call(*command):
+    print(" ".join(command), flush=True)
+    subprocess.check_call(command)
+
+
+def digest(folder):
+    """Of each file but metadata.json, as `kernels verify-signature` wants it: SHA-256 in base64."""
+    sums = {name: hashlib.sha256(open(os.path.join(folder, name), "rb").read()).digest()
+            for name in sorted(os.listdir(folder)) if name != "metadata.json"}
+    return {"algorithm": "sha256", "files": {name: base64.b64encode(found).decode() for name, found in sums.items()}}
 
 
 def build(backend):
@@ -74,21 +88,29 @@ def build(backend):
     os.makedirs(work, exist_ok=True)
     with open(os.path.join(work, "namespace.cpp"), "w") as f:
         f.write(f'namespace lk_torch {{ extern const char ops_namespace[] = "{name}"; }}\n')
+        # While glibc's is true, g++'s headers count references without atomics. glibc has it from 2.32 on.
+        f.write('extern "C" const char __libc_single_threaded = 0;\n')
     with open(os.path.join(work, "exports"), "w") as f:
         f.write("{ local: *; };\n")
-    shared = next(line.split()[-1] for line in open("/proc/self/maps") if "/libstdc++.so" in line)  # as lk_torch's setup.py
+    # As lk_torch's setup.py.
+    shared = [next(line.split()[-1] for line in open("/proc/self/maps") if "/libstdc++.so" in line)]
     libraries = ["torch", "torch_cpu", "c10"]
     if backend == "gpu":
         libraries += ["torch_cuda", "c10_cuda", "cudart", "cublasLt"]
-    command = [os.environ.get("CXX", "g++"), "-O2", "-fPIC", "-shared", "-pthread", os.path.join(work, "namespace.cpp"), *objects,
-               *(f"-L{path}" for path in cpp_extension.library_paths("cuda" if backend == "gpu" else "cpu")),
-               *(f"-l{name}" for name in libraries), shared, "-Wl,-z,defs",
-               "-Wl,--version-script=" + os.path.join(work, "exports"), "-o", os.path.join(folder, name + ".abi3.so")]
-    print(" ".join(command), flush=True)
-    subprocess.check_call(command)
+    cxx, own = os.environ.get("CXX", "g++"), os.path.join(work, "namespace.o")
+    flags = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,--version-script=" + os.path.join(work, "exports")]
+    call(cxx, "-O2", "-fPIC", "-c", os.path.join(work, "namespace.cpp"), "-o", own)
+    linker = [cxx]
+    if importlib.util.find_spec("ziglang"):  # as packages/rules.mk links liblk.so, and why: the wheel's README
+        linker = [sys.executable, "-m", "ziglang", "c++", "-target", f"{platform.machine()}-linux-gnu.2.28", "-nostdlib++",
+                  "-Xlinker", "--strip-debug"]
+        shared += [subprocess.check_output([cxx, "-print-file-name=libgcc_s.so.1"], text=True).strip()]
+    call(*linker, own, *objects, *(f"-L{path}" for path in cpp_extension.library_paths("cuda" if backend == "gpu" else "cpu")),
+         *(f"-l{name}" for name in libraries), *shared, *flags, "-o", os.path.join(folder, name + ".abi3.so"))
     about = {"id": name, "name": "lk", "version": VERSION, "license": "MIT", "python-depends": [], "backend": {"type": device}}
     if backend == "gpu":
         about["backend"]["archs"] = cards()
+    about["digest"] = digest(folder)
     with open(os.path.join(folder, "metadata.json"), "w") as f:
         json.dump(about, f, indent=2)
     size = sum(os.path.getsize(os.path.join(folder, n)) for n in os.listdir(folder)) / 2**20

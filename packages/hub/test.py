@@ -6,6 +6,7 @@ transformers' own configs, the head in TRL's interface.
 
 A result is held against the same in a wider type. lk may be off by twice what PyTorch is in the same type, and by some units of
 that type."""
+import ast
 import contextlib
 import copy
 import importlib.metadata
@@ -15,6 +16,8 @@ import itertools
 import logging
 import math
 import os
+import re
+import subprocess
 import sys
 import time
 import traceback
@@ -84,7 +87,7 @@ def loading():
     about = kernels.Metadata.read_from_file(folder / "metadata.json")
     verdict("the module's name", kernel.__name__ == about.id, kernel.__name__)
     verdict("its folder", folder.parent == HUB, str(folder))
-    verdict("its version", about.version >= 1 and str(about.name) == "lk")
+    verdict("its version", about.version == 0 and str(about.name) == "lk")
     verdict("its backend", str(about.backend.backend_type).lower() == D, str(about.backend))
     verdict("a second time", kernels.get_local_kernel(folder) is kernel)
     verdict("lk_torch is not needed", "lk_torch" not in sys.modules and "rms_norm" not in dir(torch.ops.lk))
@@ -107,6 +110,77 @@ def loading():
             who.linear_cross_entropy(leaf, x, target[:3]).backward()
         verdict(f"beside lk_torch: whose ops, {space}", seen.spaces == {space}, str(seen.spaces))
         verdict(f"beside lk_torch: the bits, {space}", torch.equal(who.rms_norm(x, (40,), weight, 1e-6), y))
+
+
+# ---- What Hugging Face asks of a kernel: docs/source/kernel-requirements.md of github.com/huggingface/kernels ----------------
+
+# The newest versions of symbols that manylinux_2_28 has.
+MOST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+# Of the simulator's threads, where g++ is 12 or later: nobody publishes the simulator.
+SIMULATORS = {"_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE"}
+# Besides PyTorch's, CUDA's and what each system has.
+LIBRARIES = (r"lib(torch|torch_cpu|torch_cuda|c10|c10_cuda|cudart|cublasLt|stdc\+\+|gcc_s|m|c|pthread|dl|rt)\.so[.\d]*"
+             r"|ld-linux-.*")
+
+
+def requirements():
+    import kernels
+    from kernels import _rust
+    from kernels.variants import parse_variant
+    folder = Path(kernel.__file__).parent
+    about = kernels.Metadata.read_from_file(folder / "metadata.json")
+    number = "torch" + "".join(torch.__version__.split(".")[:2]) + "-cxx11"
+    device = "cpu" if D == "cpu" else "cu" + torch.version.cuda.replace(".", "")
+    verdict("the variant's name", folder.name == f"{number}-{device}-{os.uname().machine}-linux", folder.name)
+    verdict("and kernels reads it", parse_variant(folder.name).variant_str == folder.name)
+    verdict("the license", about.license == "MIT")
+    about.digest.validate(_rust.Digest.hash_variant(about.digest.algorithm, folder))  # as verify-signature does; raises
+    verdict("the digest has each file", set(about.digest.files) | {"metadata.json"} ==
+            {path.name for path in folder.iterdir() if path.name != "__pycache__"}, str(list(about.digest.files)))
+
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))  # raises
+        imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        later = any(getattr(node, "module", None) == "__future__" for node in imports)
+        hints = [getattr(node, field, None) for node in ast.walk(tree) for field in ("annotation", "returns")]
+        unions = [ast.unparse(t) for t in hints if t and any(isinstance(n, ast.BitOr) for n in ast.walk(t))]
+        verdict(f"{path.name}: annotations that Python 3.9 reads", later or not unions, str(unions))
+        names = {name.name for node in imports if isinstance(node, ast.Import) for name in node.names}
+        names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and not node.level}
+        roots = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+        verdict(f"{path.name}: imports PyTorch and its own files alone", roots <= {"torch"}, str(roots))
+    missing = [name for name in kernel.__all__ if not hasattr(kernel, name)]
+    verdict("all of __all__ is there, layers too", not missing and "layers" in kernel.__all__, str(missing))
+    for name, cls in inspect.getmembers(kernel.layers, inspect.isclass):
+        own = set(vars(cls)) - {"__module__", "__doc__", "__annotations__", "__firstlineno__", "__static_attributes__",
+                                "__annotate_func__", "__annotations_cache__"}
+        verdict(f"{name} is pure", issubclass(cls, torch.nn.Module) and own == {"forward", "has_backward", "can_torch_compile"},
+                str(own))
+
+    path = folder / f"{about.id}.abi3.so"
+    verdict("one library", list(folder.glob("*.so*")) == [path])
+    readelf = lambda *options: subprocess.check_output(["readelf", "-W", *options, path], text=True)
+    needs = re.findall(r"NEEDED.*\[(.*)\]", readelf("-d"))
+    verdict("it needs PyTorch's and CUDA's libraries alone", all(re.fullmatch(LIBRARIES, lib) for lib in needs), str(needs))
+    verdict("it looks nowhere else for them", not re.search(r"\((RPATH|RUNPATH)\)", readelf("-d")))
+    undefined = re.findall(r" UND (\S+)", readelf("--dyn-syms"))
+    verdict("it needs no Python", not [name for name in undefined if re.match("_?Py", name)])
+    newer = [name for name in undefined for dep, version in re.findall(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_([\d.]+)", name)
+             if tuple(map(int, version.split("."))) > MOST[dep] and not (D == "cpu" and name.split("@")[0] in SIMULATORS)]
+    if importlib.util.find_spec("ziglang"):
+        verdict("manylinux_2_28", undefined and not newer, str(newer))
+    else:
+        print("skip  hub, manylinux_2_28: ziglang is not installed, so the library is for this system: pip install ziglang")
+    try:
+        import kernel_abi_check
+    except ImportError:
+        return print("skip  hub, Hugging Face's own check: kernel-abi-check is not installed: pip install kernel-abi-check")
+    theirs = kernel_abi_check.ObjectFile(path)
+    verdict("Hugging Face's check: ABI of Python 3.9", theirs.check_python_abi("3.9") == [])
+    found = [f"{s.name}: {s.dep} {s.version}" for s in theirs.check_manylinux("manylinux_2_28")
+             if not (D == "cpu" and s.name in SIMULATORS)]
+    if importlib.util.find_spec("ziglang"):
+        verdict("Hugging Face's check: manylinux_2_28", not found, str(found))
 
 
 # ---- Models -----------------------------------------------------------------------------------------------------------------
@@ -431,7 +505,8 @@ def main():
         sys.exit(f"{error}\nlk: packages/hub/build.py {backend} builds it")
     print(f"lk for kernels {kernels.__version__} ({backend}) in PyTorch {torch.__version__}: {Path(kernel.__file__).parent.name}"
           f", loaded in {time.time() - began:.1f} s", flush=True)
-    groups = dict(loading=loading, norms=norms, use_kernels=use_kernels, head=head, divergence=divergence, logits=logits, trl=trl, models=models)
+    groups = dict(loading=loading, requirements=requirements, norms=norms, use_kernels=use_kernels, head=head, divergence=divergence,
+                  logits=logits, trl=trl, models=models)
     for name in words or groups:
         needs = dict(models="transformers", use_kernels="transformers", trl="trl").get(name)
         if needs and importlib.util.find_spec(needs) is None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The heads' losses in the interface of TRL 1.16: the functions of its trl/kernels, with their arguments and results."""
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 
