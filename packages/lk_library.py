@@ -85,3 +85,10 @@ def take(backend, folder):
 def requirement(backend):
     """What a binding needs at run time: lk-kernels of this minor version, if its library is taken from there."""
     return [f"lk-kernels~={version(2)}.0"] if installed(backend) else []
+
+
+def system(library, machine=None):
+    """A wheel's system: the oldest glibc that has the functions which its library calls, as pip names it."""
+    symbols = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
+    minor = max(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols))
+    return f"manylinux_2_{minor}_{machine or os.uname().machine}"

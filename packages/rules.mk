@@ -2,9 +2,9 @@
 # The forms in which others take lk (README.md): the library, make install, make dist, and the bindings. Part of the Makefile.
 
 # The library: where no GPU tells, machine code of these three. Of several, the last one's PTX too, without the letter, since
-# PTX of compute_100a runs on nothing but 10.0 and that of compute_100 on all that is newer: 10.3 and 12.0, say, which none of
-# the three's machine code runs on. 8.6 and 8.9 run that of 80.
-lib_arches := $(if $(filter native,$(or $(capability),$(ARCH))),80 90a 100a,$(arches))
+# PTX of compute_100f runs on nothing but 10.0 and 10.3 and that of compute_100 on all that is newer: 12.0, say, which none of
+# the three's machine code runs on. 8.6 and 8.9 run that of 80, and 10.3 that of 100f: lk has no instruction that 100f lacks.
+lib_arches := $(if $(filter native,$(or $(capability),$(ARCH))),80 90a 100f,$(arches))
 lib_ptx := $(if $(word 2,$(lib_arches)),$(patsubst %a,%,$(patsubst %f,%,$(lastword $(lib_arches)))))
 lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)) \
 	$(foreach a,$(lib_ptx),-gencode arch=compute_$(a),code=compute_$(a))
@@ -97,6 +97,8 @@ torch: | backend ## use: builds the PyTorch binding in its folder and tests it; 
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/distill.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/fp8_linear.py
+wheels: wheel ## use: builds lk_torch for versions= of PyTorch as wheels that need no compiler, in build/dist, and tests each
+	@$(PYTHON) packages/torch/wheels.py $(lib_backend) $(versions)
 torch-families: | backend ## use: tries patch on each causal model of transformers, and writes README's list; CI does not
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test_families.py $(ARGS)
@@ -135,4 +137,4 @@ $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(Q)$(compile) -c $< -o $@
 api-pages: ## test: writes packages/torch/API.md and packages/jax/API.md from the docstrings
 	@python3 packages/api.py
-.PHONY: lib install install-headers uninstall dist wheel torch torch-families hub jax api-pages
+.PHONY: lib install install-headers uninstall dist wheel wheels torch torch-families hub jax api-pages

@@ -12,9 +12,7 @@
 import glob
 import importlib.util
 import os
-import re
 import shutil
-import subprocess
 import sys
 
 import setuptools
@@ -23,7 +21,7 @@ from setuptools.command.build_py import build_py
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import lk_library
 
-ALL = "80 86 89 90a 100a 103a 120a"
+ALL = "80 86 89 90a 100f 120f"  # 100f also runs on 10.3, and 120f on 12.1
 BACKEND = lk_library.backend_asked()
 ARCHES = ALL if os.environ.get("ARCH", "native") == "native" else os.environ["ARCH"]
 ROOT = lk_library.ROOT
@@ -50,13 +48,9 @@ class Build(build_py):
 
 
 def system():
-    """The wheel's system: the oldest glibc that has the functions which the library calls, as pip names it."""
     library = f"{ROOT}/build/{'cpu-plain/liblk_simt.so' if BACKEND == 'cpu' else 'gpu/liblk.so'}"
-    symbols = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
     asked = os.environ.get("MACHINE")
-    machine = asked if asked in ("x86_64", "aarch64") else os.uname().machine
-    minor = max(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols))
-    return f"manylinux_2_{minor}_{machine}"
+    return lk_library.system(library, asked if asked in ("x86_64", "aarch64") else None)
 
 
 class Binary(setuptools.Distribution):

@@ -86,11 +86,11 @@ said = says("python -m lk", f"lk {version}: ", python, "-m", "lk")
 check("it loads, and is said to", f"loads    yes, as {version}" in said and said.endswith("lk: all as it should be\n"), said)
 says("a wrong option shows what there is", "--cflags", python, "-m", "lk", "--help", succeeds=False)
 
-# Which code a card runs. Code of 80 runs on 8.x; code with an a on its own card alone; PTX on the newer ones.
-fits = ("import lk; lk.ARCHES, lk.PTX = ['80', '90a', '120a'], '120'; from lk.__main__ import runs_on; "
-        "print([runs_on(c) for c in (75, 86, 90, 100, 120, 121)])")
-says("which code runs on which card", "[None, 'machine code of 80', 'machine code of 90a', None, 'machine code of 120a', "
-     "'PTX of 120, compiled at the first call']", python, "-c", fits)
+# Which code a card runs. Code of 80 runs on 8.x, of 100f on 10.x; code with an a on its own card alone; PTX on the newer ones.
+fits = ("import lk; lk.ARCHES, lk.PTX = ['80', '90a', '100f', '120a'], '120'; from lk.__main__ import runs_on; "
+        "print([runs_on(c) for c in (75, 86, 90, 91, 100, 103, 110, 120, 121)])")
+says("which code runs on which card", "[None, 'machine code of 80', 'machine code of 90a', None, 'machine code of 100f', "
+     "'machine code of 100f', None, 'machine code of 120a', 'PTX of 120, compiled at the first call']", python, "-c", fits)
 
 # A user's program in C, linked with it.
 with open(f"{work}/main.c", "w") as file:

@@ -31,7 +31,8 @@ def runs_on(capability):
     """The code that a card of this compute capability runs, in words; None where there is none."""
     for arch in lk.ARCHES:
         number = int(arch.rstrip("af"))
-        if number == capability or (arch.isdigit() and number // 10 == capability // 10 and number <= capability):
+        family = arch[-1] != "a" and number // 10 == capability // 10 and number <= capability
+        if number == capability or family:
             return f"machine code of {arch}"
     return f"PTX of {lk.PTX}, compiled at the first call" if lk.PTX and capability >= int(lk.PTX) else None
 
