@@ -87,8 +87,8 @@ def requirement(backend):
     return [f"lk-kernels~={version(2)}.0"] if installed(backend) else []
 
 
-def system(library, machine=None):
-    """A wheel's system: the oldest glibc that has the functions which its library calls, as pip names it."""
+def system(library, machine=None, least=0):
+    """A wheel's system: the oldest glibc that has the functions which its library calls, as pip names it; from `least` on."""
     symbols = subprocess.check_output(["readelf", "-W", "--dyn-syms", library], text=True)
-    minor = max(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols))
+    minor = max(least, *(int(found) for found in re.findall(r"GLIBC_2\.(\d+)", symbols)))
     return f"manylinux_2_{minor}_{machine or os.uname().machine}"
