@@ -2213,7 +2213,7 @@ LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_e
 /* What another header's struct adds to the checks: its tensors, the bytes of its workspace, the ids of a row as the caller has
  * them, and of a rank what has been checked. */
 typedef struct {
-    lk_tensor list[9];
+    lk_tensor list[7], states[2]; /* states: a rank's */
     size_t bytes;
     int64_t ids_per_row, most_ids; /* 0: rows have a target */
     const lk_vocab_parallel *parallel;
@@ -2235,7 +2235,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     const bool query = !device, finish = direction == LK_FINISH, forward = direction == LK_FORWARD || finish;
     const bool back = direction == LK_BACKWARD, prob = whose == LK_CE_PROBABILITIES;
     const lk_vocab_parallel *const parallel = more ? more->parallel : NULL;
-    const lk_tensor *const added = more ? more->list : NULL;
+    const lk_tensor *const added = more ? more->list : NULL, *const states = more ? more->states : NULL;
     lk_checks checks = lk_check_begin(op, device);
     lk_cross_entropy_check_function(&checks, a, whose, direction);
     if (checks.status) return checks.status; /* before all rules */
@@ -2280,7 +2280,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
          {{a->rows, &a->dlogits_stride, "dlogits_stride"}}, {"logits"}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
         lk_ce_added(added, 0), lk_ce_added(added, 1), lk_ce_added(added, 2), lk_ce_added(added, 3), lk_ce_added(added, 4),
-        lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(added, 7), lk_ce_added(added, 8),
+        lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(states, 0), lk_ce_added(states, 1),
         lk_workspace(a->workspace, bytes),
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));

@@ -569,8 +569,8 @@ LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS)
 
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
-/* Whether a call has a tail. */
-LK_HOST bool lk_ce_ids_has_tail(const lk_cross_entropy_ids_args *x, lk_direction direction)
+/* Whether a call has a tail. Args, here and below: also lk_linear_cross_entropy_ids_args, whose ids are the same fields. */
+template <class Args> LK_HOST bool lk_ce_ids_has_tail(const Args *x, lk_direction direction)
 {
     return x->tail_weight || (direction != LK_BACKWARD && x->tail) || (direction != LK_FORWARD && x->dtail);
 }
@@ -644,13 +644,41 @@ LK_HOST size_t lk_ce_ids_bytes(const lk_cross_entropy_ids_args *x, lk_direction 
 /* The fields of rows with a target. */
 LK_HOST void lk_cross_entropy_ids_refuse(lk_checks *checks, const lk_cross_entropy_args *a)
 {
-    const char *const refused = a->target                    ? "target"
-                                : a->target_prob             ? "target_prob"
-                                : a->class_weight            ? "class_weight"
-                                : a->label_smoothing != 0.0f ? "label_smoothing"
-                                : a->statistics              ? "statistics"
-                                                             : NULL;
-    if (refused) lk_reject(checks, LK_ERR_VALUE, "%s is given; it is not for rows with target_ids", refused);
+    const char *const why = "it is not for rows with target_ids";
+    lk_check_absent(checks, "target", a->target, why);
+    lk_check_absent(checks, "target_prob", a->target_prob, why);
+    lk_check_absent(checks, "class_weight", a->class_weight, why);
+    lk_check_absent(checks, "label_smoothing", a->label_smoothing != 0.0f, why);
+    lk_check_absent(checks, "statistics", a->statistics, why);
+}
+
+/* Takes out of the ids what belongs to other calls. */
+template <class Args> LK_HOST void lk_ce_ids_fill_in(Args *x, lk_direction direction)
+{
+    const int64_t k = x->ids_per_row;
+    if (k < 1 || k > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
+    if (direction == LK_FORWARD || direction == LK_FINISH) x->dlogp = x->dtail = NULL;
+    if (direction == LK_BACKWARD) x->logp = NULL;
+    if (!lk_ce_ids_has_tail(x, direction)) x->tail = NULL;
+}
+
+/* The tensors of ids, after lk_ce_ids_fill_in. rows: of each of them. parallel: of a rank, or NULL. */
+template <class Args>
+LK_HOST void lk_ce_ids_put_tensors(lk_tensor (&list)[7], Args *x, int64_t rows, lk_direction direction,
+                                   const lk_vocab_parallel *parallel)
+{
+    const bool forward = direction == LK_FORWARD || direction == LK_FINISH, back = direction == LK_BACKWARD;
+    const bool leaves_states = parallel && direction == LK_FORWARD && !parallel->all_gather;
+    const int64_t k = x->ids_per_row;
+    const int tail = lk_ce_ids_has_tail(x, direction) ? LK_IN | LK_REQUIRED : LK_UNUSED;
+    list[0] = {"target_ids", x->target_ids, x->common.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, k,
+               {{rows, &x->target_ids_stride, "target_ids_stride"}}};
+    list[1] = {"target_weight", x->target_weight, 4, LK_IN, k, {{rows, &x->target_weight_stride, "target_weight_stride"}}};
+    list[2] = {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, k, {{rows, &x->dlogp_stride, "dlogp_stride"}}};
+    list[3] = {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, k, {{rows, &x->logp_stride, "logp_stride"}}};
+    list[4] = {"tail_weight", x->tail_weight, 4, LK_IN, rows};
+    list[5] = {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, rows};
+    list[6] = {"tail", x->tail, 4, leaves_states ? LK_UNUSED : back ? tail : LK_OUT, rows};
 }
 
 /* Validates a call; x becomes its arguments with every default filled in. device: as in lk_check_begin. ranks: what
@@ -661,28 +689,15 @@ LK_HOST lk_status lk_cross_entropy_ids_check(const char *op, const lk_cross_entr
 {
     *x = *args;
     const lk_cross_entropy_args &a = args->common;
-    const bool forward = direction == LK_FORWARD || direction == LK_FINISH, back = direction == LK_BACKWARD;
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_ids_refuse(&checks, &a);
-    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
-    if (forward) x->dlogp = x->dtail = NULL;
-    if (back) x->logp = NULL;
-    const bool tail = lk_ce_ids_has_tail(x, direction);
-    const bool leaves_states = ranks && direction == LK_FORWARD && !ranks->parallel->all_gather;
     if (checks.status) return checks.status; /* before all rules */
-    if (!tail) x->tail = NULL;
-    lk_ce_more more = {
-        {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
-          {{a.rows, &x->target_ids_stride, "target_ids_stride"}}},
-         {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row, {{a.rows, &x->target_weight_stride, "target_weight_stride"}}},
-         {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.rows, &x->dlogp_stride, "dlogp_stride"}}},
-         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.rows, &x->logp_stride, "logp_stride"}}},
-         {"tail_weight", x->tail_weight, 4, LK_IN, a.rows},
-         {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.rows},
-         {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.rows}},
-        ranks ? ranks->bytes : lk_ce_ids_bytes(x, direction), args->ids_per_row, LK_CE_IDS_MOST,
-        ranks ? ranks->parallel : NULL, x->dlogp || x->dtail};
-    if (ranks) more.list[7] = ranks->list[0], more.list[8] = ranks->list[1];
+    lk_ce_ids_fill_in(x, direction);
+    lk_ce_more more = {};
+    if (ranks) more = *ranks;
+    else more.bytes = lk_ce_ids_bytes(x, direction);
+    more.ids_per_row = args->ids_per_row, more.most_ids = LK_CE_IDS_MOST, more.other_gradients = x->dlogp || x->dtail;
+    lk_ce_ids_put_tensors(more.list, x, a.rows, direction, more.parallel);
     return lk_cross_entropy_check<T>(op, &a, LK_CE_IDS, direction, device, &x->common, &more);
 }
 

@@ -399,18 +399,16 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_c
     *x = *args;
     lk_cross_entropy_ids_args ids = args->common;
     lk_ce_more more = {};
-    lk_tensor list[2] = {};
     lk_checks checks = {op, LK_OK};
     lk_cross_entropy_ids_refuse(&checks, &ids.common);
     lk_ranks_check(&checks, x->parallel, ids.common.vocab, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
-    if (ids.ids_per_row < 1 || ids.ids_per_row > LK_CE_IDS_MOST) ids.ids_per_row = 1; /* it is refused in its place */
-    if (direction == LK_FORWARD || direction == LK_FINISH) ids.dtail = NULL;
+    lk_ce_ids_fill_in(&ids, direction);
     lk_arena arena = {(uintptr_t)ids.common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     *space = lk_ce_ids_slice_space_of(&ids, direction, lk_ranks_gathers(x->parallel, direction), &arena);
     lk_ranks_place(x->parallel, direction, ids.common.rows, lk_ce_ids_row_bytes<T>(&ids, direction), 4, 16, &arena, &x->states,
-                   &x->all_states, &list);
-    more.list[0] = list[0], more.list[1] = list[1], more.bytes = arena.used, more.parallel = &x->parallel;
+                   &x->all_states, &more.states);
+    more.bytes = arena.used, more.parallel = &x->parallel;
     const lk_status status = lk_cross_entropy_ids_check<T>(op, &args->common, direction, device, &x->common, &more);
     if (!status && bytes) *bytes = more.bytes;
     return status;

@@ -142,10 +142,9 @@ LK_HOST lk_status lk_ce_ranks_check(const char *op, lk_cross_entropy_parallel_ar
     if (direction == LK_FORWARD || direction == LK_FINISH) a->dentropy = NULL;
     lk_arena arena = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
     *space = lk_ce_ranks_space_of(a, direction, lk_ranks_gathers(x->parallel, direction), &arena);
-    lk_tensor list[2] = {};
     lk_ranks_place(x->parallel, direction, a->rows, lk_ce_state_bytes(a), 4, a->statistics ? 8 : 16, &arena, &x->states,
-                   &x->all_states, &list);
-    *more = {{list[0], list[1]}, arena.used, 0, 0, &x->parallel, false};
+                   &x->all_states, &more->states);
+    more->bytes = arena.used, more->parallel = &x->parallel;
     return LK_OK;
 }
 

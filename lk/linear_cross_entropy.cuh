@@ -1131,13 +1131,25 @@ LK_HOST bool lk_lce_leaves_states(const lk_lce_call *call)
 /* What other headers add to the checks: their tensors; bytes of the workspace that they take first; a rank's columns. Of ids: how
  * many a token has; what is wrong with path, or NULL; and the arguments of a call that passes. */
 typedef struct {
-    lk_tensor list[9];
+    lk_tensor list[7], states[2]; /* states: a rank's */
     size_t bytes;
     const lk_lce_rank *rank;
     int64_t ids_per_row, most_ids; /* 0: each token has a target */
     const char *path_rule;
     lk_lce_args *instead;
 } lk_lce_added;
+
+/* The fields that another loss of this head does not take. weighted: it takes class_weight and label_smoothing. */
+LK_HOST void lk_lce_refuse(lk_checks *checks, const lk_lce_args *a, bool weighted, const char *why)
+{
+    lk_check_absent(checks, "target", a->target, why);
+    lk_check_absent(checks, "class_weight", !weighted && a->class_weight, why);
+    lk_check_absent(checks, "label_smoothing", !weighted && a->label_smoothing != 0.0f, why);
+    lk_check_absent(checks, "saved", a->saved, why);
+    lk_check_absent(checks, "max_counted", a->max_counted != 0, why);
+    lk_check_absent(checks, "batch_invariant", a->batch_invariant, why);
+    lk_check_absent(checks, "statistics", a->statistics, why);
+}
 
 /* Gives arguments the strides of those that have been checked. */
 LK_HOST void lk_lce_put_strides(lk_lce_args *a, const lk_lce_args &checked)
@@ -1170,7 +1182,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
     const bool backward = direction == LK_BACKWARD;
     const bool ids = more && more->most_ids;
     const lk_lce_rank *const rank = more ? more->rank : NULL;
-    const lk_tensor *const added = more ? more->list : NULL;
+    const lk_tensor *const added = more ? more->list : NULL, *const states = more ? more->states : NULL;
     lk_lce_args *const a = &call->a;
     lk_lce_copy_args<T>(args, direction, rank, call);
     lk_checks checks = {op, LK_OK};
@@ -1215,7 +1227,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
         lk_ce_added(added, 0), lk_ce_added(added, 1), lk_ce_added(added, 2), lk_ce_added(added, 3), lk_ce_added(added, 4),
-        lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(added, 7), lk_ce_added(added, 8),
+        lk_ce_added(added, 5), lk_ce_added(added, 6), lk_ce_added(states, 0), lk_ce_added(states, 1),
         lk_workspace(a->workspace, some && (a->vocab || ids || !planner) ? a->workspace_bytes : 0), /* a call that gathers has no planner */
     };
     const int count = lk_used_tensors(list, LK_COUNT(list));

@@ -639,18 +639,12 @@ template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args,
             lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms, lk_lce_ids_fused_panel, own};
 }
 
-/* Whether a call has a tail. */
-LK_HOST bool lk_lce_ids_has_tail(const lk_lce_ids_args *x, lk_direction direction)
-{
-    return x->tail_weight || (direction != LK_BACKWARD && x->tail) || (direction != LK_FORWARD && x->dtail);
-}
-
 /* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. split: the columns are
  * split over ranks. */
 LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool sizes, bool fused, bool split, void *workspace)
 {
     const lk_lce_ids_args &x = ids->x;
-    const bool both = direction == LK_BOTH, tail = lk_lce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
+    const bool both = direction == LK_BOTH, tail = lk_ce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
     const int64_t tokens = x.common.tokens < 0 ? 0 : lk_head_min(x.common.tokens, INT32_MAX); /* it may be unchecked */
     const bool halves = both && (tail || split); /* forward, then backward */
     sizes = sizes && direction != LK_FORWARD;
@@ -688,20 +682,6 @@ typedef struct {
     lk_tensor list[2]; /* the states */
 } lk_lce_ids_split;
 
-/* The fields of tokens with a target, and what ids do not have. */
-LK_HOST void lk_lce_ids_refuse(lk_checks *checks, const lk_lce_args *a)
-{
-    const char *const refused = a->target                      ? "target"
-                                : a->class_weight              ? "class_weight"
-                                : a->label_smoothing != 0.0f   ? "label_smoothing"
-                                : a->saved                     ? "saved"
-                                : a->max_counted != 0          ? "max_counted"
-                                : a->batch_invariant           ? "batch_invariant"
-                                : a->statistics                ? "statistics"
-                                                               : NULL;
-    if (refused) lk_reject(checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_ids", refused);
-}
-
 /* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. split: NULL
  * where a call has all columns. */
 template <class T>
@@ -713,16 +693,12 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     ids->x = *args;
     lk_lce_ids_args *const x = &ids->x;
     const lk_lce_args &a = args->common;
-    const bool forward = direction == LK_FORWARD, back = direction == LK_BACKWARD;
     lk_checks checks = {op, LK_OK};
-    lk_lce_ids_refuse(&checks, &a);
+    lk_lce_refuse(&checks, &a, false, "it is not for tokens with target_ids");
     if (checks.status) return checks.status; /* before all rules */
-    if (x->ids_per_row < 1 || x->ids_per_row > LK_CE_IDS_MOST) x->ids_per_row = 1; /* it is refused in its place */
-    if (forward) x->dlogp = x->dtail = NULL, x->common.dlse = x->common.dentropy = NULL;
-    if (back) x->logp = NULL;
-    const bool tail = lk_lce_ids_has_tail(x, direction);
-    if (!tail) x->tail = NULL;
-    const bool leaves_states = split && forward && !split->rank.parallel.all_gather;
+    lk_ce_ids_fill_in(x, direction);
+    if (direction == LK_FORWARD) x->common.dlse = x->common.dentropy = NULL;
+    const bool tail = lk_ce_ids_has_tail(x, direction);
     const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED && !split;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || fused_asked;
 
@@ -746,23 +722,14 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? split->rank.parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
 
-    lk_lce_added more = {
-        {{"target_ids", x->target_ids, a.target_dtype == LK_TARGET_INT32 ? 4 : 8, LK_REQUIRED, x->ids_per_row,
-          {{a.tokens, &x->target_ids_stride, "target_ids_stride"}}},
-         {"target_weight", x->target_weight, 4, LK_IN, x->ids_per_row,
-          {{a.tokens, &x->target_weight_stride, "target_weight_stride"}}},
-         {"dlogp", x->dlogp, 4, forward ? LK_UNUSED : LK_IN, x->ids_per_row, {{a.tokens, &x->dlogp_stride, "dlogp_stride"}}},
-         {"logp", x->logp, 4, back ? LK_UNUSED : LK_OUT, x->ids_per_row, {{a.tokens, &x->logp_stride, "logp_stride"}}},
-         {"tail_weight", x->tail_weight, 4, LK_IN, a.tokens},
-         {"dtail", x->dtail, 4, forward ? LK_UNUSED : LK_IN, a.tokens},
-         {"tail", x->tail, 4, leaves_states ? LK_UNUSED : !back ? LK_OUT : tail ? LK_IN | LK_REQUIRED : LK_UNUSED, a.tokens}},
-        ids->bytes, split ? &split->rank : NULL, args->ids_per_row, LK_CE_IDS_MOST,
-        tail && fused_asked ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
-        : known             ? NULL
-        : split             ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
-                            : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED",
-        call};
-    if (split) more.list[7] = split->list[0], more.list[8] = split->list[1];
+    lk_lce_added more = {};
+    if (split) more.states[0] = split->list[0], more.states[1] = split->list[1], more.rank = &split->rank;
+    lk_ce_ids_put_tensors(more.list, x, a.tokens, direction, split ? &split->rank.parallel : NULL);
+    more.bytes = ids->bytes, more.ids_per_row = args->ids_per_row, more.most_ids = LK_CE_IDS_MOST, more.instead = call;
+    more.path_rule = tail && fused_asked ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
+                     : known             ? NULL
+                     : split             ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
+                                         : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED";
     return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }
 

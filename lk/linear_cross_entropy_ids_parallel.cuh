@@ -135,7 +135,7 @@ LK_HOST lk_status lk_lce_ids_begin_ranks(const char *op, const lk_linear_cross_e
     lk_checks checks = {op, LK_OK};
     const lk_lce_args &a = args->common.common;
     *x = *args;
-    lk_lce_ids_refuse(&checks, &a);
+    lk_lce_refuse(&checks, &a, false, "it is not for tokens with target_ids");
     lk_ranks_check(&checks, x->parallel, a.vocab, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     lk_ranks_place(x->parallel, direction, a.tokens, lk_lce_ids_row_bytes<Logit>(&args->common, direction), 4, 16, arena,

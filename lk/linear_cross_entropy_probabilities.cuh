@@ -111,14 +111,8 @@ LK_HOST lk_status lk_lce_prob_check(const char *op, const lk_lce_prob_args *args
     lk_lce_prob_args *const x = &own->x;
     const lk_lce_args &a = args->common;
     const int logits = a.fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-    const char *const refused = a.target              ? "target"
-                                : a.saved             ? "saved"
-                                : a.max_counted != 0  ? "max_counted"
-                                : a.batch_invariant   ? "batch_invariant"
-                                : a.statistics        ? "statistics"
-                                                      : NULL;
     lk_checks checks = {op, LK_OK};
-    if (refused) lk_reject(&checks, LK_ERR_VALUE, "%s is given; it is not for tokens with target_prob", refused);
+    lk_lce_refuse(&checks, &a, true, "it is not for tokens with target_prob");
     if (x->target_prob_dtype == LK_DTYPE_T) x->target_prob_dtype = logits;
     if (x->target_prob_dtype != LK_DTYPE_F32 && x->target_prob_dtype != logits)
         lk_reject(&checks, LK_ERR_VALUE, "target_prob_dtype is %d; it must be LK_DTYPE_F32, the type of the logits, or 0 for that",
@@ -134,10 +128,11 @@ LK_HOST lk_status lk_lce_prob_check(const char *op, const lk_lce_prob_args *args
     call->workspace = (char *)a.workspace + own->bytes;
     call->workspace_bytes = a.workspace_bytes > own->bytes ? a.workspace_bytes - own->bytes : 0;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    const lk_lce_added more = {{{"target_prob", x->target_prob, lk_dtype_bytes<T>(x->target_prob_dtype), LK_REQUIRED, a.vocab,
-                                 {{a.tokens, &x->target_prob_stride, "target_prob_stride"}}}},
-                               own->bytes, NULL, 1, 1,
-                               known ? NULL : "with target_prob it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS", call};
+    lk_lce_added more = {};
+    more.list[0] = {"target_prob", x->target_prob, lk_dtype_bytes<T>(x->target_prob_dtype), LK_REQUIRED, a.vocab,
+                    {{a.tokens, &x->target_prob_stride, "target_prob_stride"}}};
+    more.bytes = own->bytes, more.ids_per_row = more.most_ids = 1, more.instead = call;
+    if (!known) more.path_rule = "with target_prob it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS";
     return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }
 
