@@ -348,16 +348,12 @@ template <class T> LK_HOST int lk_ce_ids_logits_of_row(int64_t ids_per_row)
     return (int)lk_ceil_div(ids_per_row, LK_VEC<T>) * LK_VEC<T>;
 }
 
-/* The bytes of a row's state, and of that and its logits. `dentropy` is forward_backward's alone. */
-LK_HOST int lk_ce_ids_state_bytes(const lk_cross_entropy_args *a, lk_direction direction)
+/* The bytes of a row's state and its logits. ids_per_row may be unchecked. Args: also a head's. */
+template <class T, class Args>
+LK_HOST int64_t lk_ce_ids_row_bytes(const Args *a, int64_t ids_per_row, lk_direction direction)
 {
-    lk_cross_entropy_args forward = *a;
-    if (direction != LK_BOTH) forward.dentropy = NULL;
-    return lk_ce_state_bytes(&forward);
-}
-template <class T> LK_HOST int64_t lk_ce_ids_row_bytes(const lk_cross_entropy_ids_args *x, lk_direction direction)
-{
-    return lk_ce_ids_state_bytes(&x->common, direction) + lk_ce_ids_logits_of_row<T>(x->ids_per_row) * (int64_t)sizeof(T);
+    const int64_t k = ids_per_row < 1 || ids_per_row > LK_CE_IDS_MOST ? 1 : ids_per_row;
+    return lk_ce_ranks_state_bytes(a, direction) + lk_ce_ids_logits_of_row<T>(k) * (int64_t)sizeof(T);
 }
 
 /* What lies in the workspace, besides what is gathered: forward_backward has what backward reads and the caller did not give. */
@@ -406,8 +402,8 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_c
     lk_ce_ids_fill_in(&ids, direction);
     lk_arena arena = {(uintptr_t)ids.common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     *space = lk_ce_ids_slice_space_of(&ids, direction, lk_ranks_gathers(x->parallel, direction), &arena);
-    lk_ranks_place(x->parallel, direction, ids.common.rows, lk_ce_ids_row_bytes<T>(&ids, direction), 4, 16, &arena, &x->states,
-                   &x->all_states, &more.states);
+    const int64_t row_bytes = lk_ce_ids_row_bytes<T>(&ids.common, ids.ids_per_row, direction);
+    lk_ranks_place(x->parallel, direction, ids.common.rows, row_bytes, 4, 16, &arena, &x->states, &x->all_states, &more.states);
     more.bytes = arena.used, more.parallel = &x->parallel;
     const lk_status status = lk_cross_entropy_ids_check<T>(op, &args->common, direction, device, &x->common, &more);
     if (!status && bytes) *bytes = more.bytes;
@@ -556,7 +552,7 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_run(const char *op, const lk_cro
     if (job.space.ids.entropy) a.entropy = job.space.ids.entropy;
     if (direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows)
         a.valid_rows = &job.space.ids.counts->valid_rows;
-    const size_t bytes = (size_t)a.rows * (size_t)lk_ce_ids_row_bytes<T>(&job.x.common, direction);
+    const size_t bytes = (size_t)a.rows * (size_t)lk_ce_ids_row_bytes<T>(&a, job.x.common.ids_per_row, direction);
     const lk_ranks ranks = {op, stream, job.x.parallel, a.vocab, job.x.states, const_cast<void *>(job.x.all_states), bytes, 1,
                             lk_ce_ids_step<T>, &job};
     return lk_ranks_run(&ranks, direction);

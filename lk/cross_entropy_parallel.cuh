@@ -108,6 +108,14 @@ LK_HOST lk_status lk_cross_entropy_run_finish(const char *op, const lk_device *d
 
 /* ---- Checks and workspace ------------------------------------------------------------------------------------------------ */
 
+/* The bytes of a row's state. forward and finish have no dentropy. Args: also a head's. */
+template <class Args> LK_HOST int lk_ce_ranks_state_bytes(const Args *a, lk_direction direction)
+{
+    Args of = *a;
+    if (direction == LK_FORWARD || direction == LK_FINISH) of.dentropy = NULL;
+    return lk_ce_state_bytes(&of);
+}
+
 /* What lies in the workspace of a call, besides the states: the counts and losses; then what backward reads and the caller did not
  * give. */
 typedef struct {

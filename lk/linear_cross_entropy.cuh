@@ -1158,8 +1158,8 @@ LK_HOST void lk_lce_put_strides(lk_lce_args *a, const lk_lce_args &checked)
     a->dx_stride = checked.dx_stride, a->dweight_stride = checked.dweight_stride;
 }
 
-/* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a call that is checked begins here, with
- * lk_lce_copy_args. planner: NULL where no plan is asked for. */
+/* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a rank begins here, with
+ * lk_lce_copy_args: its call is checked. planner: NULL where no plan is asked for. */
 template <class T> LK_HOST lk_status lk_lce_begin(const char *op, bool query, lk_lce_call *call, lk_head_planner *planner)
 {
     lk_lce_args *const a = &call->a;
@@ -1248,7 +1248,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
     if (!checks.status) checks.status = lk_lce_begin<T>(op, query, call, planner);
     if (query) return checks.status;
     lk_check_alignment(&checks, list, count);
-    if (!checks.status && planner) /* else lk_lce_ranks_run checks it */
+    if (!checks.status && planner) /* else lk_lce_run_ranks checks it */
         lk_check_workspace(&checks, args->workspace, args->workspace_bytes, planner->least + (more ? more->bytes : 0));
     lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
     lk_check_allocations(&checks, list, count);
@@ -1257,38 +1257,22 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
 
-/* Fills in the call of a step and begins its plan: its arguments have been checked as those of the whole call. no_panels: as in
- * lk_lce_call. */
+/* Launches a call that is checked: of a rank forward as far as the states, or backward. */
 template <class T>
-LK_HOST lk_status lk_lce_begin_step(const char *op, const lk_lce_args *args, lk_direction direction, bool query,
-                                    lk_lce_call *call, lk_head_planner *planner, bool no_panels, const lk_lce_rank *rank)
-{
-    lk_lce_copy_args<T>(args, direction, rank, call);
-    call->no_panels = no_panels;
-    return lk_lce_begin<T>(op, query, call, planner);
-}
-
-/* A call; where the columns are split over ranks: forward as far as the states, or backward. checked: args are those of a call
- * that has been checked. rank: as in lk_lce_copy_args; more: as in lk_lce_check. */
-template <class T>
-LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direction direction, bool checked,
-                              cudaStream_t stream, const lk_lce_rows &rows, const lk_lce_rank *rank = NULL,
-                              const lk_lce_added *more = NULL)
+LK_HOST lk_status lk_lce_launch(const char *op, const lk_lce_call &checked, lk_head_planner *planner, lk_direction direction,
+                                cudaStream_t stream, const lk_lce_rows &rows)
 {
     lk_lce_job job = {};
-    lk_head_planner planner;
-    const cudaError_t error = lk_current_device(&job.device);
+    const lk_status status = lk_asked_device(op, lk_current_device(&job.device));
+    if (status) return status;
     lk_lce_call &call = job.p.call;
-    lk_checks checks = {op, checked ? lk_lce_begin_step<T>(op, args, direction, false, &call, &planner, !rows.panel, rank)
-                                    : lk_lce_check<T>(op, args, direction, false, &call, &planner, more)};
-    lk_check_device(&checks, error);
-    if (checks.status) return checks.status;
+    call = checked;
     const lk_lce_args &a = call.a;
-    job.op = op, job.stream = stream, job.shape = planner.shape, job.rows = &rows;
-    if (rank) job.parallel = &rank->parallel;
+    job.op = op, job.stream = stream, job.shape = planner->shape, job.rows = &rows;
+    if (call.split) job.parallel = &call.rank.parallel;
     job.has_logits = call.stores && !call.gives_loss;
     if (a.vocab == 0) return lk_head_no_columns<T>(&job, direction);
-    lk_head_choose(&planner, a.workspace_bytes, &job.plan);
+    lk_head_choose(planner, a.workspace_bytes, &job.plan);
     if (job.plan.path == LK_LINEAR_CROSS_ENTROPY_FUSED) call.logits_type = LK_DTYPE_F32; /* fast_logits are for stored ones */
     if (call.rows > 0) job.p.ws = lk_head_lay_out(&job.shape, &job.plan, a.workspace);
     job.p.block_tokens = lk_head_round_up(lk_ceil_div(a.tokens > 0 ? a.tokens : 1, 2 * job.device.sms),
@@ -1301,7 +1285,10 @@ LK_HOST lk_status lk_lce_step(const char *op, const lk_lce_args *args, lk_direct
 template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_cross_entropy_run(const char *op, const lk_lce_args *args, cudaStream_t stream)
 {
-    return lk_lce_step<T>(op, args, direction, false, stream, lk_lce_labels<T>(args));
+    lk_lce_call call;
+    lk_head_planner planner;
+    const lk_status status = lk_lce_check<T>(op, args, direction, false, &call, &planner);
+    return status ? status : lk_lce_launch<T>(op, call, &planner, direction, stream, lk_lce_labels<T>(args));
 }
 
 /* ---- Plans and workspaces ------------------------------------------------------------------------------------------------ */

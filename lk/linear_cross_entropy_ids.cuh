@@ -639,74 +639,74 @@ template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args,
             lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms, lk_lce_ids_fused_panel, own};
 }
 
-/* Puts this header's arrays at the start of a workspace. sizes: T is f16. fused: the path may be FUSED. split: the columns are
+/* Takes this header's arrays from a workspace. sizes: T is f16. fused: the path may be FUSED. split: the columns are
  * split over ranks. */
-LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool sizes, bool fused, bool split, void *workspace)
+LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool sizes, bool fused, bool split,
+                                lk_arena *arena)
 {
     const lk_lce_ids_args &x = ids->x;
     const bool both = direction == LK_BOTH, tail = lk_ce_ids_has_tail(&x, direction), given = x.dlogp || x.dtail;
     const int64_t tokens = x.common.tokens < 0 ? 0 : lk_head_min(x.common.tokens, INT32_MAX); /* it may be unchecked */
     const bool halves = both && (tail || split); /* forward, then backward */
     sizes = sizes && direction != LK_FORWARD;
-    lk_arena arena = {(uintptr_t)workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_cross_entropy_ids_args space = {};
     space.common.rows = tokens, space.common.z_loss = x.common.z_loss, space.ids_per_row = x.ids_per_row;
     space.common.dentropy = x.common.dentropy, space.tail_weight = x.tail_weight, space.dtail = x.dtail;
-    lk_take(&ids->target, &arena, true, tokens + 1); /* even without tokens not NULL: the second half has an address */
-    lk_take(&ids->bound, &arena, given, tokens);
-    lk_take(&ids->dtail, &arena, x.dtail, tokens);
-    lk_take(&ids->tail, &arena, tail && !x.tail, tokens);
+    lk_take(&ids->target, arena, true, tokens + 1); /* even without tokens not NULL: the second half has an address */
+    lk_take(&ids->bound, arena, given, tokens);
+    lk_take(&ids->dtail, arena, x.dtail, tokens);
+    lk_take(&ids->tail, arena, tail && !x.tail, tokens);
     if (x.tail) ids->tail = x.tail;
     space.tail = ids->tail;
-    lk_take(&ids->zero, &arena, given && !x.common.upstream && x.common.upstream_value == 0.0f, 1);
-    lk_take(&ids->most, &arena, sizes, 1);
-    lk_take(&ids->upstream, &arena, sizes, x.common.upstream && x.common.upstream_per_token ? tokens : 1);
+    lk_take(&ids->zero, arena, given && !x.common.upstream && x.common.upstream_value == 0.0f, 1);
+    lk_take(&ids->most, arena, sizes, 1);
+    lk_take(&ids->upstream, arena, sizes, x.common.upstream && x.common.upstream_per_token ? tokens : 1);
     const bool several = x.ids_per_row > 1, gradient = direction != LK_FORWARD;
-    lk_arena instead = arena;
-    lk_take(&ids->dlogp, &arena, x.dlogp, tokens * x.ids_per_row);
+    lk_arena instead = *arena;
+    lk_take(&ids->dlogp, arena, x.dlogp, tokens * x.ids_per_row);
     const size_t forward = lk_ce_ids_space_of(&space, LK_FORWARD).bytes, back = lk_ce_ids_space_of(&space, LK_BACKWARD).bytes;
     const size_t passes = forward > back ? forward : back, one = lk_ce_ids_space_of(&space, LK_BOTH).bytes;
     const size_t bytes = direction == LK_FORWARD ? forward : !both ? back : halves ? passes : one;
-    ids->rows = lk_take_bytes(&arena, true, (int64_t)bytes);
+    ids->rows = lk_take_bytes(arena, true, (int64_t)bytes);
     lk_take(&ids->fused.logit, &instead, fused && several, tokens * x.ids_per_row);
     lk_take(&ids->fused.column, &instead, fused && several && gradient, tokens * x.ids_per_row);
     lk_take(&ids->fused.own, &instead, fused && gradient, tokens);
     lk_take(&ids->fused.rest, &instead, fused && gradient, tokens);
-    ids->bytes = arena.used < instead.used ? instead.used : arena.used;
+    if (arena->used < instead.used) arena->used = instead.used;
+    ids->bytes = arena->used;
 }
 
-/* What differs in a call of linear_cross_entropy_ids_parallel.cuh. */
-typedef struct {
-    lk_lce_ids_slice_rows rows;
-    lk_lce_rank rank;
-    lk_tensor list[2]; /* the states */
-} lk_lce_ids_split;
+/* The fields of tokens with a target, and what ids do not have. */
+LK_HOST void lk_lce_ids_refuse(lk_checks *checks, const lk_lce_args *a)
+{
+    lk_lce_refuse(checks, a, false, "it is not for tokens with target_ids");
+}
 
-/* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. split: NULL
- * where a call has all columns. */
+/* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. arena:
+ * of the workspace, with what ranks take of it. ranks: what linear_cross_entropy_parallel.cuh adds to the checks, or NULL. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
                                    lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_head_planner *planner,
-                                   const lk_lce_ids_split *split)
+                                   lk_arena *arena, const lk_lce_added *ranks)
 {
     *ids = {};
     ids->x = *args;
     lk_lce_ids_args *const x = &ids->x;
     const lk_lce_args &a = args->common;
     lk_checks checks = {op, LK_OK};
-    lk_lce_refuse(&checks, &a, false, "it is not for tokens with target_ids");
+    lk_lce_ids_refuse(&checks, &a);
     if (checks.status) return checks.status; /* before all rules */
     lk_ce_ids_fill_in(x, direction);
     if (direction == LK_FORWARD) x->common.dlse = x->common.dentropy = NULL;
     const bool tail = lk_ce_ids_has_tail(x, direction);
-    const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED && !split;
+    const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED && !ranks;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || fused_asked;
 
     *call = a;
     const bool few = x->ids_per_row == 1 || x->ids_per_row <= a.vocab / LK_LCE_IDS_COLUMNS;
-    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || split)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    if (a.path == LK_LINEAR_CROSS_ENTROPY_AUTO && (!few || tail || ranks)) call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     const bool fused = lk_dtype<T> == LK_DTYPE_BF16 && call->path != LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, split != NULL, a.workspace);
+    lk_lce_ids_lay_out(ids, direction, lk_dtype<T> == LK_DTYPE_F16, fused, ranks != NULL, arena);
     call->target = ids->target, call->target_dtype = LK_TARGET_INT32;
     call->use_ignore_index = 1, call->ignore_index = LK_IGNORED;
     if (ids->bound) {
@@ -717,49 +717,48 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
         call->upstream = ids->upstream, call->upstream_per_token = a.upstream && a.upstream_per_token;
         call->upstream_value = 1.0f; /* it is in there */
     }
-    call->workspace = (char *)a.workspace + ids->bytes;
+    call->workspace = (void *)(arena->base + arena->used);
     call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
-    ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = split ? split->rank.parallel.vocab_total : a.vocab;
+    ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = ranks ? ranks->rank->parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
 
     lk_lce_added more = {};
-    if (split) more.states[0] = split->list[0], more.states[1] = split->list[1], more.rank = &split->rank;
-    lk_ce_ids_put_tensors(more.list, x, a.tokens, direction, split ? &split->rank.parallel : NULL);
+    if (ranks) more = *ranks;
+    lk_ce_ids_put_tensors(more.list, x, a.tokens, direction, ranks ? &ranks->rank->parallel : NULL);
     more.bytes = ids->bytes, more.ids_per_row = args->ids_per_row, more.most_ids = LK_CE_IDS_MOST, more.instead = call;
-    more.path_rule = tail && fused_asked ? "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail"
-                     : known             ? NULL
-                     : split             ? "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS"
-                                         : "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED";
+    if (!known && ranks) more.path_rule = "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS";
+    else if (!known)
+        more.path_rule = "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED";
+    else if (tail && fused_asked) more.path_rule = "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail";
     return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
 }
 
-/* The plan within a budget; least: or the smallest, where that is more. split: as in lk_lce_ids_check. */
+/* The plan within a budget; least: or the smallest, where that is more. */
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_ids_query_plan(const char *op, const lk_lce_ids_args *args, lk_direction direction,
-                                                         size_t budget, bool least, lk_linear_cross_entropy_plan *plan,
-                                                         const lk_lce_ids_split *split = NULL)
+                                                         size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_ids ids;
     lk_lce_args instead;
     lk_lce_call call;
     lk_head_planner planner;
-    const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, split);
+    lk_arena arena = {(uintptr_t)args->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, &arena, NULL);
     return status ? status : lk_lce_query_planner(op, &planner, ids.bytes, budget, least, plan);
 }
 
 template <class T, lk_direction direction>
-LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_ids_args *args, cudaStream_t stream,
-                                                  const lk_lce_ids_split *split = NULL)
+LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_ids_args *args, cudaStream_t stream)
 {
     lk_lce_ids ids;
     lk_lce_args instead;
     lk_lce_call call;
     lk_head_planner planner;
-    const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, split);
+    lk_arena arena = {(uintptr_t)args->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, &arena, NULL);
     if (status) return status;
-    const lk_lce_ids_slice_rows slice = split ? split->rows : instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>;
-    const lk_lce_ids_own own = {&ids, slice};
-    return lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_ids_table<T>(&instead, &own), split ? &split->rank : NULL);
+    const lk_lce_ids_own own = {&ids, instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>};
+    return lk_lce_launch<T>(op, call, &planner, direction, stream, lk_lce_ids_table<T>(&instead, &own));
 }
 
 #endif /* CUDA or the simulator */

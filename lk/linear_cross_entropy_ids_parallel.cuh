@@ -91,169 +91,75 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* A call that gathers, in steps. */
+/* A call of a rank, of ids. */
 typedef struct {
-    const char *op;
-    cudaStream_t stream;
+    lk_lce_ranks of; /* the first member: a function that gets it casts it to this struct */
+    const lk_lce_ids_args *args;
     lk_lce_ids ids;
-    lk_lce_ids_split split;
-    lk_lce_steps steps;
-    lk_cross_entropy_ids_parallel_args finish;
-    lk_lce_rows rows;
+    lk_lce_ids_own own;
 } lk_lce_ids_ranks;
 
-/* The arguments of finish. */
-LK_HOST lk_cross_entropy_ids_args lk_lce_ids_finish_args(const lk_lce_ids_args *x)
+template <class T>
+LK_HOST lk_status lk_lce_ids_ranks_check(lk_lce_ranks *of, lk_direction direction, bool query, lk_head_planner *planner)
 {
-    lk_cross_entropy_ids_args f = {};
-    f.common = lk_lce_finish_args(&x->common);
-    f.target_ids = x->target_ids, f.target_weight = x->target_weight, f.logp = x->logp, f.ids_per_row = x->ids_per_row;
-    f.target_ids_stride = x->target_ids_stride, f.target_weight_stride = x->target_weight_stride, f.logp_stride = x->logp_stride;
-    f.tail_weight = x->tail_weight, f.tail = x->tail;
-    return f;
-}
-LK_HOST lk_cross_entropy_ids_parallel_args lk_lce_ids_parallel_finish_args(const lk_linear_cross_entropy_ids_parallel_args *x)
-{
-    return {lk_lce_ids_finish_args(&x->common), x->parallel, x->states, x->all_states};
+    lk_lce_ids_ranks *const r = (lk_lce_ids_ranks *)of;
+    return lk_lce_ids_check<T>(of->op, r->args, direction, query, &r->ids, &of->args, &of->call, planner, &of->arena,
+                               &of->more);
 }
 
-/* The bytes of a token's state, and of the logits of its ids behind the states. */
-template <class Logit> LK_HOST int64_t lk_lce_ids_row_bytes(const lk_lce_ids_args *args, lk_direction direction)
+template <class Logit> LK_HOST lk_status lk_lce_ids_ranks_finish(const lk_lce_ranks *of, bool query, size_t *bytes)
 {
-    lk_cross_entropy_ids_args x = lk_lce_ids_finish_args(args);
-    x.common.dentropy = args->common.dentropy;
-    if (x.ids_per_row < 1 || x.ids_per_row > LK_CE_IDS_MOST) x.ids_per_row = 1; /* it is refused in its place */
-    return lk_ce_ids_row_bytes<Logit>(&x, direction);
-}
-
-/* Checks `parallel` and the fields that ids do not have; x becomes the arguments with the place of the states. */
-template <class Logit>
-LK_HOST lk_status lk_lce_ids_begin_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
-                                         lk_direction direction, lk_arena *arena, lk_linear_cross_entropy_ids_parallel_args *x,
-                                         lk_lce_ids_split *split)
-{
-    lk_checks checks = {op, LK_OK};
-    const lk_lce_args &a = args->common.common;
-    *x = *args;
-    lk_lce_refuse(&checks, &a, false, "it is not for tokens with target_ids");
-    lk_ranks_check(&checks, x->parallel, a.vocab, direction);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
-    lk_ranks_place(x->parallel, direction, a.tokens, lk_lce_ids_row_bytes<Logit>(&args->common, direction), 4, 16, arena,
-                   &x->states, &x->all_states, &split->list);
-    split->rows = lk_lce_ids_rank_rows<Logit>, split->rank = {x->parallel, x->states, (float *)x->states};
-    return LK_OK;
-}
-
-/* Checks a call that gathers as a whole, and divides the workspace. */
-template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_parallel_split(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
-                                            lk_direction direction, bool query, lk_lce_ids_ranks *r)
-{
-    const bool both = direction == LK_BOTH;
-    lk_linear_cross_entropy_ids_parallel_args x;
-    lk_lce_steps &s = r->steps;
-    lk_lce_args instead;
-    lk_arena room = {0, 0, LK_WORKSPACE_ALIGNMENT}; /* only to see the tensors: the states lie behind the arrays of ids */
-    size_t bytes = 0, least = 0;
-    *r = {};
-    lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &room, &x, &r->split);
-    if (!status)
-        status = lk_lce_ids_check<T>(op, &args->common, direction, query, &r->ids, &instead, &s.call, NULL, &r->split);
-    if (status) return status;
-    lk_arena arena = {(uintptr_t)args->common.common.workspace, r->ids.bytes, LK_WORKSPACE_ALIGNMENT};
-    status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &arena, &x, &r->split);
-    const int64_t row_bytes = lk_lce_ids_row_bytes<Logit>(&args->common, direction);
-    lk_lce_split_call(&instead, both, &r->split.rank, x.all_states, row_bytes, &arena, &s);
-    lk_lce_ids_args whole = r->ids.x;
-    whole.tail = r->ids.tail, whole.common.lse = s.forward.lse, whole.common.lse_low = s.forward.lse_low;
-    whole.common.entropy = s.forward.entropy;
-    r->finish = {lk_lce_ids_finish_args(&whole), s.rank.parallel, x.states, x.all_states};
-    if (!status) status = lk_cross_entropy_ids_parallel_query<Logit>(op, &r->finish, LK_FINISH, &bytes);
-    lk_cross_entropy_args &f = r->finish.common.common;
-    f.workspace = lk_take_bytes(&arena, true, (int64_t)bytes), f.workspace_bytes = bytes;
-    s.fixed = arena.used + 256;
-    if (!status)
-        status = lk_lce_steps_least<T>(op, &s, &s.forward, both && s.call.gradient ? &s.backward : NULL, true, &least);
-    s.least = s.fixed + least;
-    return status;
-}
-
-/* Finish, from the blocks of all ranks. */
-template <class Logit>
-LK_HOST lk_status lk_lce_ids_run_finish(const char *op, const lk_cross_entropy_ids_parallel_args *args, cudaStream_t stream)
-{
+    const lk_lce_ids &ids = ((const lk_lce_ids_ranks *)of)->ids;
+    const lk_lce_args &f = of->forward;
+    lk_cross_entropy_ids_parallel_args x = {lk_lce_ids_call_of(&ids, 0, 0).x, of->parallel, of->rank.states, of->all_states};
+    lk_cross_entropy_args &a = x.common.common;
+    a = lk_lce_finish_args(&ids.x.common); /* not those of `forward`, which has another target */
+    a.lse = f.lse, a.lse_low = f.lse_low, a.entropy = f.entropy;
+    a.workspace = f.workspace, a.workspace_bytes = f.workspace_bytes;
+    if (query) return lk_cross_entropy_ids_parallel_query<Logit>(of->op, &x, LK_FINISH, bytes);
     lk_ce_ids_job job;
-    const lk_status status = lk_ce_ids_begin_job<Logit>(op, args, LK_FINISH, stream, &job);
+    const lk_status status = lk_ce_ids_begin_job<Logit>(of->op, &x, LK_FINISH, of->stream, &job);
     return status ? status : lk_ce_ids_run_finish<Logit>(job);
 }
 
-template <class T, class Logit> LK_HOST lk_status lk_lce_ids_parallel_step(void *of, lk_direction step)
+/* What depends on the type of the logits. */
+template <class Logit> LK_HOST void lk_lce_ids_put_logits(lk_lce_ids_ranks *r, lk_direction direction)
 {
-    const lk_lce_ids_ranks &r = *(lk_lce_ids_ranks *)of;
-    const lk_lce_steps &s = r.steps;
-    if (step == LK_FORWARD) return lk_lce_step<T>(r.op, &s.forward, LK_FORWARD, true, r.stream, r.rows, &s.rank);
-    if (step == LK_FINISH) return lk_lce_ids_run_finish<Logit>(r.op, &r.finish, r.stream);
-    return s.call.gradient ? lk_lce_step<T>(r.op, &s.backward, LK_BACKWARD, true, r.stream, r.rows, &s.rank) : LK_OK;
+    r->own = {&r->ids, lk_lce_ids_rank_rows<Logit>}, r->of.finish = lk_lce_ids_ranks_finish<Logit>;
+    r->of.row_bytes = lk_ce_ids_row_bytes<Logit>(&r->args->common, r->args->ids_per_row, direction);
 }
 
-/* All calls with logits. */
-template <class T, class Logit, lk_direction direction>
-LK_HOST lk_status lk_lce_ids_run_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args, cudaStream_t stream)
+template <class T>
+LK_HOST void lk_lce_ids_begin_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *x, lk_direction direction,
+                                    cudaStream_t stream, lk_lce_ids_ranks *r)
 {
-    const lk_lce_args &a = args->common.common;
-    if (direction != LK_BOTH && !lk_ranks_gathers(args->parallel, direction)) {
-        lk_linear_cross_entropy_ids_parallel_args x;
-        lk_lce_ids_split split = {};
-        lk_arena none = {0, 0, LK_WORKSPACE_ALIGNMENT};
-        const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
-        return status ? status : lk_linear_cross_entropy_ids_run<T, direction>(op, &args->common, stream, &split);
-    }
-    lk_lce_ids_ranks r = {};
-    const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, false, &r);
-    if (status) return status;
-    const lk_lce_ids_own own = {&r.ids, r.split.rows};
-    r.op = op, r.stream = stream, r.rows = lk_lce_ids_table<T>(&a, &own);
-    return lk_lce_run_steps(op, &a, args->parallel, &r.steps, direction, stream, lk_lce_ids_parallel_step<T, Logit>, &r);
+    const lk_lce_args &a = x->common.common;
+    *r = {lk_lce_ranks_of(op, x, &a, stream), &x->common, {}, {}};
+    r->ids.x = x->common, r->ids.tail = x->common.tail;
+    r->of.rows = lk_lce_ids_table<T>(&a, &r->own), r->of.check = lk_lce_ids_ranks_check<T>;
+    if (a.fast_logits) lk_lce_ids_put_logits<T>(r, direction);
+    else lk_lce_ids_put_logits<lk_f32>(r, direction);
+    if (direction != LK_FINISH) lk_lce_ids_refuse(&r->of.checks, &a);
 }
 
-/* The plan within a budget; least: or the smallest, where that is more. */
-template <class T, class Logit>
-LK_HOST lk_status lk_lce_ids_find_ranks(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
-                                        lk_direction direction, size_t budget, bool least, lk_linear_cross_entropy_plan *plan)
-{
-    if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
-        lk_lce_ids_ranks r = {};
-        const lk_status status = lk_lce_ids_parallel_split<T, Logit>(op, args, direction, true, &r);
-        return status ? status : lk_lce_query_steps<T>(op, &args->common.common, direction, budget, least, &r.steps, plan);
-    }
-    lk_linear_cross_entropy_ids_parallel_args x;
-    lk_lce_ids_split split = {};
-    lk_arena none = {0, 0, LK_WORKSPACE_ALIGNMENT};
-    const lk_status status = lk_lce_ids_begin_ranks<Logit>(op, args, direction, &none, &x, &split);
-    return status ? status : lk_linear_cross_entropy_ids_query_plan<T>(op, &args->common, direction, budget, least, plan, &split);
-}
-
-/* All calls. finish: the results from the blocks of all ranks, which the caller has gathered. */
 template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_run(const char *op, const lk_linear_cross_entropy_ids_parallel_args *args,
                                                            cudaStream_t stream)
 {
-    const bool fast = args->common.common.fast_logits;
-    if (direction == LK_FINISH) {
-        const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
-        return fast ? lk_lce_ids_run_finish<T>(op, &f, stream) : lk_lce_ids_run_finish<lk_f32>(op, &f, stream);
-    }
-    return fast ? lk_lce_ids_run_ranks<T, T, direction>(op, args, stream)
-                : lk_lce_ids_run_ranks<T, lk_f32, direction>(op, args, stream);
+    lk_lce_ids_ranks r = {};
+    lk_lce_ids_begin_ranks<T>(op, args, direction, stream, &r);
+    return lk_lce_run_ranks<T>(&r.of, direction);
 }
+
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query_plan(const char *op,
                                                                   const lk_linear_cross_entropy_ids_parallel_args *args,
                                                                   lk_direction direction, size_t budget, bool least,
                                                                   lk_linear_cross_entropy_plan *plan)
 {
-    return args->common.common.fast_logits ? lk_lce_ids_find_ranks<T, T>(op, args, direction, budget, least, plan)
-                                           : lk_lce_ids_find_ranks<T, lk_f32>(op, args, direction, budget, least, plan);
+    lk_lce_ids_ranks r = {};
+    lk_lce_ids_begin_ranks<T>(op, args, direction, NULL, &r);
+    return lk_lce_query_ranks<T>(&r.of, direction, budget, least, plan);
 }
 
 /* Of finish, which has no plan. */
@@ -262,9 +168,9 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_parallel_query(const char *op,
                                                              const lk_linear_cross_entropy_ids_parallel_args *args,
                                                              lk_direction direction, size_t *bytes)
 {
-    const lk_cross_entropy_ids_parallel_args f = lk_lce_ids_parallel_finish_args(args);
-    return args->common.common.fast_logits ? lk_cross_entropy_ids_parallel_query<T>(op, &f, direction, bytes)
-                                           : lk_cross_entropy_ids_parallel_query<lk_f32>(op, &f, direction, bytes);
+    lk_lce_ids_ranks r = {};
+    lk_lce_ids_begin_ranks<T>(op, args, direction, NULL, &r);
+    return r.of.finish(&r.of, true, bytes);
 }
 
 #endif /* CUDA or the simulator */

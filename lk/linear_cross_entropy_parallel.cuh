@@ -58,105 +58,195 @@ typedef struct {
 
 #if LK_CUDA
 
-/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+/* ---- A call of a rank, of any loss --------------------------------------------------------------------------------------- */
 
-/* A call that gathers: the states, finish, and for gradients backward, in one workspace. forward_backward keeps the exponentials of
- * all logits if they fit, as with `saved`; then its backward has no matmul for logits. linear_cross_entropy_ids_parallel.cuh has
- * such steps too. */
-typedef struct {
-    lk_lce_call call; /* the whole call */
-    lk_lce_args forward, backward;
-    lk_lce_rank rank;           /* of both */
-    void *all_states;
-    int64_t bytes;              /* of states */
-    size_t fixed, least;        /* bytes besides those of the steps; the smallest workspace */
+/* A call of a rank while it is launched, or while its plan is asked for. A loss fills in the first part, and then calls
+ * lk_lce_run_ranks or lk_lce_query_ranks; from there on the struct stays where it is. */
+typedef struct lk_lce_ranks {
+    const char *op;
+    cudaStream_t stream;
+    lk_checks checks;           /* with the fields that the loss does not take */
+    const lk_lce_args *given;   /* the head's arguments, as the caller has them */
+    lk_vocab_parallel parallel; /* as the caller has it */
+    lk_lce_rank rank;           /* the caller's states, or NULL; later their place. Steps get it without all_gather */
+    const void *all_states;     /* likewise */
+    int64_t row_bytes;          /* of a token's state and what lies behind it */
+    int unit;                   /* bytes of an element of the states */
+    lk_lce_rows rows;
+    /* Validates the call and sets `call` and `planner`, as lk_lce_check does. It may take from `arena`, and change `args`. */
+    lk_status (*check)(struct lk_lce_ranks *r, lk_direction direction, bool query, lk_head_planner *planner);
+    /* finish, with the results and the workspace of `forward`; query: only the bytes that it needs of that. */
+    lk_status (*finish)(const struct lk_lce_ranks *r, bool query, size_t *bytes);
+
+    lk_lce_added more;
+    lk_lce_args args, forward, backward; /* args: what the head gets; then of both steps, where a call gathers */
+    lk_lce_call call;                    /* the whole call */
+    lk_arena arena;                      /* what lies in the workspace before the memory of the steps */
+    size_t fixed, of_finish;             /* its bytes; those of finish, which runs between the steps, in their memory */
+    size_t least;                        /* the smallest workspace of a call that gathers */
     size_t saved, least_saving; /* the bytes of exponentials, and the smallest workspace with them; 0: they cannot be kept */
-} lk_lce_steps;
+} lk_lce_ranks;
 
-/* The smallest workspace of these steps; backward: NULL where there is none. no_panels: as in lk_lce_call. */
+/* What all losses fill in alike. Args: the struct of the call; given: the head's arguments in it. */
+template <class Args>
+LK_HOST lk_lce_ranks lk_lce_ranks_of(const char *op, const Args *x, const lk_lce_args *given, cudaStream_t stream)
+{
+    lk_lce_ranks r = {};
+    r.op = op, r.stream = stream, r.checks.op = op, r.given = given, r.args = r.forward = *given, r.parallel = x->parallel;
+    r.rank = {x->parallel, x->states, NULL}, r.all_states = x->all_states, r.unit = 16;
+    return r;
+}
+
+/* Checks `parallel` and finds the place of the states, which `more` shows to the checks. */
+LK_HOST lk_status lk_lce_place_states(lk_lce_ranks *r, lk_direction direction)
+{
+    const lk_lce_args &a = *r->given;
+    lk_ranks_check(&r->checks, r->parallel, a.vocab, direction);
+    if (r->checks.status) return r->checks.status; /* before sizes are computed of it */
+    r->arena = {(uintptr_t)lk_head_base(a.workspace), 0, 256};
+    lk_ranks_place(r->parallel, direction, a.tokens, r->row_bytes, 4, r->unit, &r->arena, &r->rank.states, &r->all_states,
+                   &r->more.states);
+    r->rank.others = (float *)r->rank.states, r->more.rank = &r->rank;
+    return LK_OK;
+}
+
+/* Fills in the call of a step and begins its plan. */
 template <class T>
-LK_HOST lk_status lk_lce_steps_least(const char *op, const lk_lce_steps *s, const lk_lce_args *forward,
-                                     const lk_lce_args *backward, bool no_panels, size_t *least)
+LK_HOST lk_status lk_lce_begin_step(const lk_lce_ranks *r, lk_direction step, bool query, lk_lce_call *call,
+                                    lk_head_planner *planner)
+{
+    lk_lce_copy_args<T>(step == LK_FORWARD ? &r->forward : &r->backward, step, &r->rank, call);
+    call->no_panels = !r->rows.panel;
+    return lk_lce_begin<T>(r->op, query, call, planner);
+}
+
+/* The smallest workspace of the steps. */
+template <class T> LK_HOST lk_status lk_lce_steps_least(const lk_lce_ranks *r, bool gradients, size_t *least)
 {
     lk_lce_call call;
     lk_head_planner planner;
-    lk_status status = lk_lce_begin_step<T>(op, forward, LK_FORWARD, true, &call, &planner, no_panels, &s->rank);
-    if (!status) *least = planner.least;
-    if (!status && backward)
-        status = lk_lce_begin_step<T>(op, backward, LK_BACKWARD, true, &call, &planner, no_panels, &s->rank);
-    if (!status && *least < planner.least) *least = planner.least;
+    lk_status status = LK_OK;
+    *least = r->of_finish;
+    for (int i = 0; i <= gradients && !status; i++) {
+        status = lk_lce_begin_step<T>(r, i ? LK_BACKWARD : LK_FORWARD, true, &call, &planner);
+        if (!status && *least < planner.least) *least = planner.least;
+    }
     return status;
 }
 
-/* The steps of a call that is checked, and what they share, from the arena. rank, all_states: with their memory. row_bytes: of a
- * token's state and what lies behind it. */
-LK_HOST void lk_lce_split_call(const lk_lce_args *args, bool both, const lk_lce_rank *rank, const void *all_states,
-                               int64_t row_bytes, lk_arena *arena, lk_lce_steps *s)
+/* The steps of a call that gathers and is checked: the states, finish, and for gradients backward, in one workspace. They share
+ * what the arena has. forward_backward keeps the exponentials of all logits if they fit, as with `saved`; then its backward has
+ * no matmul for logits. */
+template <class T> LK_HOST lk_status lk_lce_divide(lk_lce_ranks *r, lk_direction direction)
 {
-    const int64_t tokens = args->tokens;
-    const lk_lce_args &checked = s->call.a;
-    lk_lce_args &f = s->forward = *args, &b = s->backward = *args;
-    s->rank = *rank, s->rank.parallel.all_gather = NULL, s->all_states = const_cast<void *>(all_states);
-    s->bytes = tokens * row_bytes;
-    lk_lce_put_strides(&f, checked), lk_lce_put_strides(&b, checked);
+    const bool both = direction == LK_BOTH;
+    const int64_t tokens = r->given->tokens;
+    lk_arena *const arena = &r->arena;
+    size_t least = 0;
+    lk_lce_put_strides(&r->args, r->call.a);
+    lk_lce_args &f = r->forward = r->args, &b = r->backward = r->args;
+    r->rank.parallel.all_gather = NULL;
     if (both) {
-        f.batch_invariant = 0; /* forward_backward has none */
+        f.batch_invariant = 0, f.saved = NULL; /* forward_backward has none */
         if (!f.lse) lk_take(&f.lse, arena, true, tokens);
         if (!f.lse_low) lk_take(&f.lse_low, arena, true, tokens);
         if (f.dentropy && !f.entropy) lk_take(&f.entropy, arena, true, tokens);
     }
-    b.lse = f.lse, b.lse_low = f.lse_low, b.entropy = f.entropy;
+    b.lse = f.lse, b.lse_low = f.lse_low, b.entropy = f.entropy, b.saved = NULL;
     b.bad_targets = NULL; /* finish has counted them */
+    r->fixed = arena->used ? arena->used + 256 : 0;
+    lk_status status = r->finish(r, true, &r->of_finish);
+    if (r->of_finish) r->of_finish += 256; /* wherever the workspace begins */
+    if (!status) status = lk_lce_steps_least<T>(r, both && r->call.gradient, &least);
+    r->least = r->fixed + least;
+    const lk_head_shape shape = lk_lce_shape_of(&r->call);
+    if (status || !both || !r->call.fused || !lk_head_keeps(&shape) || f.vocab == 0 || tokens == 0) return status;
+    f.saved = b.saved = (void *)(arena->base + arena->used); /* only to see what they need then */
+    status = lk_lce_steps_least<T>(r, true, &least);
+    r->saved = lk_lce_saved_size(&r->call), r->least_saving = r->fixed + r->saved + least;
+    f.saved = b.saved = NULL;
+    return status;
+}
+
+/* Checks a call other than finish. planner: of a call that does not gather; of the others the steps have plans. */
+template <class T>
+LK_HOST lk_status lk_lce_begin_ranks(lk_lce_ranks *r, lk_direction direction, bool query, lk_head_planner *planner)
+{
+    const bool gathers = lk_ranks_gathers(r->parallel, direction);
+    lk_status status = lk_lce_place_states(r, direction);
+    if (!status) status = r->check(r, direction, query, gathers ? NULL : planner);
+    return status || !gathers ? status : lk_lce_divide<T>(r, direction);
 }
 
 /* Gives the steps what is left of a workspace of so many bytes. */
-LK_HOST void lk_lce_share(const lk_lce_args *args, size_t bytes, lk_lce_steps *s)
+LK_HOST void lk_lce_share(lk_lce_ranks *r, size_t bytes)
 {
-    char *const base = lk_head_base(args->workspace) + (s->fixed ? s->fixed - 256 : 0);
-    const size_t kept = bytes >= s->least_saving ? s->saved : 0;
-    if (kept) s->forward.saved = s->backward.saved = base;
-    for (lk_lce_args *step : {&s->forward, &s->backward}) {
+    char *const base = lk_head_base(r->given->workspace) + (r->fixed ? r->fixed - 256 : 0);
+    const size_t kept = bytes >= r->least_saving ? r->saved : 0;
+    if (kept) r->forward.saved = r->backward.saved = base;
+    for (lk_lce_args *step : {&r->forward, &r->backward}) {
         step->workspace = base + kept;
-        step->workspace_bytes = bytes - s->fixed - kept;
+        step->workspace_bytes = bytes - r->fixed - kept;
     }
 }
 
-/* Runs the steps. whole: with all_gather. step: makes LK_FORWARD, LK_FINISH or LK_BACKWARD. */
-LK_HOST lk_status lk_lce_run_steps(const char *op, const lk_lce_args *args, const lk_vocab_parallel &whole, lk_lce_steps *s,
-                                   lk_direction direction, cudaStream_t stream, lk_status (*step)(void *, lk_direction), void *job)
+template <class T> LK_HOST lk_status lk_lce_step(void *of, lk_direction step)
 {
-    lk_checks checks = {op, LK_OK};
-    lk_check_workspace(&checks, args->workspace, args->workspace_bytes, s->least);
-    if (checks.status) return checks.status;
-    lk_lce_share(args, args->workspace_bytes, s);
-    const lk_ranks ranks = {op, stream, whole, args->vocab, s->rank.states, s->all_states, (size_t)s->bytes, 1, step, job};
+    const lk_lce_ranks *const r = (const lk_lce_ranks *)of;
+    lk_lce_call call;
+    lk_head_planner planner;
+    if (step == LK_FINISH) return r->finish(r, false, NULL);
+    if (step == LK_BACKWARD && !r->call.gradient) return LK_OK;
+    const lk_status status = lk_lce_begin_step<T>(r, step, false, &call, &planner);
+    return status ? status : lk_lce_launch<T>(r->op, call, &planner, step, r->stream, r->rows);
+}
+
+/* All calls. finish: the results from the states of all ranks, which the caller has gathered. */
+template <class T> LK_HOST lk_status lk_lce_run_ranks(lk_lce_ranks *r, lk_direction direction)
+{
+    if (direction == LK_FINISH) return r->finish(r, false, NULL);
+    const lk_lce_args &a = *r->given;
+    lk_head_planner planner;
+    const lk_status status = lk_lce_begin_ranks<T>(r, direction, false, &planner);
+    if (status) return status;
+    if (!lk_ranks_gathers(r->parallel, direction))
+        return lk_lce_launch<T>(r->op, r->call, &planner, direction, r->stream, r->rows);
+    lk_check_workspace(&r->checks, a.workspace, a.workspace_bytes, r->least);
+    if (r->checks.status) return r->checks.status;
+    lk_lce_share(r, a.workspace_bytes);
+    const lk_ranks ranks = {r->op, r->stream, r->parallel, a.vocab, r->rank.states, const_cast<void *>(r->all_states),
+                            (size_t)(a.tokens * r->row_bytes), 1, lk_lce_step<T>, r};
     return lk_ranks_run(&ranks, direction);
 }
 
-/* The plan of a call whose steps share the workspace. */
+/* The plan within the budget. least: if the smallest plan needs more than the budget, that plan. */
 template <class T>
-LK_HOST lk_status lk_lce_query_steps(const char *op, const lk_lce_args *args, lk_direction direction, size_t budget, bool least,
-                                     lk_lce_steps *s, lk_linear_cross_entropy_plan *plan)
+LK_HOST lk_status lk_lce_query_ranks(lk_lce_ranks *r, lk_direction direction, size_t budget, bool least,
+                                     lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_call call;
     lk_head_planner planner;
     lk_head_plan of[2] = {};
-    lk_status status = LK_OK;
-    if (budget < s->least && !least)
-        return lk_fail(LK_ERR_WORKSPACE, op, "the budget is %zu; this call needs a workspace of %zu bytes", budget, s->least);
-    if (budget < s->least) budget = s->least;
-    lk_lce_share(args, budget, s);
-    const bool both = direction == LK_BOTH && s->call.gradient;
-    const size_t left = s->forward.workspace_bytes;
+    lk_status status = lk_lce_begin_ranks<T>(r, direction, true, &planner);
+    if (status) return status;
+    if (!lk_ranks_gathers(r->parallel, direction))
+        return lk_lce_query_planner(r->op, &planner, r->arena.used, budget, least, plan);
+    if (budget < r->least && !least)
+        return lk_fail(LK_ERR_WORKSPACE, r->op, "the budget is %zu; this call needs a workspace of %zu bytes", budget,
+                       r->least);
+    if (budget < r->least) budget = r->least;
+    lk_lce_share(r, budget);
+    const bool both = direction == LK_BOTH && r->call.gradient;
+    const size_t left = r->forward.workspace_bytes;
     for (int i = 0; i <= both && !status; i++) {
-        status = lk_lce_begin_step<T>(op, i ? &s->backward : &s->forward, i ? LK_BACKWARD : LK_FORWARD, true, &call, &planner,
-                                      s->call.no_panels, &s->rank);
+        status = lk_lce_begin_step<T>(r, i ? LK_BACKWARD : LK_FORWARD, true, &call, &planner);
         if (!status) lk_head_choose(&planner, left, &of[i]);
     }
     if (status) return status;
-    const size_t most = of[0].workspace_bytes > of[1].workspace_bytes ? of[0].workspace_bytes : of[1].workspace_bytes;
+    size_t most = r->of_finish;
+    for (const lk_head_plan &p : of) most = p.workspace_bytes > most ? p.workspace_bytes : most;
     *plan = lk_lce_answer(&planner, &of[both]);
-    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = s->least;
+    plan->workspace_bytes = budget - left + most, plan->minimum_bytes = r->least;
     plan->matmuls = of[0].matmuls + of[1].matmuls;
     char text[sizeof plan->text];
     memcpy(text, plan->text, sizeof text);
@@ -168,133 +258,46 @@ LK_HOST lk_status lk_lce_query_steps(const char *op, const lk_lce_args *args, lk
 
 /* ---- Labels -------------------------------------------------------------------------------------------------------------- */
 
-/* A call whose rows have a target. */
-typedef struct {
-    const char *op;
-    cudaStream_t stream;
-    lk_lce_rank rank; /* as the caller has it */
-    lk_lce_steps steps;
-    lk_cross_entropy_parallel_args finish;
-    lk_lce_rows rows;
-} lk_lce_label_ranks;
-
-/* The arguments of finish. */
-LK_HOST lk_cross_entropy_parallel_args lk_lce_parallel_finish_args(const lk_linear_cross_entropy_parallel_args *x)
-{
-    return {lk_lce_finish_args(&x->common), x->parallel, x->states, x->all_states};
-}
-
-/* Checks `parallel`; x becomes the arguments with the place of the states, which `more` shows to the checks. */
-LK_HOST lk_status lk_lce_parallel_begin(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
-                                        lk_arena *arena, lk_linear_cross_entropy_parallel_args *x, lk_lce_rank *rank,
-                                        lk_lce_added *more)
-{
-    lk_checks checks = {op, LK_OK};
-    *x = *args;
-    lk_lce_args *const a = &x->common;
-    lk_cross_entropy_check_statistics(&checks, a, direction == LK_FORWARD);
-    lk_ranks_check(&checks, x->parallel, a->vocab, direction);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
-    lk_lce_args sized = *a;
-    if (direction == LK_FORWARD) sized.dentropy = NULL;
-    lk_tensor list[2] = {};
-    lk_ranks_place(x->parallel, direction, a->tokens, lk_ce_state_bytes(&sized), 4, a->statistics ? 8 : 16, arena, &x->states,
-                   &x->all_states, &list);
-    *rank = {x->parallel, x->states, (float *)x->states};
-    more->list[0] = list[0], more->list[1] = list[1], more->rank = rank;
-    return LK_OK;
-}
-
-/* Checks a call that gathers as a whole, and divides the workspace. */
 template <class T>
-LK_HOST lk_status lk_lce_parallel_split(const char *op, const lk_linear_cross_entropy_parallel_args *args, lk_direction direction,
-                                        bool query, lk_lce_label_ranks *r)
+LK_HOST lk_status lk_lce_labels_check(lk_lce_ranks *r, lk_direction direction, bool query, lk_head_planner *planner)
 {
-    const bool both = direction == LK_BOTH;
-    lk_linear_cross_entropy_parallel_args x;
-    lk_lce_added more = {};
-    lk_lce_steps &s = r->steps;
-    size_t finish_bytes = 0, least = 0;
-    *r = {};
-    lk_arena arena = {(uintptr_t)lk_head_base(args->common.workspace), 0, 256};
-    lk_status status = lk_lce_parallel_begin(op, args, direction, &arena, &x, &r->rank, &more);
-    if (!status) status = lk_lce_check<T>(op, &args->common, direction, query, &s.call, NULL, &more);
-    if (status) return status;
-    lk_lce_args sized = x.common;
-    if (!both) sized.dentropy = NULL;
-    lk_lce_split_call(&x.common, both, &r->rank, x.all_states, lk_ce_state_bytes(&sized), &arena, &s);
-    lk_lce_args &f = s.forward, &b = s.backward;
-    r->finish = {lk_lce_finish_args(&f), s.rank.parallel, x.states, x.all_states};
-    status = lk_cross_entropy_parallel_query<T>(op, &r->finish, LK_FINISH, &finish_bytes);
-    r->finish.common.workspace = lk_take_bytes(&arena, finish_bytes > 0, (int64_t)finish_bytes);
-    r->finish.common.workspace_bytes = finish_bytes;
-    f.saved = both ? NULL : args->common.saved, b.saved = NULL;
-    s.fixed = arena.used ? arena.used + 256 : 0;
-    if (!status) status = lk_lce_steps_least<T>(op, &s, &f, both && s.call.gradient ? &b : NULL, false, &least);
-    s.least = s.fixed + least;
-    const lk_head_shape shape = lk_lce_shape_of(&s.call);
-    if (status || !both || !s.call.fused || !lk_head_keeps(&shape) || f.vocab == 0 || f.tokens == 0) return status;
-    lk_lce_args kept_f = f, kept_b = b;
-    s.saved = lk_lce_saved_size(&s.call);
-    kept_f.saved = kept_b.saved = (void *)(arena.base + arena.used);
-    status = lk_lce_steps_least<T>(op, &s, &kept_f, &kept_b, false, &least);
-    s.least_saving = s.fixed + s.saved + least;
-    return status;
+    return lk_lce_check<T>(r->op, r->given, direction, query, &r->call, planner, &r->more);
 }
 
-template <class T> LK_HOST lk_status lk_lce_parallel_step(void *of, lk_direction step)
+template <class T> LK_HOST lk_status lk_lce_labels_finish(const lk_lce_ranks *r, bool query, size_t *bytes)
 {
-    const lk_lce_label_ranks &r = *(lk_lce_label_ranks *)of;
-    const lk_lce_steps &s = r.steps;
-    if (step == LK_FORWARD) return lk_lce_step<T>(r.op, &s.forward, LK_FORWARD, true, r.stream, r.rows, &s.rank);
-    if (step == LK_FINISH) return lk_ce_ranks_finish<T>(r.op, &r.finish, r.stream);
-    return s.call.gradient ? lk_lce_step<T>(r.op, &s.backward, LK_BACKWARD, true, r.stream, r.rows, &s.rank) : LK_OK;
+    const lk_cross_entropy_parallel_args f = {lk_lce_finish_args(&r->forward), r->parallel, r->rank.states, r->all_states};
+    return query ? lk_cross_entropy_parallel_query<T>(r->op, &f, LK_FINISH, bytes)
+                 : lk_ce_ranks_finish<T>(r->op, &f, r->stream);
+}
+
+template <class T>
+LK_HOST lk_lce_ranks lk_lce_labels_of(const char *op, const lk_linear_cross_entropy_parallel_args *x, lk_direction direction,
+                                      cudaStream_t stream)
+{
+    const lk_lce_args &a = x->common;
+    lk_lce_ranks r = lk_lce_ranks_of(op, x, &a, stream);
+    r.row_bytes = lk_ce_ranks_state_bytes(&a, direction), r.unit = a.statistics ? 8 : 16;
+    r.rows = lk_lce_labels<T>(&a), r.check = lk_lce_labels_check<T>, r.finish = lk_lce_labels_finish<T>;
+    lk_cross_entropy_check_statistics(&r.checks, &a, direction == LK_FORWARD || direction == LK_FINISH);
+    return r;
 }
 
 template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_run(const char *op, const lk_linear_cross_entropy_parallel_args *args,
                                                        cudaStream_t stream)
 {
-    if (direction == LK_FINISH) {
-        const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
-        return lk_ce_ranks_finish<T>(op, &f, stream);
-    }
-    if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
-        lk_lce_label_ranks r = {};
-        const lk_status status = lk_lce_parallel_split<T>(op, args, direction, false, &r);
-        if (status) return status;
-        r.op = op, r.stream = stream, r.rows = lk_lce_labels<T>(&args->common);
-        return lk_lce_run_steps(op, &args->common, args->parallel, &r.steps, direction, stream, lk_lce_parallel_step<T>, &r);
-    }
-    lk_linear_cross_entropy_parallel_args x;
-    lk_lce_rank rank;
-    lk_lce_added more = {};
-    lk_arena none = {0, 0, 256};
-    const lk_status status = lk_lce_parallel_begin(op, args, direction, &none, &x, &rank, &more);
-    if (status) return status;
-    return lk_lce_step<T>(op, &args->common, direction, false, stream, lk_lce_labels<T>(&args->common), &rank, &more);
+    lk_lce_ranks r = lk_lce_labels_of<T>(op, args, direction, stream);
+    return lk_lce_run_ranks<T>(&r, direction);
 }
 
-/* The plan within the budget. least: if the smallest plan needs more than the budget, that plan. */
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_query_plan(const char *op, const lk_linear_cross_entropy_parallel_args *args,
                                                               lk_direction direction, size_t budget, bool least,
                                                               lk_linear_cross_entropy_plan *plan)
 {
-    if (direction == LK_BOTH || lk_ranks_gathers(args->parallel, direction)) {
-        lk_lce_label_ranks r = {};
-        const lk_status status = lk_lce_parallel_split<T>(op, args, direction, true, &r);
-        return status ? status : lk_lce_query_steps<T>(op, &args->common, direction, budget, least, &r.steps, plan);
-    }
-    lk_linear_cross_entropy_parallel_args x;
-    lk_lce_rank rank;
-    lk_lce_added more = {};
-    lk_arena none = {0, 0, 256};
-    lk_lce_call call;
-    lk_head_planner planner;
-    lk_status status = lk_lce_parallel_begin(op, args, direction, &none, &x, &rank, &more);
-    if (!status) status = lk_lce_check<T>(op, &args->common, direction, true, &call, &planner, &more);
-    return status ? status : lk_lce_query_planner(op, &planner, 0, budget, least, plan);
+    lk_lce_ranks r = lk_lce_labels_of<T>(op, args, direction, NULL);
+    return lk_lce_query_ranks<T>(&r, direction, budget, least, plan);
 }
 
 /* Of finish, which has no plan. */
@@ -302,20 +305,17 @@ template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_query(const char *op, const lk_linear_cross_entropy_parallel_args *args,
                                                          lk_direction direction, size_t *bytes)
 {
-    const lk_cross_entropy_parallel_args f = lk_lce_parallel_finish_args(args);
-    return lk_cross_entropy_parallel_query<T>(op, &f, direction, bytes);
+    const lk_lce_ranks r = lk_lce_labels_of<T>(op, args, direction, NULL);
+    return r.finish(&r, true, bytes);
 }
 
 template <class T>
 LK_HOST lk_status lk_linear_cross_entropy_parallel_query_saved(const char *op, const lk_linear_cross_entropy_parallel_args *args,
                                                                size_t *bytes)
 {
-    lk_linear_cross_entropy_parallel_args x;
-    lk_lce_rank rank;
-    lk_lce_added more = {};
-    lk_arena none = {0, 0, 256};
-    const lk_status status = lk_lce_parallel_begin(op, args, LK_FORWARD, &none, &x, &rank, &more);
-    return status ? status : lk_lce_saved_bytes<T>(op, &args->common, bytes, &more);
+    lk_lce_ranks r = lk_lce_labels_of<T>(op, args, LK_FORWARD, NULL);
+    const lk_status status = lk_lce_place_states(&r, LK_FORWARD);
+    return status ? status : lk_lce_saved_bytes<T>(op, &args->common, bytes, &r.more);
 }
 
 #endif /* CUDA or the simulator */

@@ -102,10 +102,10 @@ template <class T> LK_HOST lk_lce_rows lk_lce_prob_table(const lk_lce_args *args
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
-/* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. */
+/* Validates a call. call, planner: of the arguments that linear_cross_entropy gets, as in lk_lce_check. */
 template <class T>
 LK_HOST lk_status lk_lce_prob_check(const char *op, const lk_lce_prob_args *args, lk_direction direction, bool query,
-                                    lk_lce_prob *own, lk_lce_args *call, lk_lce_call *checked, lk_head_planner *planner)
+                                    lk_lce_prob *own, lk_lce_call *call, lk_head_planner *planner)
 {
     *own = {*args, NULL, 0};
     lk_lce_prob_args *const x = &own->x;
@@ -122,29 +122,29 @@ LK_HOST lk_status lk_lce_prob_check(const char *op, const lk_lce_prob_args *args
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     lk_take(&own->target, &arena, true, tokens + 1); /* even without tokens not NULL */
     own->bytes = arena.used;
-    *call = a;
-    call->target = own->target, call->target_dtype = LK_TARGET_INT32, call->use_ignore_index = 0, call->ignore_index = 0;
-    call->class_weight = NULL, call->path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
-    call->workspace = (char *)a.workspace + own->bytes;
-    call->workspace_bytes = a.workspace_bytes > own->bytes ? a.workspace_bytes - own->bytes : 0;
+    lk_lce_args instead = a;
+    instead.target = own->target, instead.target_dtype = LK_TARGET_INT32;
+    instead.use_ignore_index = 0, instead.ignore_index = 0;
+    instead.class_weight = NULL, instead.path = LK_LINEAR_CROSS_ENTROPY_CHUNKS;
+    instead.workspace = (char *)a.workspace + own->bytes;
+    instead.workspace_bytes = a.workspace_bytes > own->bytes ? a.workspace_bytes - own->bytes : 0;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS;
     lk_lce_added more = {};
     more.list[0] = {"target_prob", x->target_prob, lk_dtype_bytes<T>(x->target_prob_dtype), LK_REQUIRED, a.vocab,
                     {{a.tokens, &x->target_prob_stride, "target_prob_stride"}}};
-    more.bytes = own->bytes, more.ids_per_row = more.most_ids = 1, more.instead = call;
+    more.bytes = own->bytes, more.ids_per_row = more.most_ids = 1, more.instead = &instead;
     if (!known) more.path_rule = "with target_prob it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS";
-    return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
+    return lk_lce_check<T>(op, &a, direction, query, call, planner, &more);
 }
 
 template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_cross_entropy_probabilities_run(const char *op, const lk_lce_prob_args *args, cudaStream_t stream)
 {
     lk_lce_prob own;
-    lk_lce_args instead;
     lk_lce_call call;
     lk_head_planner planner;
-    const lk_status status = lk_lce_prob_check<T>(op, args, direction, false, &own, &instead, &call, &planner);
-    return status ? status : lk_lce_step<T>(op, &instead, direction, true, stream, lk_lce_prob_table<T>(&instead, &own));
+    const lk_status status = lk_lce_prob_check<T>(op, args, direction, false, &own, &call, &planner);
+    return status ? status : lk_lce_launch<T>(op, call, &planner, direction, stream, lk_lce_prob_table<T>(&args->common, &own));
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */
@@ -154,10 +154,9 @@ LK_HOST lk_status lk_linear_cross_entropy_probabilities_query_plan(const char *o
                                                                    lk_linear_cross_entropy_plan *plan)
 {
     lk_lce_prob own;
-    lk_lce_args instead;
     lk_lce_call call;
     lk_head_planner planner;
-    const lk_status status = lk_lce_prob_check<T>(op, args, direction, true, &own, &instead, &call, &planner);
+    const lk_status status = lk_lce_prob_check<T>(op, args, direction, true, &own, &call, &planner);
     return status ? status : lk_lce_query_planner(op, &planner, own.bytes, budget, least, plan);
 }
 

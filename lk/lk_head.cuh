@@ -13,7 +13,7 @@
  *   the rows             lk_head_rows: a table of host functions, which each loss fills in
  *
  * An op checks its arguments, begins a plan (lk_head_plan_begin, lk_head_choose), lays out its workspace (lk_head_lay_out), sets a
- * job and runs it: lk_head_run. linear_cross_entropy.cuh does so in lk_lce_step.
+ * job and runs it: lk_head_run. linear_cross_entropy.cuh does so in lk_lce_launch.
  *
  * Needs: lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_head_plan.cuh, lk_move.cuh, lk_ptx.cuh, lk_ranks.cuh; cuBLASLt.
  */
