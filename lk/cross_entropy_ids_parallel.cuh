@@ -356,58 +356,27 @@ LK_HOST int64_t lk_ce_ids_row_bytes(const Args *a, int64_t ids_per_row, lk_direc
     return lk_ce_ranks_state_bytes(a, direction) + lk_ce_ids_logits_of_row<T>(k) * (int64_t)sizeof(T);
 }
 
-/* What lies in the workspace, besides what is gathered: forward_backward has what backward reads and the caller did not give. */
+/* What lies in the workspace, besides what is gathered. */
 typedef struct {
+    lk_ce_ranks_space ranks; /* as without ids */
     lk_ce_ids_space ids;
-    float *lse_low;
 } lk_ce_ids_slice_space;
 
 LK_HOST lk_ce_ids_slice_space lk_ce_ids_slice_space_of(const lk_cross_entropy_ids_args *x, lk_direction direction, bool gathers,
                                                        lk_arena *arena)
 {
     const lk_cross_entropy_args &a = x->common;
-    const bool both = direction == LK_BOTH, back = both || direction == LK_BACKWARD, tail = lk_ce_ids_has_tail(x, direction);
-    const bool results = gathers || direction == LK_FINISH;
+    const bool back = direction == LK_BOTH || direction == LK_BACKWARD, results = gathers || direction == LK_FINISH;
     const int64_t rows = lk_ce_space_rows(a.rows);
-    const lk_ce_space of_rows = lk_ce_take_rows(arena, &a, both, results && lk_cross_entropy_reduced(&a));
-    lk_ce_ids_slice_space s = {};
-    s.ids.counts = of_rows.counts, s.ids.row_losses = of_rows.row_losses;
+    lk_ce_ids_slice_space s = {lk_ce_ranks_space_of(&a, direction, gathers, arena), {}};
+    s.ids.row_losses = s.ranks.rows.row_losses;
     lk_take(&s.ids.target, arena, true, rows);
     lk_take(&s.ids.logit, arena, back, rows * x->ids_per_row);
     lk_take(&s.ids.upstream, arena, back, rows);
     lk_take(&s.ids.dlse, arena, back, rows);
-    lk_take(&s.ids.tail, arena, tail && !x->tail && results, rows);
+    lk_take(&s.ids.tail, arena, results && !x->tail && lk_ce_ids_has_tail(x, direction), rows);
     if (back && lk_ce_ids_has_tail(x, LK_BACKWARD)) lk_ce_ids_take_others(&s.ids, arena, a.dentropy != NULL, rows);
-    lk_take(&s.ids.lse, arena, both && !a.lse, rows);
-    lk_take(&s.lse_low, arena, both && !a.lse_low, rows);
-    lk_take(&s.ids.entropy, arena, both && a.dentropy && !a.entropy, rows);
     return s;
-}
-
-/* Validates a call; x becomes its arguments with every default filled in, and where the call gathers, with the arrays of the
- * workspace. */
-template <class T>
-LK_HOST lk_status lk_cross_entropy_ids_parallel_check(const char *op, const lk_cross_entropy_ids_parallel_args *args,
-                                                      lk_direction direction, lk_device *device,
-                                                      lk_cross_entropy_ids_parallel_args *x,
-                                                      lk_ce_ids_slice_space *space, size_t *bytes)
-{
-    *x = *args;
-    lk_cross_entropy_ids_args ids = args->common;
-    lk_ce_more more = {};
-    lk_checks checks = {op, LK_OK};
-    lk_cross_entropy_ids_refuse(&checks, &ids.common);
-    lk_ranks_check(&checks, x->parallel, ids.common.vocab, direction);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
-    lk_ce_ids_fill_in(&ids, direction);
-    lk_arena arena = {(uintptr_t)ids.common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    *space = lk_ce_ids_slice_space_of(&ids, direction, lk_ranks_gathers(x->parallel, direction), &arena);
-    const int64_t row_bytes = lk_ce_ids_row_bytes<T>(&ids.common, ids.ids_per_row, direction);
-    lk_ranks_place(x->parallel, direction, ids.common.rows, row_bytes, 4, 16, &arena, &x->states, &x->all_states, &more.states);
-    more.bytes = arena.used, more.parallel = &x->parallel;
-    const lk_status status = lk_cross_entropy_ids_check<T>(op, &args->common, direction, device, &x->common, &more);
-    if (!status && bytes) *bytes = more.bytes;
-    return status;
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -487,46 +456,56 @@ template <class T> LK_HOST lk_status lk_ce_ids_run_finish(const lk_ce_ids_job &j
     return !status && (a.valid_rows || a.weight_sum) ? lk_cross_entropy_count(job.op, &job.device, rows, job.stream) : status;
 }
 
-/* What computes the gradients of a rank's columns. */
-typedef struct {
-    void (*weigh)(lk_ce_ids_slice);
-    lk_status (*rows)(const char *op, const lk_device *device, lk_cross_entropy_call &call, cudaStream_t stream);
-    void (*put)(lk_ce_ids_slice);
-} lk_ce_ids_gradients;
-
-template <class T> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job &job, const lk_ce_ids_gradients &by)
+/* The gradients of a rank's columns. head: of a head's rows, where a row with a bad id gets 0, and dlogits are not e5m2. */
+template <class T, bool head, bool tail> LK_HOST lk_status lk_ce_ids_run_gradients(const lk_ce_ids_job &job)
 {
     lk_cross_entropy_call rows;
     const lk_ce_ids_slice call = lk_ce_ids_slice_of<T>(job, LK_BACKWARD, &rows);
     if (job.x.common.common.rows == 0) return LK_OK;
     rows.classes = (int64_t)LK_ELSEWHERE + 1; /* the target that no rank has is good */
-    lk_status status = lk_ce_ids_launch(job, by.weigh, call);
-    if (!status) status = by.rows(job.op, &job.device, rows, job.stream);
-    return status ? status : lk_ce_ids_launch(job, by.put, call);
+    void (*put)(lk_ce_ids_slice) = lk_cross_entropy_ids_put_kernel<T, false, tail>;
+    lk_status status = lk_ce_ids_launch(job, lk_cross_entropy_ids_weigh_kernel<T, head, tail>, call);
+    if constexpr (head) {
+        if (!status) status = lk_cross_entropy_gradient<T, LK_BACKWARD>(job.op, &job.device, rows, job.stream);
+    } else {
+        if (rows.a.dlogits_dtype == LK_DTYPE_E5M2) put = lk_cross_entropy_ids_put_kernel<T, true, tail>;
+        if (!status) status = lk_cross_entropy_gradient_of<T, LK_BACKWARD>(job.op, &job.device, rows, job.stream);
+    }
+    return status ? status : lk_ce_ids_launch(job, put, call);
 }
-template <class T> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job &job)
+template <class T, bool head> LK_HOST lk_status lk_ce_ids_run_backward(const lk_ce_ids_job &job)
 {
-    const bool eight = job.x.common.common.dlogits_dtype == LK_DTYPE_E5M2;
-    if (lk_ce_ids_has_tail(&job.x.common, LK_BACKWARD))
-        return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T, false, true>,
-                                                lk_cross_entropy_gradient_of<T, LK_BACKWARD>,
-                                                eight ? lk_cross_entropy_ids_put_kernel<T, true, true>
-                                                      : lk_cross_entropy_ids_put_kernel<T, false, true>});
-    return lk_ce_ids_run_gradients<T>(job, {lk_cross_entropy_ids_weigh_kernel<T>, lk_cross_entropy_gradient_of<T, LK_BACKWARD>,
-                                            eight ? lk_cross_entropy_ids_put_kernel<T, true>
-                                                  : lk_cross_entropy_ids_put_kernel<T, false>});
+    return lk_ce_ids_has_tail(&job.x.common, LK_BACKWARD) ? lk_ce_ids_run_gradients<T, head, true>(job)
+                                                          : lk_ce_ids_run_gradients<T, head, false>(job);
 }
 
-/* Checks a call, and fills in its job. */
+/* Checks a call and fills in its job. query: the call is of a workspace function, which answers `bytes`. */
 template <class T>
 LK_HOST lk_status lk_ce_ids_begin_job(const char *op, const lk_cross_entropy_ids_parallel_args *args, lk_direction direction,
-                                      cudaStream_t stream, lk_ce_ids_job *job)
+                                      bool query, cudaStream_t stream, lk_ce_ids_job *job, size_t *bytes)
 {
-    *job = {op, {}, stream, direction, {}, {}};
+    *job = {op, {}, stream, direction, *args, {}};
+    lk_cross_entropy_ids_parallel_args &x = job->x;
+    lk_cross_entropy_ids_args &ids = x.common;
+    lk_cross_entropy_args &a = ids.common;
+    lk_ce_more more = {};
+    lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_ids_refuse(&checks, &a);
+    lk_ranks_check(&checks, x.parallel, a.vocab, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    lk_ce_ids_fill_in(&ids, direction);
+    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    job->space = lk_ce_ids_slice_space_of(&ids, direction, lk_ranks_gathers(x.parallel, direction), &arena);
+    const int64_t row_bytes = lk_ce_ids_row_bytes<T>(&a, ids.ids_per_row, direction);
+    lk_ranks_place(x.parallel, direction, a.rows, row_bytes, 4, 16, &arena, &x.states, &x.all_states, &more.states);
+    more.bytes = arena.used, more.parallel = &x.parallel;
     const lk_status status =
-        lk_cross_entropy_ids_parallel_check<T>(op, args, direction, &job->device, &job->x, &job->space, NULL);
-    if (!job->x.common.tail) job->x.common.tail = job->space.ids.tail;
-    return status;
+        lk_cross_entropy_ids_check<T>(op, &args->common, direction, query ? NULL : &job->device, &ids, &more);
+    if (!status && bytes) *bytes = more.bytes;
+    if (status || query) return status;
+    if (!ids.tail) ids.tail = job->space.ids.tail;
+    lk_ce_ranks_put_space(job->space.ranks, direction, &a);
+    return LK_OK;
 }
 
 template <class T> LK_HOST lk_status lk_ce_ids_step(void *of, lk_direction step)
@@ -536,7 +515,7 @@ template <class T> LK_HOST lk_status lk_ce_ids_step(void *of, lk_direction step)
     if (step == LK_FINISH) return lk_ce_ids_run_finish<T>(*job);
     if (step == LK_FORWARD) return a.rows > 0 ? lk_ce_ids_run_states<T>(*job, 0, a.rows) : LK_OK;
     if (job->direction == LK_BOTH) a.bad_targets = NULL; /* finish has counted them */
-    return lk_ce_ids_run_backward<T>(*job);
+    return lk_ce_ids_run_backward<T, false>(*job);
 }
 
 template <class T, lk_direction direction>
@@ -544,16 +523,11 @@ LK_HOST lk_status lk_cross_entropy_ids_parallel_run(const char *op, const lk_cro
                                                     cudaStream_t stream)
 {
     lk_ce_ids_job job;
-    const lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, stream, &job);
+    const lk_status status = lk_ce_ids_begin_job<T>(op, args, direction, false, stream, &job, NULL);
     if (status) return status;
-    lk_cross_entropy_args &a = job.x.common.common;
-    if (job.space.ids.lse) a.lse = job.space.ids.lse;
-    if (job.space.lse_low) a.lse_low = job.space.lse_low;
-    if (job.space.ids.entropy) a.entropy = job.space.ids.entropy;
-    if (direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator && !a.valid_rows)
-        a.valid_rows = &job.space.ids.counts->valid_rows;
-    const size_t bytes = (size_t)a.rows * (size_t)lk_ce_ids_row_bytes<T>(&a, job.x.common.ids_per_row, direction);
-    const lk_ranks ranks = {op, stream, job.x.parallel, a.vocab, job.x.states, const_cast<void *>(job.x.all_states), bytes, 1,
+    const lk_cross_entropy_args &a = job.x.common.common;
+    const size_t row_bytes = (size_t)lk_ce_ids_row_bytes<T>(&a, job.x.common.ids_per_row, direction);
+    const lk_ranks ranks = {op, stream, job.x.parallel, a.vocab, job.x.states, job.x.all_states, (size_t)a.rows * row_bytes, 1,
                             lk_ce_ids_step<T>, &job};
     return lk_ranks_run(&ranks, direction);
 }
@@ -561,9 +535,8 @@ template <class T>
 LK_HOST lk_status lk_cross_entropy_ids_parallel_query(const char *op, const lk_cross_entropy_ids_parallel_args *args,
                                                       lk_direction direction, size_t *bytes)
 {
-    lk_cross_entropy_ids_parallel_args x = {};
-    lk_ce_ids_slice_space space = {};
-    return lk_cross_entropy_ids_parallel_check<T>(op, args, direction, NULL, &x, &space, bytes);
+    lk_ce_ids_job job;
+    return lk_ce_ids_begin_job<T>(op, args, direction, true, NULL, &job, bytes);
 }
 
 #endif /* CUDA or the simulator */

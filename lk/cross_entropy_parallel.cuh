@@ -137,37 +137,15 @@ LK_HOST lk_ce_ranks_space lk_ce_ranks_space_of(const lk_cross_entropy_args *a, l
     return s;
 }
 
-/* Validates a call; x becomes its arguments with every default filled in. If the call gathers, states and all_states lie in the
- * workspace, unless the caller gave `states`. */
-LK_HOST lk_status lk_ce_ranks_check(const char *op, lk_cross_entropy_parallel_args *x, lk_direction direction, lk_ce_more *more,
-                                    lk_ce_ranks_space *space)
+/* Gives the arguments of a checked call what lies there. */
+LK_HOST void lk_ce_ranks_put_space(const lk_ce_ranks_space &space, lk_direction direction, lk_cross_entropy_args *a)
 {
-    lk_checks checks = {op, LK_OK};
-    lk_cross_entropy_args *const a = &x->common;
-    lk_cross_entropy_check_function(&checks, a, LK_CE_RANKS, direction);
-    lk_ranks_check(&checks, x->parallel, a->vocab, direction);
-    if (checks.status) return checks.status; /* before sizes are computed of it */
-    if (direction == LK_FORWARD || direction == LK_FINISH) a->dentropy = NULL;
-    lk_arena arena = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    *space = lk_ce_ranks_space_of(a, direction, lk_ranks_gathers(x->parallel, direction), &arena);
-    lk_ranks_place(x->parallel, direction, a->rows, lk_ce_state_bytes(a), 4, a->statistics ? 8 : 16, &arena, &x->states,
-                   &x->all_states, &more->states);
-    more->bytes = arena.used, more->parallel = &x->parallel;
-    return LK_OK;
-}
-
-template <class T>
-LK_HOST lk_status lk_cross_entropy_parallel_check(const char *op, const lk_cross_entropy_parallel_args *args,
-                                                  lk_direction direction, lk_device *device, lk_cross_entropy_parallel_args *x,
-                                                  lk_ce_ranks_space *space, size_t *bytes)
-{
-    *x = *args;
-    lk_ce_more more = {};
-    const lk_cross_entropy_args given = args->common;
-    lk_status status = lk_ce_ranks_check(op, x, direction, &more, space);
-    if (!status) status = lk_cross_entropy_check<T>(op, &given, LK_CE_RANKS, direction, device, &x->common, &more);
-    if (!status && bytes) *bytes = more.bytes;
-    return status;
+    if (space.lse) a->lse = space.lse;
+    if (space.lse_low) a->lse_low = space.lse_low;
+    if (space.entropy) a->entropy = space.entropy;
+    if (direction != LK_BOTH || a->reduction != LK_REDUCTION_MEAN || a->denominator) return;
+    if (!a->valid_rows) a->valid_rows = &space.rows.counts->valid_rows; /* what backward divides by */
+    if (a->class_weight && !a->weight_sum) a->weight_sum = &space.rows.counts->weight_sum;
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -183,12 +161,13 @@ template <class T> LK_HOST lk_cross_entropy_call lk_ce_ranks_call_of(const lk_cr
     return call;
 }
 
-/* A call of a rank while it is launched. */
+/* A call of a rank while it is launched: its arguments after the checks, and what the kernels get. */
 typedef struct {
     const char *op;
     lk_device device;
     cudaStream_t stream;
     lk_direction direction;
+    lk_cross_entropy_parallel_args x;
     lk_cross_entropy_call call;
 } lk_ce_ranks_job;
 
@@ -205,24 +184,32 @@ template <class T> LK_HOST lk_status lk_ce_ranks_step(void *of, lk_direction ste
     return !status && some ? lk_cross_entropy_gradient_of<T, LK_BACKWARD>(job->op, &job->device, *call, job->stream) : status;
 }
 
-/* Checks a call and fills in its job; x becomes its arguments. */
+/* Checks a call and fills in its job. If the call gathers, states and all_states lie in the workspace, unless the caller gave
+ * `states`. query: the call is of a workspace function, which answers `bytes`. */
 template <class T>
 LK_HOST lk_status lk_ce_ranks_begin(const char *op, const lk_cross_entropy_parallel_args *args, lk_direction direction,
-                                    cudaStream_t stream, lk_ce_ranks_job *job, lk_cross_entropy_parallel_args *x)
+                                    bool query, cudaStream_t stream, lk_ce_ranks_job *job, size_t *bytes)
 {
-    lk_ce_ranks_space space = {};
-    *job = {op, {}, stream, direction, {}};
-    const lk_status status = lk_cross_entropy_parallel_check<T>(op, args, direction, &job->device, x, &space, NULL);
-    if (status) return status;
-    lk_cross_entropy_args &a = x->common;
-    if (space.lse) a.lse = space.lse;
-    if (space.lse_low) a.lse_low = space.lse_low;
-    if (space.entropy) a.entropy = space.entropy;
-    if (direction == LK_BOTH && a.reduction == LK_REDUCTION_MEAN && !a.denominator) { /* what backward divides by */
-        if (!a.valid_rows) a.valid_rows = &space.rows.counts->valid_rows;
-        if (a.class_weight && !a.weight_sum) a.weight_sum = &space.rows.counts->weight_sum;
-    }
-    job->call = lk_ce_ranks_call_of<T>(*x);
+    *job = {op, {}, stream, direction, *args, {}};
+    lk_cross_entropy_parallel_args &x = job->x;
+    lk_cross_entropy_args &a = x.common;
+    lk_ce_more more = {};
+    lk_checks checks = {op, LK_OK};
+    lk_cross_entropy_check_function(&checks, &a, LK_CE_RANKS, direction);
+    lk_ranks_check(&checks, x.parallel, a.vocab, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    if (direction == LK_FORWARD || direction == LK_FINISH) a.dentropy = NULL;
+    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    const lk_ce_ranks_space space = lk_ce_ranks_space_of(&a, direction, lk_ranks_gathers(x.parallel, direction), &arena);
+    lk_ranks_place(x.parallel, direction, a.rows, lk_ce_state_bytes(&a), 4, a.statistics ? 8 : 16, &arena, &x.states,
+                   &x.all_states, &more.states);
+    more.bytes = arena.used, more.parallel = &x.parallel;
+    const lk_status status = lk_cross_entropy_check<T>(op, &args->common, LK_CE_RANKS, direction,
+                                                       query ? NULL : &job->device, &a, &more);
+    if (!status && bytes) *bytes = more.bytes;
+    if (status || query) return status;
+    lk_ce_ranks_put_space(space, direction, &a);
+    job->call = lk_ce_ranks_call_of<T>(x);
     job->call.row_losses = space.rows.row_losses;
     return LK_OK;
 }
@@ -232,8 +219,7 @@ template <class T>
 LK_HOST lk_status lk_ce_ranks_finish(const char *op, const lk_cross_entropy_parallel_args *args, cudaStream_t stream)
 {
     lk_ce_ranks_job job;
-    lk_cross_entropy_parallel_args x;
-    const lk_status status = lk_ce_ranks_begin<T>(op, args, LK_FINISH, stream, &job, &x);
+    const lk_status status = lk_ce_ranks_begin<T>(op, args, LK_FINISH, false, stream, &job, NULL);
     return status ? status : lk_cross_entropy_run_finish(op, &job.device, job.call, stream);
 }
 
@@ -241,20 +227,19 @@ template <class T, lk_direction direction>
 LK_HOST lk_status lk_cross_entropy_parallel_run(const char *op, const lk_cross_entropy_parallel_args *args, cudaStream_t stream)
 {
     lk_ce_ranks_job job;
-    lk_cross_entropy_parallel_args x;
-    const lk_status status = lk_ce_ranks_begin<T>(op, args, direction, stream, &job, &x);
+    const lk_status status = lk_ce_ranks_begin<T>(op, args, direction, false, stream, &job, NULL);
     if (status) return status;
-    const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, const_cast<void *>(x.all_states),
-                            (size_t)x.common.rows * (size_t)job.call.state_bytes, 1, lk_ce_ranks_step<T>, &job};
+    const lk_cross_entropy_args &a = job.x.common;
+    const lk_ranks ranks = {op, stream, job.x.parallel, a.vocab, job.x.states, job.x.all_states,
+                            (size_t)a.rows * (size_t)job.call.state_bytes, 1, lk_ce_ranks_step<T>, &job};
     return lk_ranks_run(&ranks, direction);
 }
 template <class T>
 LK_HOST lk_status lk_cross_entropy_parallel_query(const char *op, const lk_cross_entropy_parallel_args *args,
                                                   lk_direction direction, size_t *bytes)
 {
-    lk_cross_entropy_parallel_args x = {};
-    lk_ce_ranks_space space = {};
-    return lk_cross_entropy_parallel_check<T>(op, args, direction, NULL, &x, &space, bytes);
+    lk_ce_ranks_job job;
+    return lk_ce_ranks_begin<T>(op, args, direction, true, NULL, &job, bytes);
 }
 
 #endif /* CUDA or the simulator */

@@ -251,7 +251,7 @@ LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *
     const lk_kl_parallel_args &x = job.x;
     const lk_status status = lk_kl_parallel_check<T>(op, args, direction, &device, &job.x, NULL);
     if (status || x.common.rows == 0) return status;
-    const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, const_cast<void *>(x.all_states),
+    const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, x.all_states,
                             (size_t)x.common.rows * sizeof(lk_kl_row), x.common.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
                             lk_kl_step<T>, &job};
     return lk_ranks_run(&ranks, direction);

@@ -79,14 +79,7 @@ LK_HOST lk_status lk_lce_ids_rank_rows(const lk_lce_job *job, const lk_lce_work 
     rows.space.ids = lk_ce_ids_space_of(&rows.x.common, forward ? LK_FORWARD : LK_BACKWARD);
     if (forward) return lk_ce_ids_run_states<Logit>(rows, chunk.first_row, chunk.call.a.tokens);
     const lk_status status = lk_lce_ids_scale(job, chunk);
-    if (status) return status;
-    if (lk_ce_ids_has_tail(&rows.x.common, LK_BACKWARD))
-        return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true, true>,
-                                                     lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
-                                                     lk_cross_entropy_ids_put_kernel<Logit, false, true>});
-    return lk_ce_ids_run_gradients<Logit>(rows, {lk_cross_entropy_ids_weigh_kernel<Logit, true>,
-                                                 lk_cross_entropy_gradient<Logit, LK_BACKWARD>,
-                                                 lk_cross_entropy_ids_put_kernel<Logit, false>});
+    return status ? status : lk_ce_ids_run_backward<Logit, true>(rows);
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -116,10 +109,9 @@ template <class Logit> LK_HOST lk_status lk_lce_ids_ranks_finish(const lk_lce_ra
     a = lk_lce_finish_args(&ids.x.common); /* not those of `forward`, which has another target */
     a.lse = f.lse, a.lse_low = f.lse_low, a.entropy = f.entropy;
     a.workspace = f.workspace, a.workspace_bytes = f.workspace_bytes;
-    if (query) return lk_cross_entropy_ids_parallel_query<Logit>(of->op, &x, LK_FINISH, bytes);
     lk_ce_ids_job job;
-    const lk_status status = lk_ce_ids_begin_job<Logit>(of->op, &x, LK_FINISH, of->stream, &job);
-    return status ? status : lk_ce_ids_run_finish<Logit>(job);
+    const lk_status status = lk_ce_ids_begin_job<Logit>(of->op, &x, LK_FINISH, query, of->stream, &job, bytes);
+    return status || query ? status : lk_ce_ids_run_finish<Logit>(job);
 }
 
 /* What depends on the type of the logits. */

@@ -214,7 +214,7 @@ template <class T> LK_HOST lk_status lk_lce_run_ranks(lk_lce_ranks *r, lk_direct
     lk_check_workspace(&r->checks, a.workspace, a.workspace_bytes, r->least);
     if (r->checks.status) return r->checks.status;
     lk_lce_share(r, a.workspace_bytes);
-    const lk_ranks ranks = {r->op, r->stream, r->parallel, a.vocab, r->rank.states, const_cast<void *>(r->all_states),
+    const lk_ranks ranks = {r->op, r->stream, r->parallel, a.vocab, r->rank.states, r->all_states,
                             (size_t)(a.tokens * r->row_bytes), 1, lk_lce_step<T>, r};
     return lk_ranks_run(&ranks, direction);
 }

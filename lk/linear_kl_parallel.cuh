@@ -151,7 +151,7 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_step(void *of, lk
 template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_linear_kl_ranks *r, lk_direction direction)
 {
     const lk_linear_kl_args &a = r->x.common;
-    const lk_ranks ranks = {r->job.op, r->job.stream, r->x.parallel, a.vocab, r->x.states, const_cast<void *>(r->x.all_states),
+    const lk_ranks ranks = {r->job.op, r->job.stream, r->x.parallel, a.vocab, r->x.states, r->x.all_states,
                             (size_t)a.tokens * sizeof(lk_kl_row), a.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
                             lk_linear_kl_step<T, Logit>, r};
     r->job.mode = LK_CUBLAS_RESOLVE;

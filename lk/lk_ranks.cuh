@@ -72,39 +72,6 @@ LK_HOST lk_status lk_called_back(const char *op, const char *name, lk_status sta
     return status ? lk_fail(status, op, "parallel.%s returned %d", name, (int)status) : LK_OK;
 }
 
-/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for missing columns and overlaps, which no rank sees by
- * itself. It waits for the stream, so it does nothing while that is captured. states and all_states are scratch memory here: the
- * states overwrite them later. bytes: of one rank's states; where a slice takes more (32 bytes), nothing is checked. */
-LK_HOST lk_status lk_check_all_slices(const char *op, const lk_vocab_parallel *v, int64_t vocab, void *states, void *all_states,
-                                      size_t bytes, cudaStream_t stream)
-{
-    (void)op, (void)v, (void)vocab, (void)states, (void)all_states, (void)bytes, (void)stream;
-#if defined(LK_CHECK)
-    const int64_t mine[4] = {v->vocab_start, vocab, v->vocab_total, v->ranks};
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) || capture) return LK_OK;
-    int64_t of[1024][4], sum = 0;
-    cudaError_t error = cudaMemcpyAsync(states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
-    const lk_status status = error ? LK_OK : v->all_gather(v->user, states, all_states, sizeof mine, stream);
-    if (status) return lk_called_back(op, "all_gather", status);
-    if (!error) error = cudaMemcpyAsync(of, all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
-    if (!error) error = cudaStreamSynchronize(stream);
-    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
-    for (int i = 0; i < v->ranks; i++) {
-        sum += of[i][1];
-        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
-            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
-                           v->rank);
-        for (int k = 0; k < i; k++)
-            if (of[i][1] && of[k][1] && of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
-                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
-    }
-    if (sum != v->vocab_total)
-        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
-#endif
-    return LK_OK;
-}
-
 /* Whether a call gathers by itself. */
 LK_HOST bool lk_ranks_gathers(const lk_vocab_parallel &v, lk_direction direction)
 {
@@ -161,18 +128,56 @@ typedef struct {
     cudaStream_t stream;
     lk_vocab_parallel parallel;
     int64_t vocab;            /* this rank's columns */
-    void *states, *all_states;
+    void *states;
+    const void *all_states;
     size_t bytes;             /* of this rank's states; 0 where there are no rows, and then none is gathered */
     int rounds;               /* collectives: 2 with between, else 1 */
     lk_status (*step)(void *job, lk_direction step);
     void *job;
 } lk_ranks;
 
-LK_HOST lk_status lk_ranks_gather(const lk_ranks *r)
+/* Gathers so many bytes of each rank. */
+LK_HOST lk_status lk_ranks_gather(const lk_ranks *r, size_t bytes)
 {
-    if (!r->bytes) return LK_OK;
+    if (!bytes) return LK_OK;
     const lk_vocab_parallel &v = r->parallel;
-    return lk_called_back(r->op, "all_gather", v.all_gather(v.user, r->states, r->all_states, r->bytes, r->stream));
+    void *const all = const_cast<void *>(r->all_states);
+    return lk_called_back(r->op, "all_gather", v.all_gather(v.user, r->states, all, bytes, r->stream));
+}
+
+/* Compiled with -DLK_CHECK: gathers the slices of all ranks and looks for missing columns and overlaps, which no rank sees by
+ * itself. It waits for the stream, so it does nothing while that is captured. states and all_states are scratch memory here:
+ * the states overwrite them later. Where a rank's states have fewer bytes than a slice, 32, nothing is checked. */
+LK_HOST lk_status lk_check_all_slices(const lk_ranks *r)
+{
+    (void)r;
+#if defined(LK_CHECK)
+    const lk_vocab_parallel *const v = &r->parallel;
+    const char *const op = r->op;
+    const cudaStream_t stream = r->stream;
+    const int64_t mine[4] = {v->vocab_start, r->vocab, v->vocab_total, v->ranks};
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (r->bytes < sizeof mine || v->ranks > 1024 || cudaStreamIsCapturing(stream, &capture) || capture) return LK_OK;
+    int64_t of[1024][4], sum = 0;
+    cudaError_t error = cudaMemcpyAsync(r->states, mine, sizeof mine, cudaMemcpyHostToDevice, stream);
+    const lk_status status = error ? LK_OK : lk_ranks_gather(r, sizeof mine);
+    if (status) return status;
+    if (!error) error = cudaMemcpyAsync(of, r->all_states, (size_t)v->ranks * sizeof mine, cudaMemcpyDeviceToHost, stream);
+    if (!error) error = cudaStreamSynchronize(stream);
+    if (error) return lk_fail((lk_status)error, op, "the slices were not gathered: %s", cudaGetErrorString(error));
+    for (int i = 0; i < v->ranks; i++) {
+        sum += of[i][1];
+        if (of[i][2] != v->vocab_total || of[i][3] != v->ranks)
+            return lk_fail(LK_ERR_SHAPE, op, "rank %d has other parallel.vocab_total or parallel.ranks than rank %d", i,
+                           v->rank);
+        for (int k = 0; k < i; k++)
+            if (of[i][1] && of[k][1] && of[i][0] < of[k][0] + of[k][1] && of[k][0] < of[i][0] + of[i][1])
+                return lk_fail(LK_ERR_SHAPE, op, "the columns of ranks %d and %d overlap", k, i);
+    }
+    if (sum != v->vocab_total)
+        return lk_fail(LK_ERR_SHAPE, op, "the ranks have %lld columns of %lld", (long long)sum, (long long)v->vocab_total);
+#endif
+    return LK_OK;
 }
 
 /* The steps of a call, in order. */
@@ -181,13 +186,12 @@ LK_HOST lk_status lk_ranks_run(const lk_ranks *r, lk_direction direction)
     if (direction != LK_FORWARD && direction != LK_BOTH) return r->step(r->job, direction);
     const bool gathers = lk_ranks_gathers(r->parallel, direction);
     lk_status status = LK_OK;
-    if (gathers)
-        status = lk_check_all_slices(r->op, &r->parallel, r->vocab, r->states, r->all_states, r->bytes, r->stream);
+    if (gathers) status = lk_check_all_slices(r);
     if (!status) status = r->step(r->job, LK_FORWARD);
     if (status || !gathers) return status;
-    status = lk_ranks_gather(r);
+    status = lk_ranks_gather(r, r->bytes);
     if (!status && r->rounds > 1) status = r->step(r->job, LK_BETWEEN);
-    if (!status && r->rounds > 1) status = lk_ranks_gather(r);
+    if (!status && r->rounds > 1) status = lk_ranks_gather(r, r->bytes);
     if (!status) status = r->step(r->job, LK_FINISH);
     return status || direction == LK_FORWARD ? status : r->step(r->job, LK_BACKWARD);
 }
