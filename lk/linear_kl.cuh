@@ -298,28 +298,34 @@ template <class T> LK_HOST lk_status lk_linear_kl_teacher(const lk_linear_kl_job
     return lk_head_multiply_columns(job, &m, &lk_cublas_key::m);
 }
 
+/* What kl.cuh gets of `rows` tokens from `first` on, besides logits and gradients. */
+LK_HOST lk_kl_args lk_linear_kl_args_of(const lk_linear_kl_args &a, int64_t first, int64_t rows)
+{
+    lk_kl_args f = {};
+    f.rows = rows, f.vocab = a.vocab;
+    f.logit_scale = a.logit_scale, f.teacher_scale = a.teacher_scale;
+    f.softcap = a.softcap, f.teacher_softcap = a.teacher_softcap, f.beta = a.beta, f.divergence = a.divergence;
+    f.accumulate_loss = a.accumulate_loss;
+    if (a.row_weight) f.row_weight = a.row_weight + first;
+    if (a.loss) f.loss = a.loss + first;
+    if (a.lse) f.lse = a.lse + first;
+    if (a.teacher_lse) f.teacher_lse = a.teacher_lse + first;
+    if (a.entropy) f.entropy = a.entropy + first;
+    return f;
+}
+
 /* Losses and dZ of a slice of a chunk. */
 template <class T> LK_HOST lk_status lk_linear_kl_slice(const lk_linear_kl_job *job, const lk_linear_kl_work &slice)
 {
-    const lk_linear_kl_args &a = slice.call.a;
     const lk_head_workspace &ws = slice.ws;
-    const int64_t first_row = slice.first_row;
-    lk_kl_args f = {};
-    f.logits = ws.slice ? ws.slice : ws.logits, f.teacher = ws.other_logits, f.rows = slice.rows, f.vocab = a.vocab;
+    lk_kl_args f = lk_linear_kl_args_of(slice.call.a, slice.first_row, slice.rows);
+    f.logits = ws.slice ? ws.slice : ws.logits, f.teacher = ws.other_logits, f.upstream_value = 1.0f;
     f.logits_stride = f.teacher_stride = f.dlogits_stride = ws.logits_stride;
-    f.logit_scale = a.logit_scale, f.teacher_scale = a.teacher_scale;
-    f.softcap = a.softcap, f.teacher_softcap = a.teacher_softcap, f.beta = a.beta, f.divergence = a.divergence;
-    f.upstream_value = 1.0f, f.accumulate_loss = a.accumulate_loss;
-    if (a.row_weight) f.row_weight = a.row_weight + first_row;
-    if (a.loss) f.loss = a.loss + first_row;
-    if (a.lse) f.lse = a.lse + first_row;
-    if (a.teacher_lse) f.teacher_lse = a.teacher_lse + first_row;
-    if (a.entropy) f.entropy = a.entropy + first_row;
     if (job->shape.gradient) {
-        f.upstream = ws.factor + first_row, f.upstream_per_row = 1;
+        f.upstream = ws.factor + slice.first_row, f.upstream_per_row = 1;
         f.dlogits = (T *)ws.logits + lk_head_in_chunk(job, slice) * ws.logits_stride;
     }
-    return (*(const lk_linear_kl_rows *)job->rows->args)(job, f, first_row);
+    return (*(const lk_linear_kl_rows *)job->rows->args)(job, f, slice.first_row);
 }
 
 /* dbias, after the last chunk. */

@@ -58,39 +58,28 @@ typedef struct {
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
-/* The arguments of finish. */
-LK_HOST lk_kl_parallel_args lk_linear_kl_finish_args(const lk_linear_kl_parallel_args *x)
+/* Checks `parallel`, and finds the place of the states; x becomes the arguments. more: what the checks of linear_kl.cuh look at
+ * besides. */
+LK_HOST lk_status lk_linear_kl_place_states(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
+                                            lk_linear_kl_parallel_args *x, lk_linear_kl_more *more)
 {
-    const lk_linear_kl_args &a = x->common;
-    lk_kl_parallel_args f = {};
-    f.common.row_weight = a.row_weight, f.common.rows = a.tokens, f.common.vocab = a.vocab;
-    f.common.loss = a.loss, f.common.lse = a.lse, f.common.teacher_lse = a.teacher_lse, f.common.entropy = a.entropy;
-    f.common.logit_scale = a.logit_scale, f.common.teacher_scale = a.teacher_scale;
-    f.common.softcap = a.softcap, f.common.teacher_softcap = a.teacher_softcap;
-    f.common.beta = a.beta, f.common.divergence = a.divergence, f.common.accumulate_loss = a.accumulate_loss;
-    f.parallel = x->parallel, f.states = x->states, f.all_states = x->all_states;
-    return f;
-}
-
-/* Where the states lie, and what the checks of linear_kl.cuh look at besides. Columns are checked before. */
-LK_HOST lk_linear_kl_more lk_linear_kl_split(lk_linear_kl_parallel_args *x, lk_direction direction)
-{
-    const bool again = lk_ranks_gathers(x->parallel, direction) && x->common.divergence == LK_KL_JENSEN_SHANNON;
-    lk_linear_kl_more more = {1 + again + (direction == LK_BOTH), 0, {}};
-    lk_arena arena = {(uintptr_t)x->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    lk_kl_place_states(x->parallel, x->common.tokens, direction, &arena, &x->states, &x->all_states, &more.list);
-    more.bytes = arena.used;
-    return more;
-}
-
-/* Checks `parallel`; x becomes the arguments. */
-LK_HOST lk_status lk_linear_kl_check_split(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
-                                           lk_linear_kl_parallel_args *x)
-{
+    const lk_linear_kl_args &a = args->common;
     lk_checks checks = {op, LK_OK};
     *x = *args;
-    lk_kl_check_ranks(&checks, x->parallel, x->common.vocab, x->common.divergence, direction);
-    return checks.status;
+    lk_kl_check_ranks(&checks, x->parallel, a.vocab, a.divergence, direction);
+    if (checks.status) return checks.status; /* before sizes are computed of it */
+    const bool again = lk_ranks_gathers(x->parallel, direction) && a.divergence == LK_KL_JENSEN_SHANNON;
+    lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    *more = {1 + again + (direction == LK_BOTH), 0, {}};
+    lk_kl_place_states(x->parallel, a.tokens, direction, &arena, &x->states, &x->all_states, &more->list);
+    more->bytes = arena.used;
+    return LK_OK;
+}
+
+/* kl_parallel.cuh's arguments of finish and between. a: those of x, perhaps with defaults. */
+LK_HOST lk_kl_parallel_args lk_linear_kl_finish_args(const lk_linear_kl_parallel_args &x, const lk_linear_kl_args &a)
+{
+    return {lk_linear_kl_args_of(a, 0, a.tokens), x.parallel, x.states, x.all_states};
 }
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -131,10 +120,8 @@ template <class T, class Logit, int Step> LK_HOST lk_status lk_linear_kl_pass(lk
 /* Computes the states of all columns from the states of all ranks; and the results, unless `between`. */
 LK_HOST lk_status lk_linear_kl_merge(const lk_linear_kl_ranks *r, bool between)
 {
-    lk_linear_kl_parallel_args x = r->x;
-    const lk_linear_kl_args &a = r->job.p.call.a; /* with defaults */
-    x.common = a;
-    return lk_kl_run_merge(r->job.op, &r->job.device, lk_linear_kl_finish_args(&x), between, r->job.stream);
+    const lk_linear_kl_job &job = r->job;
+    return lk_kl_run_merge(job.op, &job.device, lk_linear_kl_finish_args(r->x, job.p.call.a), between, job.stream);
 }
 
 /* A step of a call that has at least one token. */
@@ -165,14 +152,14 @@ template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_parallel_args *args, cudaStream_t stream)
 {
     if (direction == LK_FINISH) {
-        const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+        const lk_kl_parallel_args f = lk_linear_kl_finish_args(*args, args->common);
         return lk_kl_ranks_finish<T>(op, &f, stream);
     }
     lk_linear_kl_ranks r = {};
-    lk_status status = lk_linear_kl_check_split(op, args, direction, &r.x);
-    if (status) return status;
-    const lk_linear_kl_more more = lk_linear_kl_split(&r.x, direction);
-    status = lk_linear_kl_begin<T>(op, &args->common, lk_ranks_give(args->parallel, direction), stream, &r.job, &more);
+    lk_linear_kl_more more = {};
+    lk_status status = lk_linear_kl_place_states(op, args, direction, &r.x, &more);
+    if (!status)
+        status = lk_linear_kl_begin<T>(op, &args->common, lk_ranks_give(args->parallel, direction), stream, &r.job, &more);
     const lk_linear_kl_args &a = r.job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
@@ -186,10 +173,10 @@ template <class T>
 LK_HOST lk_status lk_linear_kl_parallel_query_plan(const char *op, const lk_linear_kl_parallel_args *args,
                                                    lk_direction direction, size_t budget, bool least, lk_linear_kl_plan *plan)
 {
-    lk_linear_kl_parallel_args x = {};
-    const lk_status status = lk_linear_kl_check_split(op, args, direction, &x);
+    lk_linear_kl_parallel_args x;
+    lk_linear_kl_more more = {};
+    const lk_status status = lk_linear_kl_place_states(op, args, direction, &x, &more);
     if (status) return status;
-    const lk_linear_kl_more more = lk_linear_kl_split(&x, direction);
     return lk_linear_kl_query_plan<T>(op, &args->common, lk_ranks_give(args->parallel, direction), budget, least, plan, &more);
 }
 
@@ -198,7 +185,7 @@ template <class T>
 LK_HOST lk_status lk_linear_kl_parallel_query(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
                                               size_t *bytes)
 {
-    const lk_kl_parallel_args f = lk_linear_kl_finish_args(args);
+    const lk_kl_parallel_args f = lk_linear_kl_finish_args(*args, args->common);
     return lk_kl_parallel_query<T>(op, &f, direction, bytes);
 }
 
