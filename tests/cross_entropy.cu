@@ -486,11 +486,7 @@ static void fill_floats(const problem *p, int t)
         }
 }
 
-/* What accumulate_loss adds to. */
-static double before_of(const problem *p, int t, int64_t row)
-{
-    return p->on[ACCUMULATE] ? (double)(float)(row % 7 - 3 + 0.3 * (t == LOSS)) : 0;
-}
+static bool adds_losses(const problem *p) { return p->on[ACCUMULATE]; } /* for test_near_loss */
 
 /* z of a logit; inf tanh is 1. */
 static double z_of(const problem *p, double x)
@@ -796,9 +792,8 @@ static bool setup(const problem *p, int run)
     for (int t = WEIGHT; t <= ROW_WEIGHTS; t++)
         if (p->has[t] && (t <= DLSE || t >= DENTROPY)) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
-    for (int t = LOSS; t <= Z_LOSS && p->on[ACCUMULATE]; t++)
-        for (int64_t row = 0; p->has[t] && row < laid[t].rows; row++)
-            ((float *)test_buffer_host(&buffers[t]))[row] = (float)before_of(p, t, row);
+    for (int t = LOSS; t <= Z_LOSS && adds_losses(p); t++)
+        if (p->has[t]) test_put_losses(&buffers[t], laid[t].rows, t);
     if (run == 0) examine_all(p);
     if (!gives_loss(p->direction)) fill_saved(p);
     for (int t = 0; t < TENSORS; t++) {
@@ -868,13 +863,6 @@ static void near(const problem *p, int t, int64_t row, int64_t c, double want, d
                     (double)got, want, slack, describe(p));
 }
 
-/* A loss, beside what was there before. */
-static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
-{
-    const double before = before_of(p, t, row);
-    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
-}
-
 static void equal(const problem *p, int t, int64_t row, int64_t want)
 {
     if (!p->has[t]) return;
@@ -927,8 +915,8 @@ static void verify_loss(const problem *p)
         for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
             near(p, ENTROPY, (i + 1) * p->rows + row, 0, o.statistics[i], o.statistics_slack[i]);
         equal(p, ARGMAX, row, o.argmax);
-        if (!reduced) near_loss(p, LOSS, row, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
-        if (!reduced) near_loss(p, Z_LOSS, row, o.z_loss, o.z_slack);
+        if (!reduced) test_near_loss(p, LOSS, row, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) test_near_loss(p, Z_LOSS, row, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
         z += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * fabs(o.z_loss);
     }
@@ -940,7 +928,7 @@ static void verify_loss(const problem *p)
         loss /= over, slack /= fabs(over);
         z = p->on[Z] ? z / z_over : 0, z_slack = p->on[Z] ? z_slack / fabs(z_over) : 0; /* 0 / NaN else */
     }
-    if (reduced) near_loss(p, LOSS, 0, loss + z, slack + z_slack), near_loss(p, Z_LOSS, 0, z, z_slack);
+    if (reduced) test_near_loss(p, LOSS, 0, loss + z, slack + z_slack), test_near_loss(p, Z_LOSS, 0, z, z_slack);
     equal(p, VALID, 0, valid_rows);
     near(p, WEIGHT_SUM, 0, 0, weight_sum, 16 * 0x1p-24 * weight_sum);
 }

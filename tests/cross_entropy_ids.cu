@@ -412,11 +412,7 @@ static void fill_floats(const problem *p, int t)
 }
 
 #define HOST_VALUE (-0.375)
-/* What accumulate_loss adds to. */
-static double before_of(const problem *p, int t, int64_t row)
-{
-    return p->on[ADD_LOSS] ? (double)(float)(row % 7 - 3 + 0.3 * (t == LOSS)) : 0;
-}
+static bool adds_losses(const problem *p) { return p->on[ADD_LOSS]; } /* for test_near_loss */
 
 static double logp_slack(const outcome &o, double z) { return o.log_slack + 16 * 0x1p-24 * (o.max - z) + 2 * o.z_error; }
 
@@ -715,9 +711,8 @@ static bool setup(const problem *p, int run)
     for (int t = DLOGP; t <= DENOMINATOR; t++)
         if (p->has[t]) fill_floats(p, t);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
-    for (int t = LOSS; t <= Z_LOSS && p->on[ADD_LOSS]; t++)
-        for (int64_t row = 0; p->has[t] && row < laid[t].rows; row++)
-            ((float *)test_buffer_host(&buffers[t]))[row] = (float)before_of(p, t, row);
+    for (int t = LOSS; t <= Z_LOSS && adds_losses(p); t++)
+        if (p->has[t]) test_put_losses(&buffers[t], laid[t].rows, t);
     if (run == 0) examine_all(p);
     if (!gives_loss(p->direction)) fill_saved(p);
     for (int t = 0; t < TENSORS; t++) {
@@ -775,13 +770,6 @@ static double row_weight_of(const problem *p, int64_t row)
     return p->has[ROW_WEIGHT] && outcomes[row].counted ? (double)value(ROW_WEIGHT, row, 0) : 1;
 }
 
-/* A loss, beside what was there before. */
-static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
-{
-    const double before = before_of(p, t, row);
-    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
-}
-
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
@@ -803,8 +791,8 @@ static void verify_loss(const problem *p)
         if (o.bad && p->has[ROW_WEIGHT] && w == 0) o.class_loss = o.class_slack = 0;
         o.class_loss *= w, o.class_slack = fabs(w) * o.class_slack + 2 * lost * fabs(o.class_loss);
         o.z_loss *= w, o.z_slack = fabs(w) * o.z_slack + 2 * lost * fabs(o.z_loss);
-        if (!reduced) near_loss(p, LOSS, row, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
-        if (!reduced) near_loss(p, Z_LOSS, row, o.z_loss, o.z_slack);
+        if (!reduced) test_near_loss(p, LOSS, row, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) test_near_loss(p, Z_LOSS, row, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * u * fabs(o.class_loss);
         z += o.z_loss, z_slack += o.z_slack + 16 * u * fabs(o.z_loss);
     }
@@ -813,7 +801,7 @@ static void verify_loss(const problem *p)
         loss = over == 0 ? NAN : loss / over, slack /= fabs(over), z = over == 0 ? NAN : p->on[Z] ? z / over : 0;
         z_slack /= fabs(over);
     }
-    if (reduced) near_loss(p, LOSS, 0, loss + z, slack + z_slack), near_loss(p, Z_LOSS, 0, z, z_slack);
+    if (reduced) test_near_loss(p, LOSS, 0, loss + z, slack + z_slack), test_near_loss(p, Z_LOSS, 0, z, z_slack);
     equal(p, VALID, 0, valid_rows);
     near(p, WEIGHT_SUM, 0, 0, (double)(valid_rows - bad_targets), 0);
 }

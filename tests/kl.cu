@@ -105,12 +105,7 @@ static float upstream_of(const problem *p, int64_t row)
     return p->upstream == UPSTREAM_NULL || p->direction == FORWARD ? 1.0f : (float)(2 * test_uniform(&random));
 }
 
-/* Every third problem, by its seed: a factor of the host, and losses that are added to others. */
-static float upstream_value_of(const problem *p) { return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f; }
-static bool adds_losses(const problem *p)
-{
-    return p->direction != BACKWARD && p->special != NEAR && test_hash(p->seed + 6) % 3 == 0;
-}
+static bool adds_losses(const problem *p) { return p->special != NEAR && test_adds_losses(p); }
 
 static void fill(const problem *p)
 {
@@ -178,7 +173,7 @@ static bool prepare(const problem *p, int run)
     args.logit_scale = p->scale, args.teacher_scale = p->teacher_scale;
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap;
     args.beta = p->beta, args.divergence = p->divergence, args.path = p->path;
-    args.upstream_value = upstream_value_of(p), args.accumulate_loss = adds_losses(p);
+    args.upstream_value = test_upstream_value(p), args.accumulate_loss = adds_losses(p);
     if (p->ranks) prepare_split(p, run);
     return true;
 }
@@ -377,7 +372,7 @@ static void verify(const problem *p)
               p->teacher_softcap);
         const double w = (double)weight_of(p, row), size = fabs(p->offset) + 80;
         const row_results r = results_of(p);
-        const double value = (double)upstream_value_of(p), gradient_of_loss = (value == 0 ? 1 : value) * (double)upstream_of(p, row);
+        const double gradient_of_loss = test_upstream_times(p) * (double)upstream_of(p, row);
         const double there = adds_losses(p) ? (double)test_loss_before(row) : 0;
         if (has(p, LOSS) && w >= 0 && !test_that(!((double)((const float *)test_buffer_back(&outputs[LOSS]))[row] < there)))
             test_detail("what is added to loss[%lld] is negative; %s", (long long)row, describe(p));

@@ -509,11 +509,7 @@ static outcome weighted(const problem *p, int64_t token)
     return o;
 }
 
-/* What accumulate_loss adds to. */
-static double before_of(const problem *p, int t, int64_t row)
-{
-    return p->on[ADD_LOSS] ? (double)(float)(row % 7 - 3 + 0.3 * (t == LOSS)) : 0;
-}
+static bool adds_losses(const problem *p) { return p->on[ADD_LOSS]; } /* for test_near_loss */
 
 #define HOST_VALUE (-0.375)
 /* The gradients of a token's class term and of its z-loss. */
@@ -847,9 +843,8 @@ static bool setup(const problem *p, int run)
     if (p->on[ACCUMULATE] && p->has[DWEIGHT]) fill_floats(p, DWEIGHT);
     if (p->on[ACCUMULATE] && p->has[DBIAS]) fill_floats(p, DBIAS);
     if (p->has[BAD_COUNT]) *(int32_t *)test_buffer_host(&buffers[BAD_COUNT]) = 5;
-    for (int t = LOSS; t <= Z_LOSS && p->on[ADD_LOSS]; t++)
-        for (int64_t row = 0; p->has[t] && row < laid[t].rows; row++)
-            ((float *)test_buffer_host(&buffers[t]))[row] = (float)before_of(p, t, row);
+    for (int t = LOSS; t <= Z_LOSS && adds_losses(p); t++)
+        if (p->has[t]) test_put_losses(&buffers[t], laid[t].rows, t);
     if (run == 0) examine_all(p);
     if (p->direction == BACKWARD) fill_saved(p);
     for (int t = 0; t < TENSORS; t++)
@@ -919,13 +914,6 @@ static void verify_argmax(const problem *p, int64_t token)
         test_detail("argmax[%lld] is %lld; %s; plan: %s", (long long)token, (long long)got, describe(p), plan.text);
 }
 
-/* A loss, beside what was there before. */
-static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
-{
-    const double before = before_of(p, t, row);
-    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
-}
-
 static void verify_loss(const problem *p)
 {
     const bool mean = p->on[MEAN], reduced = mean || p->on[SUM];
@@ -943,8 +931,8 @@ static void verify_loss(const problem *p)
         for (int i = 0; i < 3 && p->on[STATISTICS]; i++)
             near(p, ENTROPY, (i + 1) * p->tokens + token, 0, o.statistics[i], o.statistics_slack[i]);
         if (p->has[ARGMAX]) verify_argmax(p, token);
-        if (!reduced) near_loss(p, LOSS, token, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
-        if (!reduced) near_loss(p, Z_LOSS, token, o.z_loss, o.z_slack);
+        if (!reduced) test_near_loss(p, LOSS, token, o.class_loss + o.z_loss, o.class_slack + o.z_slack);
+        if (!reduced) test_near_loss(p, Z_LOSS, token, o.z_loss, o.z_slack);
         loss += o.class_loss, slack += o.class_slack + 16 * 0x1p-24 * fabs(o.class_loss);
         z_part += o.z_loss, z_slack += o.z_slack + 16 * 0x1p-24 * fabs(o.z_loss);
     }
@@ -955,7 +943,7 @@ static void verify_loss(const problem *p)
         const double over = over_of(p), z_over = z_over_of(p);
         loss /= over, slack /= fabs(over), z_part = p->on[Z] ? z_part / z_over : 0, z_slack /= fabs(z_over);
     }
-    if (reduced) near_loss(p, LOSS, 0, loss + z_part, slack + z_slack), near_loss(p, Z_LOSS, 0, z_part, z_slack);
+    if (reduced) test_near_loss(p, LOSS, 0, loss + z_part, slack + z_slack), test_near_loss(p, Z_LOSS, 0, z_part, z_slack);
     if (p->has[VALID] && !test_that(integer(VALID, test_buffer_back(&buffers[VALID]), 0) == valid_rows))
         test_detail("valid_rows is not %lld; %s", (long long)valid_rows, describe(p));
     const double weights = p->has[CLASS_WEIGHT] ? weight_sum : (double)(valid_rows - bad_targets);

@@ -211,13 +211,8 @@ static void refer(const problem *p, int64_t row)
     if (p->ranks && others <= 0x1p-7) tail_error += 0x1p-15; /* there a rank's part may be a difference that leaves 1/64 */
 }
 
-/* Every third problem, by its seed: a factor of the host, and losses that are added to others. Calls that gather are made twice, and by
- * each rank. */
-static float upstream_value_of(const problem *p) { return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f; }
-static bool adds_losses(const problem *p)
-{
-    return p->direction != BACKWARD && !(p->ranks && test_gathers(p)) && test_hash(p->seed + 6) % 3 == 0;
-}
+/* Calls that gather are made twice, and by each rank. */
+static bool adds_losses(const problem *p) { return test_adds_losses(p) && !(p->ranks && test_gathers(p)); }
 
 static void fill(const problem *p)
 {
@@ -461,7 +456,7 @@ static bool prepare(const problem *p, int run)
     a->use_ignore_index = p->ignore, a->ignore_index = p->ignore ? 3 : 0;
     a->target_dtype = p->int32 ? LK_TARGET_INT32 : LK_TARGET_INT64;
     a->accumulate = p->accumulate, a->dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T, a->fast_logits = p->fast;
-    a->upstream_value = upstream_value_of(p), a->accumulate_loss = adds_losses(p);
+    a->upstream_value = test_upstream_value(p), a->accumulate_loss = adds_losses(p);
     args.target_ids = at[IDS], args.target_weight = (float *)at[ID_WEIGHT], args.dlogp = (float *)at[DLOGP];
     args.logp = (float *)at[LOGP], args.ids_per_row = p->ids;
     args.tail_weight = (float *)at[TAIL_WEIGHT], args.dtail = (float *)at[DTAIL], args.tail = (float *)at[TAIL];
@@ -530,9 +525,8 @@ static bool *has_id; /* [tokens, vocab] */
 /* The gradient of a token's loss. */
 static double upstream_of(const problem *p, int64_t row)
 {
-    const double value = (double)upstream_value_of(p), times = value == 0 ? 1 : value;
-    if (p->has[UPSTREAM]) return times * input(p, UPSTREAM, 0, p->per_token ? row : 0);
-    return (p->has[DLOGP] || p->has[DTAIL]) && value == 0 ? 0 : times;
+    if (p->has[UPSTREAM]) return test_upstream_times(p) * input(p, UPSTREAM, 0, p->per_token ? row : 0);
+    return p->has[DLOGP] || p->has[DTAIL] ? (double)test_upstream_value(p) : test_upstream_times(p);
 }
 
 /* dZ of a token into dz, and its error. over: what a mean divides by. Returns the largest factor of its dZ. */

@@ -147,13 +147,9 @@ static void refer(const problem *p, int64_t row)
     r.off_class += fabs(r.sum_u) * (r.off_lse + e20 * fabs(r.lse));
 }
 
-/* Every third problem, by its seed: a factor of the host, and losses that are added to others. */
-static float upstream_value_of(const problem *p) { return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f; }
-static bool adds_losses(const problem *p) { return p->direction != BACKWARD && test_hash(p->seed + 6) % 3 == 0; }
-
 static void fill(const problem *p)
 {
-    for (int t = LOSS; t <= Z_LOSS && adds_losses(p); t++)
+    for (int t = LOSS; t <= Z_LOSS && test_adds_losses(p); t++)
         if (p->has[t]) test_fill_losses(layout_of(p, t).cols, &buffer[t]);
     static const float row_weights[] = {1.0f, 0.0f, 2.5f, -0.5f, 0.25f};
     for (int t = 0; t < TENSORS; t++) {
@@ -191,7 +187,7 @@ static void verify_number(const problem *p, int t, int64_t row, int64_t col, dou
 /* A loss, beside what was there before. */
 static void near_loss(const problem *p, int t, int64_t row, double want, double slack)
 {
-    const double there = adds_losses(p) ? (double)test_loss_before(row) : 0;
+    const double there = test_adds_losses(p) ? (double)test_loss_before(row) : 0;
     verify_number(p, t, 0, row, want + there, slack + 0x1p-23 * fabs(there));
 }
 
@@ -221,8 +217,8 @@ static void verify(const problem *p)
             if (!test_that(top >= 0 && top < v && r.z[top] >= largest - 2 * r.off)) test_detail("argmax is %lld; %s", (long long)top, describe(p));
         }
         if (p->direction == FORWARD) continue;
-        const double given = p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1, value = (double)upstream_value_of(p);
-        const double f = (value == 0 ? 1 : value) * given * w / (mean ? (double)n : 1);
+        const double given = p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1;
+        const double f = test_upstream_times(p) * given * w / (mean ? (double)n : 1);
         const double dlse = p->has[DLSE] ? input(p, DLSE, 0, row) : 0, dent = p->has[DENTROPY] ? input(p, DENTROPY, 0, row) : 0;
         const double G = 2 * k * r.lse * f + dlse, off_G = 2 * k * fabs(f) * r.off_lse;
         for (int64_t j = 0; j < v; j++) {
@@ -306,7 +302,7 @@ static bool prepare(const problem *p, int run)
     if (p->gap) args.target_prob_stride = p->vocab + 3 * p->gap;
     a.logit_scale = p->scale, a.softcap = p->softcap, a.label_smoothing = p->smoothing, a.z_loss = p->z_loss, a.reduction = p->reduction;
     a.accumulate = p->accumulate, a.dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T, a.fast_logits = p->fast;
-    a.upstream_value = upstream_value_of(p), a.accumulate_loss = adds_losses(p);
+    a.upstream_value = test_upstream_value(p), a.accumulate_loss = test_adds_losses(p);
     args.target_prob_dtype = p->prob_f32 ? LK_DTYPE_F32 : LK_DTYPE_T;
     if (p->seed % 3) {
         int64_t *const numbers = (int64_t *)test_buffer_device(&counts);

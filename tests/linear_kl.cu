@@ -323,9 +323,7 @@ static void *rehearsed(const void *at, int which)
     return begin + ((uintptr_t)at - (uintptr_t)begin) % 256;
 }
 
-/* Every third problem, by its seed: a factor of the host, and losses that are added to others. */
-static float upstream_value_of(const problem *p) { return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f; }
-static bool adds_losses(const problem *p) { return p->direction != BACKWARD && p->has[LOSS] && test_hash(p->seed + 6) % 3 == 0; }
+static bool adds_losses(const problem *p) { return p->has[LOSS] && test_adds_losses(p); }
 
 static lk_status call_rank(const problem *p, int call, int rank, bool results)
 {
@@ -381,7 +379,7 @@ static bool prepare(const problem *p, int run)
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap, args.beta = p->beta, args.divergence = p->divergence;
     args.accumulate = p->accumulate, args.dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T;
     args.fast_logits = p->fast, args.tf32 = p->tf32;
-    args.upstream_value = upstream_value_of(p), args.accumulate_loss = adds_losses(p);
+    args.upstream_value = test_upstream_value(p), args.accumulate_loss = adds_losses(p);
 
     const size_t bytes = p->ranks ? prepare_split(p, run) : choose_room(p, &args, plan_of[p->direction][p->type],
                                                                         query_of[p->direction][p->type]);
@@ -495,9 +493,8 @@ static size_t dz_bytes, dz_slack_bytes, mixture_bytes;
 /* The gradient of a token's loss. */
 static double upstream_of(const problem *p, int64_t row)
 {
-    const double value = (double)upstream_value_of(p);
     if (p->direction == FORWARD) return 1;
-    return (value == 0 ? 1 : value) * (p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1);
+    return test_upstream_times(p) * (p->has[UPSTREAM] ? input(p, UPSTREAM, 0, p->per_token ? row : 0) : 1);
 }
 
 static void verify(const problem *p)

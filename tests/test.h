@@ -994,14 +994,42 @@ template <class Layout> static inline void test_sum_device_parts(const Layout &l
     free(host);
 }
 
-/* What accumulate_loss adds to. test_fill_losses writes it to a buffer that is uploaded later; test_set_losses copies it there again,
- * on the stream, before each call that adds: of one rank behind another, in a graph too. */
+/* Every third problem, by its seed: upstream_value, and losses that are added to others. */
+template <class Problem> static inline float test_upstream_value(const Problem *p)
+{
+    return test_hash(p->seed + 5) % 3 == 0 ? -0.375f : 0.0f;
+}
+template <class Problem> static inline double test_upstream_times(const Problem *p) /* the factor that it means */
+{
+    const float value = test_upstream_value(p);
+    return value == 0 ? 1 : (double)value;
+}
+template <class Problem> static inline bool test_adds_losses(const Problem *p)
+{
+    return p->direction != TEST_BACKWARD && test_hash(p->seed + 6) % 3 == 0;
+}
+
+/* What accumulate_loss adds to. t: the loss and the z-loss of a program, which lie beside each other, add to other numbers. */
+static inline float test_loss_before(int64_t row, int t = 0) { return (float)(row % 7) - (t % 2 ? 3.25f : 2.75f); }
+static inline void test_put_losses(const test_buffer *loss, int64_t rows, int t = 0)
+{
+    for (int64_t row = 0; row < rows; row++) ((float *)test_buffer_host(loss))[row] = test_loss_before(row, t);
+}
+
+/* A loss, beside what was there before. The program has adds_losses(p), and near(p, t, row, col, want, slack) for a number. */
+template <class Problem> static inline void test_near_loss(const Problem *p, int t, int64_t row, double want, double slack)
+{
+    const double before = adds_losses(p) ? (double)test_loss_before(row, t) : 0;
+    near(p, t, row, 0, want + before, slack + 0x1p-24 * fabs(before));
+}
+
+/* test_fill_losses writes what is there before to a buffer that is uploaded later; test_set_losses copies it there again, on
+ * the stream, before each call that adds: of one rank behind another, in a graph too. */
 static test_buffer test_losses;
-static inline float test_loss_before(int64_t row) { return (float)(row % 7) - 2.75f; }
 static inline void test_fill_losses(int64_t rows, const test_buffer *loss)
 {
     test_buffer_size(&test_losses, (size_t)rows * sizeof(float), 0, 0);
-    for (int64_t row = 0; row < rows; row++) ((float *)test_buffer_host(&test_losses))[row] = test_loss_before(row);
+    test_put_losses(&test_losses, rows);
     test_buffer_upload(&test_losses);
     if (rows) memcpy(test_buffer_host(loss), test_buffer_host(&test_losses), test_losses.bytes);
 }
