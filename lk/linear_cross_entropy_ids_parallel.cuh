@@ -10,12 +10,9 @@
  *                #include "lk/linear_cross_entropy_ids_parallel.cuh"
  *                LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16)
  *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(bf16).
- *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is
- *            lk_linear_cross_entropy_ids_args, and common.common has the head: weight, bias, dweight, dbias and vocab are of this
- *            rank's columns; target_ids has columns of the whole vocabulary. The workspace and the context are those of
- *            common.common. All calls but finish have a ..._plan.
- *            dx and parallel.reduce are those of linear_cross_entropy_parallel.cuh: reduce is called once, with all tokens. If
- *            reduce is NULL, the caller sums dx of all ranks. dx of a rank without columns is 0.
+ *            The calls, dx and parallel.reduce are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is
+ *            lk_linear_cross_entropy_ids_args, and common.common has the head, its workspace and its context; target_ids has
+ *            columns of the whole vocabulary.
  * States     Those of cross_entropy_ids_parallel.cuh, of tokens; the logits are f32, or with fast_logits T. For a mean backward
  *            counts the tokens itself; it does not read valid_rows.
  * Needs      linear_cross_entropy_ids.cuh, linear_cross_entropy_parallel.cuh, cross_entropy_ids_parallel.cuh, lk_ranks.cuh and what

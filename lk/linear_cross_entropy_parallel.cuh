@@ -11,20 +11,15 @@
  *                #include "lk/linear_cross_entropy_parallel.cuh"
  *                LK_DEFINE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16)
  *            Anywhere, C included: LK_DECLARE_LINEAR_CROSS_ENTROPY_PARALLEL(bf16).
- *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_linear_cross_entropy_args:
- *            weight, bias, dweight, dbias and vocab are of this rank's columns; target and class_weight are of the whole
- *            vocabulary. ..._workspace_bytes, ..._plan and ..._saved_bytes are as in linear_cross_entropy.cuh; finish has no plan.
- *            An example with NCCL is in examples/parallel.
+ *            The calls, dx and parallel.reduce are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is
+ *            lk_linear_cross_entropy_args; target and class_weight are of the whole vocabulary. ..._workspace_bytes, ..._plan
+ *            and ..._saved_bytes are as in linear_cross_entropy.cuh. An example with NCCL is in examples/parallel.
  * States     Those of cross_entropy_parallel.cuh, of tokens. backward counts a mean's tokens by itself.
  * Needs      linear_cross_entropy.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh. Each rank has a plan of its own: PANELS or FUSED, never CHUNKS. forward_backward is
  *            forward and backward in one workspace: 3 matmuls where the exponentials of this rank's columns fit (FUSED; without
- *            label_smoothing, entropy, argmax and dentropy), else 4.
- *            dx is this rank's part, rounded to T; the dx of a rank without columns is 0. Ask for dx on all ranks or on none.
- *            lk calls parallel.reduce once, with all tokens, as soon as dx is complete. Then the sum over ranks can run at the
- *            same time as the last panel's matmul for dweight; with one panel that is all of dweight. This matmul leaves
- *            parallel.reduce_sms SMs free for the sum. With NCCL, set reduce_sms = 8 and NCCL's maxCTAs = 8. PANELS with
- *            max_counted computes dweight before dx. If reduce is NULL, the caller sums dx.
+ *            label_smoothing, entropy, argmax and dentropy), else 4. With one panel the matmul behind parallel.reduce is all of
+ *            dweight. PANELS with max_counted computes dweight before dx.
  *            If more than max_counted tokens count, an ignored token keeps its results: loss, z-loss, lse and entropy 0, argmax -1.
  *            (In linear_cross_entropy.cuh its loss, z-loss, lse and entropy are NaN then.)
  * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy.cuh. LK_ERR_PATH: path CHUNKS. LK_ERR_CUBLAS: if cuBLASLt has

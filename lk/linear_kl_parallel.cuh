@@ -10,13 +10,9 @@
  * Use        In one .cu file, linked with -lcublasLt:            Anywhere, C included:
  *                #include "lk/linear_kl_parallel.cuh"                #include "lk/linear_kl_parallel.cuh"
  *                LK_DEFINE_LINEAR_KL_PARALLEL(bf16)                  LK_DECLARE_LINEAR_KL_PARALLEL(bf16)
- *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has between, and two
- *            collectives. `common` is lk_linear_kl_args: both weights, both biases, dweight, dbias and vocab are of this rank's
- *            columns. All calls but finish have a ..._plan, which follows from this rank's columns alone. between and backward
- *            compute the logits again.
- *            parallel.reduce sums dx over the ranks. backward or forward_backward calls it once, when dx of all tokens is
- *            complete; dweight of the last chunk follows on the stream. If reduce is NULL, the caller sums dx of all ranks. The dx
- *            of a rank without columns is 0. reduce_sms is not used.
+ *            The calls, dx and parallel.reduce are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON
+ *            has between, and two collectives. `common` is lk_linear_kl_args: the teacher's weight and bias, too, are of this
+ *            rank's columns. between and backward compute the logits again. parallel.reduce_sms is not used.
  * States     Those of kl_parallel.cuh, of tokens. finish needs no workspace.
  * Needs      linear_kl.cuh, kl_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_kl.cuh. forward_backward goes through the logits twice, with JENSEN_SHANNON three times. If a slice

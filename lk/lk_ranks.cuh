@@ -42,6 +42,13 @@
  * `states` may be NULL if no backward follows. To call backward after a forward with all_gather, give forward `states`, and the
  * outputs that the op's backward reads: for the cross entropies lse and those named in the header, for kl none.
  *
+ * Heads (linear_...): weight, bias, dweight, dbias and vocab are of this rank's columns. dx is this rank's part of the sum over
+ * all columns, rounded to T, and 0 on a rank without columns. Ask for it on all ranks or on none. A call that computes dx calls
+ * parallel.reduce once, with all tokens, as soon as dx is complete. The matmul for the last chunk's or panel's dweight comes
+ * behind it on the stream, so the sum over ranks can run at the same time. This matmul leaves parallel.reduce_sms SMs free.
+ * With NCCL, set reduce_sms = 8 and NCCL's maxCTAs = 8. If reduce is NULL, the caller sums dx. All calls but finish have a
+ * ..._plan, which follows from this rank's columns alone.
+ *
  * A rank may have no columns: vocab is 0, and tensors with columns may be NULL. It makes the same calls as the others. A call that
  * fails returns its status on its own rank. The other ranks do not learn of it, so they may wait in a collective for ever. If a
  * callback returns a number that is not 0, the call returns that number.
