@@ -144,6 +144,11 @@ def leaf(*shape, factor=1.0, dtype=torch.bfloat16):
     return (torch.randn(*shape, device=D) * factor).to(dtype).requires_grad_()
 
 
+def turned(x, cos, sin):
+    """As transformers has it, but for the order of tokens and heads."""
+    return x * cos[:, None] + torch.cat(((-x).chunk(2, -1)[1], x.chunk(2, -1)[0]), -1) * sin[:, None]
+
+
 def ops_at(rows, cols):
     x, r, w = leaf(rows, cols), leaf(rows, cols), leaf(cols)
     t = torch.randint(cols, (rows,), device=D)
@@ -163,6 +168,11 @@ def ops_at(rows, cols):
         tokens = max(1, rows * cols // (heads * dim))
         q, theta = leaf(1, heads, tokens, dim), leaf(heads, dim, dtype=torch.float32)
         case("md_lrpe_cosine", q.shape, lambda q, th: LF.md_lrpe_cosine(q, th, (tokens,)), plain_lrpe, [q, theta])
+        q, k, position = leaf(1, tokens, heads, dim), leaf(1, tokens, heads // 4, dim), torch.arange(tokens, device=D)
+        angles = position[:, None] * 10000.0 ** -(torch.arange(dim, device=D) % (dim // 2) * 2 / dim)
+        cos, sin = (f(angles).to(q.dtype) for f in (torch.cos, torch.sin))
+        case("rope", q.shape, lambda q, k: LF.rope(q, k, cos=cos, sin=sin),
+             lambda q, k: (turned(q, cos, sin), turned(k, cos, sin)), [q, k])
         vocab = 4 * cols
         head, labels = leaf(vocab, cols, factor=cols**-0.5), torch.randint(vocab, (rows,), device=D)
         case("linear_cross_entropy", (rows, cols, vocab), lambda x, h: LF.linear_cross_entropy(x, h, labels),

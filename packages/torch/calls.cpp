@@ -18,6 +18,7 @@
 #include "lk/linear_kl.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
+#include "lk/rope.cuh"
 #include "lk/srms_norm_fp8.cuh"
 
 static void *library;
@@ -52,6 +53,16 @@ static void note(const lk_glu_args &a, bool backward, int bytes)
     ROWS(gate), ROWS(up);
     if (backward) ROWS(dy), ROWS(dgate), ROWS(dup);
     else ROWS(y);
+}
+#define HEADS(field)                                                                                                           \
+    tensor(#field, a.field, a.field##_stride[1], bytes), tensor(#field "_heads", a.field, a.field##_stride[2], bytes),         \
+        tensor(#field "_batches", a.field, a.field##_stride[0], bytes)
+static void note(const lk_rope_args &a, bool backward, int bytes)
+{
+    HEADS(q), HEADS(k);
+    if (backward) HEADS(dq_out), HEADS(dk_out), HEADS(dq), HEADS(dk);
+    else HEADS(q_out), HEADS(k_out);
+    tensor("cos", a.cos, a.table_stride[1], a.table_dtype == LK_DTYPE_F32 ? 4 : bytes);
 }
 static void note(const lk_kl_args &a, bool backward, int bytes)
 {
@@ -105,6 +116,8 @@ CALLS(logsumexp, forward, cols)
 CALLS(logsumexp, backward, cols)
 CALLS(glu, forward, cols)
 CALLS(glu, backward, cols)
+CALLS(rope, forward, dim)
+CALLS(rope, backward, dim)
 CALLS(kl, backward, vocab)
 CALLS(cross_entropy, backward, vocab)
 CALLS(cross_entropy, forward_backward, vocab)

@@ -822,6 +822,288 @@ def glu_kept():
         verdict(f"kept, {name}: its own tensors", lie(saved) == lie(own), f"{lie(saved)}, not {lie(own)}")
 
 
+# ---- rope -------------------------------------------------------------------------------------------------------------------
+
+def rope_angles(tokens, pairs, inv_freq=None, position=None, cos=None, sin=None, offset=0, scale=1.0, pair_axis=None,
+                interleaved=False):
+    """C and S of [batch or 1, tokens, pairs] in float64."""
+    if inv_freq is None:
+        def table(t):
+            t = t.detach().double()
+            t = t if t.dim() == 3 else t.unsqueeze(0)
+            return scale * (t if t.shape[-1] == pairs else t[..., ::2] if interleaved else t[..., :pairs])
+        return table(cos), table(sin)
+    if position is None:
+        position = torch.arange(offset, offset + tokens, device=D)
+    if position.dim() == 3:
+        axis = torch.zeros(pairs, dtype=torch.int64, device=D) if pair_axis is None else pair_axis.long()
+        at = position[axis].permute(1, 2, 0)
+    else:
+        at = (position if position.dim() == 2 else position.unsqueeze(0)).unsqueeze(-1)
+    phi = at.double() * inv_freq.double()
+    return scale * phi.cos(), scale * phi.sin()
+
+
+def rope_turn(x, c, s, interleaved, heads_first):
+    """(a C - b S, b C + a S) of the pairs, and features without one as they are."""
+    c, s = (t.unsqueeze(-3 if heads_first else -2) for t in (c, s))
+    if x.dim() == 3:
+        c, s = c.squeeze(0), s.squeeze(0)
+    n = 2 * c.shape[-1]
+    a, b = (x[..., 0:n:2], x[..., 1:n:2]) if interleaved else (x[..., :n // 2], x[..., n // 2:n])
+    pair = (a * c - b * s, b * c + a * s)
+    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([turned, x[..., n:]], -1)
+
+
+def rope_norm(x, weight, eps, weight_offset):
+    return x if weight is None else x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (weight_offset + weight)
+
+
+def rope_parts(q, rotary_dim=None, interleaved=False, heads_first=False, eps=1e-6, weight_offset=0.0, **angles):
+    """C and S, and what rope_turn and rope_norm take of the options."""
+    tokens, pairs = q.shape[-2 if heads_first else -3], (rotary_dim or q.shape[-1]) // 2
+    return rope_angles(tokens, pairs, interleaved=interleaved, **angles), (interleaved, heads_first), (eps, weight_offset)
+
+
+def exact_rope(q, k=None, q_weight=None, k_weight=None, **options):
+    angles, how, numbers = rope_parts(q, **options)
+    y = rope_turn(rope_norm(q, q_weight, *numbers), *angles, *how)
+    return y if k is None else (y, rope_turn(rope_norm(k, k_weight, *numbers), *angles, *how))
+
+
+def rope_bounds(names, options, wants):
+    """lk/rope.md. names: of the inputs, among them q_weight and k_weight. A backward without a norm is a forward."""
+    def bounds(doubles, outs, ups, gradients):
+        given = dict(zip(names, doubles))
+        (c, s), how, (eps, offset) = rope_parts(given["q"], **options)
+        size = (c.abs(), -s.abs())  # the turn of magnitudes: |a C| + |b S| in both
+        by_table, scale = "cos" in options, abs(options.get("scale", 1.0))
+        share = 5 * U if by_table else 8e-7
+        full = tuple(v if by_table else scale * torch.sign(v + 0.5 * (1 - 2 * i) * (v == 0)) for i, v in enumerate(size))
+
+        def turned(x, by):
+            interleaved = how[0]
+            a = rope_turn(x.abs(), by[0], by[1], *how)
+            b = rope_turn(x.abs(), by[0], -by[1], *how)
+            return torch.maximum(a.abs(), b.abs())
+
+        def errors_of(x):  # of a turn
+            e = share * turned(x, full)
+            e[..., 2 * c.shape[-1]:] = 0
+            return e
+        out_errors, gradient_errors = [], {}
+        for i, name in enumerate(n for n in ("q", "k") if n in given):
+            z, w = given[name], given.get(f"{name}_weight")
+            x = rope_norm(z, w, eps, offset)
+            out_errors.append(errors_of(x) + (0 if w is None else 16 * U * turned(x, size)))
+            if ups[i] is None:
+                gradient_errors |= {name: torch.zeros_like(z), f"{name}_weight": w if w is None else torch.zeros_like(w)}
+                continue
+            e, g = errors_of(ups[i]), turned(ups[i], size)
+            if w is None:
+                gradient_errors[name] = e
+                continue
+            rstd = (z.square().mean(-1, keepdim=True) + eps).rsqrt()
+            k = (offset + w).abs()
+            mean = lambda t: (t * z.abs()).mean(-1, keepdim=True) * z.abs() * rstd**2
+            gradient_errors[name] = rstd * (k * e + mean(k * e) + 48 * U * (k * g + mean(k * g)))
+            rows = tuple(range(z.dim() - 1))
+            gradient_errors[f"{name}_weight"] = ((e + (48 + z[..., 0].numel()) * U * g) * z.abs() * rstd).sum(rows)
+        return out_errors, [gradient_errors[n] for n, want in zip(names, wants) if want]
+    return bounds
+
+
+def rope_tables(kind, shape, pairs, t, interleaved):
+    """The angles of a call. Of a table of rotary columns the second number of two is NaN: it is not read."""
+    batch, tokens = shape
+    inv_freq = (10000.0 ** -(torch.arange(pairs) / max(pairs, 1))).to(D)
+    integers = lambda *n: torch.randint(-50, 5000, n, generator=generator).to(D, rng.choice((torch.int64, torch.int32)))
+    if kind == "offset":
+        inv_freq = leaf(inv_freq, F32, rng.choice(("packed", "second rows")), False)
+        return dict(inv_freq=inv_freq, offset=rng.choice((0, 7, -3, 100000)))
+    if kind == "position":
+        return dict(inv_freq=inv_freq, position=rng.choice((integers(tokens), integers(1, tokens), integers(batch, tokens))))
+    if kind == "axes":
+        axes = rng.choice((1, 2, 3))
+        axis = torch.randint(axes, (pairs,), generator=generator).to(D, torch.int32)
+        return dict(inv_freq=inv_freq, position=integers(axes, rng.choice((1, batch)), tokens),
+                    pair_axis=axis if axes > 1 else rng.choice((None, axis)))
+    lead = rng.choice(((), (1,), (batch,)))
+    cos, sin = ((torch.rand(*lead, tokens, pairs, generator=generator) * 2 - 1).to(D, rng.choice((t, F32))) for _ in range(2))
+    sin, layout = sin.to(cos.dtype), rng.choice(("packed", "gaps", "beside", "second rows", "transposed", "expanded"))
+    if rng.random() < 0.5:
+        twice = lambda v: (torch.stack if interleaved else torch.cat)((v, torch.full_like(v, NAN)), -1)
+        cos, sin = (twice(v).flatten(-2) if interleaved else twice(v) for v in (cos, sin))
+    return dict(cos=leaf(cos, cos.dtype, layout, False), sin=leaf(sin, sin.dtype, rng.choice((layout, "packed")), False))
+
+
+def rope_case(t, shape, kv_heads, kind, heads_first=False, interleaved=False, rotary_dim=None, norms=(None, None),
+              layouts=("packed",) * 2, wants=(True,) * 4, upstream=None, outputs=None, **more):
+    """shape: batch, tokens, heads, dim; a batch of None is left out. norms: the types of both weights."""
+    lead, (tokens, heads, dim) = shape[:1] if shape[0] is not None else (), shape[1:]
+    sizes = lambda n: (*lead, n, tokens, dim) if heads_first else (*lead, tokens, n, dim)
+    options = dict(rope_tables(kind, (lead[0] if lead else 1, tokens), (rotary_dim or dim) // 2, t, interleaved),
+                   interleaved=interleaved, heads_first=heads_first, rotary_dim=rotary_dim, **more)
+    there = {"q": True, "k": kv_heads is not None, "q_weight": norms[0] is not None, "k_weight": norms[1] is not None}
+    names = [name for name in there if there[name]]
+    wanted = [want for name, want in zip(there, wants) if there[name]]
+    wanted = wanted if any(wanted) else [True] * len(names)
+    make = {"q": lambda want: leaf(normal(*sizes(heads)), t, layouts[0], want),
+            "k": lambda want: leaf(normal(*sizes(kv_heads)), t, layouts[1], want),
+            "q_weight": lambda want: leaf(normal(dim), norms[0], rng.choice(("packed", "second rows", "beside")), want),
+            "k_weight": lambda want: leaf(normal(dim), norms[1], "packed", want)}
+    inputs = [make[name](want) for name, want in zip(names, wanted)]
+    of = lambda f: lambda *tensors: f(**dict(zip(names, tensors)), **options)
+    said = {k: (v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    hold(f"{NAMES[t]} {shape} kv {kv_heads} {said} norms {[NAMES.get(n) for n in norms]} {layouts} wants {wanted} of {outputs}",
+         of(LF.rope), of(exact_rope), inputs, rope_bounds(names, options, wanted), upstream, outputs,
+         dtypes=[t] * (1 + there["k"]))
+
+
+def rope():
+    shapes = [((2, 5, 4, 64), 2), ((1, 7, 3, 32), 3), ((3, 4, 1, 40), None), ((None, 6, 5, 16), 1), ((2, 1, 2, 10), 2)]
+    kinds = ("offset", "position", "axes", "tables")
+    for t, (shape, kv), kind, heads_first, interleaved in itertools.product(TYPES, shapes, kinds, (False, True), (False, True)):
+        dim, both = shape[-1], rng.choice((t, F32))
+        norms = rng.choice(((None, None), (both, both), (both, None), (None, both)))
+        norms = norms if kv else (norms[0], None)
+        wants = rng.choice([(True,) * 4] * 2 + [tuple(rng.random() < 0.5 for _ in range(4))])
+        outputs = rng.choice((None, None, {0}, {1})) if kv and all(wants) else None  # only one has an upstream gradient
+        rope_case(t, shape, kv, kind, heads_first, interleaved, rng.choice((None, None, dim // 4 * 2, 2)), norms,
+                  (rng.choice(LAYOUTS), rng.choice(LAYOUTS)), wants, None, outputs, scale=rng.choice((1.0, 1.25, -0.5)),
+                  weight_offset=rng.choice((0.0, 1.0)), eps=rng.choice((1e-6, 1e-2)))
+    for layout, upstream, norm in itertools.product(LAYOUTS, UPSTREAMS, (None, F32)):
+        rope_case(BF16, (2, 6, 4, 32), 2, rng.choice(kinds), rng.random() < 0.5, norms=(norm, norm),
+                  layouts=(layout, rng.choice(LAYOUTS)), upstream=upstream)
+    for shape, kv, kind in itertools.product(((0, 4, 2, 8), (2, 0, 2, 8), (2, 3, 0, 8)), (0, 2), kinds):
+        for norm in (None, F32):
+            rope_case(F32, shape, kv, kind, norms=(norm, norm))
+    rope_case(F32, (1, 3, 2, 256), 1, "offset", norms=(F32, F32))
+    rope_case(BF16, (1, 3, 2, 300), 1, "tables", rotary_dim=256)
+    for check in (rope_packed, rope_transformers, rope_kept, rope_order, rope_compiled):
+        attempt(check.__name__, check)
+    if CUDA:
+        for shape, norm in itertools.product(((2, 4096, 32, 128), (1, 32768, 8, 64)), (None, BF16)):
+            rope_case(BF16, shape, 8, rng.choice(kinds), norms=(norm, norm))
+
+
+def inverse_frequencies(dim, base=10000.0):
+    return base ** -(torch.arange(0, dim, 2, device=D) / dim)
+
+
+def rope_packed():
+    """Parts of one tensor have the bits of tensors of their own, and their gradients."""
+    heads, kv, dim, inv_freq = 4, 2, 16, inverse_frequencies(16)
+    for t, rows, norm in itertools.product(TYPES, ((2, 5), (7,)), (False, True)):
+        weights = dict(q_weight=leaf(normal(dim), t), k_weight=leaf(normal(dim), t)) if norm else {}
+        qkv = leaf(normal(*rows, (heads + 2 * kv) * dim), t)
+
+        def parts(x):
+            q, k, _ = x.split((heads * dim, kv * dim, kv * dim), -1)
+            return q.view(*rows, heads, dim), k.view(*rows, kv, dim)
+        leaves, found = [qkv, *weights.values()], []
+        for f in (lambda q, k: LF.rope(q, k, inv_freq=inv_freq, **weights),
+                  lambda q, k: LF.rope(q.contiguous(), k.contiguous(), inv_freq=inv_freq, **weights),
+                  lambda q, k: tuple(y.transpose(-3, -2) for y in LF.rope(
+                      q.transpose(-3, -2), k.transpose(-3, -2), inv_freq=inv_freq, heads_first=True, **weights))):
+            y = f(*parts(qkv))
+            found.append([*y, *torch.autograd.grad(sum((v.float() * v.detach().float()).sum() for v in y), leaves)])
+        same = all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+        verdict(f"{NAMES[t]} {rows} norm {norm}: the same bits, wherever both lie", same)
+        q, k = parts(qkv.detach())
+        alone = LF.rope(q, inv_freq=inv_freq, q_weight=weights.get("q_weight"))
+        verdict(f"{NAMES[t]} {rows} norm {norm}: q alone", torch.equal(alone, found[0][0]))
+        verdict(f"{NAMES[t]} {rows} norm {norm}: its gradient of v is 0", not found[0][2][..., -kv * dim:].any())
+    x = leaf(normal(2, 5, 4, 16))
+    y = LF.rope(x, x, inv_freq=inv_freq)
+    verdict("one tensor as both", torch.equal(*y))
+    close("one tensor as both, its gradient", torch.autograd.grad(sum(y).sum(), x),
+          [2 * torch.autograd.grad(LF.rope(x, inv_freq=inv_freq).sum(), x)[0]])
+
+
+def rope_transformers():
+    try:
+        from transformers.models.llama import modeling_llama as llama
+    except ImportError as error:
+        print(f"  skipped: rope beside transformers ({error})")
+        return
+    dim, tokens = 32, 6
+    config = llama.LlamaConfig(hidden_size=4 * dim, num_attention_heads=4, num_key_value_heads=2, head_dim=dim)
+    embedding = llama.LlamaRotaryEmbedding(config).to(D)
+    for t, batch, positions in itertools.product(TYPES, (1, 3), ("from 0", "of each")):
+        q, k = (leaf(normal(batch, tokens, n, dim), t).transpose(1, 2) for n in (4, 2))
+        ids = torch.arange(tokens, device=D).expand(batch, -1) if positions == "from 0" else classes(4000, batch, tokens)
+        cos, sin = embedding(q, ids)
+        up = [normal(*x.shape).to(D, t) for x in (q, k)]
+        found = []
+        for f in (lambda: llama.apply_rotary_pos_emb(q, k, cos, sin), lambda: LF.rope(q, k, cos=cos, sin=sin, heads_first=True),
+                  lambda: LF.rope(q, k, inv_freq=embedding.inv_freq.float(), position=ids, heads_first=True)):
+            y = f()
+            found.append([*y, *torch.autograd.grad(y, [q, k], up)])
+        name = f"transformers, {NAMES[t]} batch {batch} positions {positions}"
+        # Its own rounds cos, sin, both products and the sum to the type, and float32 angles err by 2^-24 of the position.
+        close(name, found[1], found[0], 4 * HALF[t])
+        close(f"{name}, inv_freq", found[2], found[0], 4 * HALF[t] + 4000 * 2 * U)
+
+
+def rope_kept():
+    """Backward keeps q and k where they have a norm, and else the angles alone."""
+    q, k, w, inv_freq = leaf(normal(2, 5, 4, 16)), leaf(normal(2, 5, 2, 16)), leaf(normal(16)), inverse_frequencies(16)
+    position = torch.arange(5, device=D)
+    cos, sin = torch.randn(5, 16, device=D), torch.randn(5, 16, device=D)
+    for name, f, own in (("inv_freq", lambda: LF.rope(q, k, inv_freq=inv_freq), (inv_freq,)),
+                         ("position", lambda: LF.rope(q, k, inv_freq=inv_freq, position=position), (inv_freq, position)),
+                         ("tables", lambda: LF.rope(q, k, cos=cos, sin=sin), (cos, sin)),
+                         ("a norm of q", lambda: LF.rope(q, k, inv_freq=inv_freq, q_weight=w), (inv_freq, q, w)),
+                         ("both norms", lambda: LF.rope(q, k, inv_freq=inv_freq, q_weight=w, k_weight=w),
+                          (inv_freq, q, k, w, w))):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            f()
+        lie = lambda tensors: sorted((t.data_ptr(), t.stride()) for t in tensors)
+        verdict(f"kept, {name}", lie(saved) == lie(own), f"{lie(saved)}, not {lie(own)}")
+
+
+def rope_order():
+    """Results lie in memory as their inputs do, without gaps, in fake tensors too."""
+    inv_freq = inverse_frequencies(8)
+    room = torch.randn(3, 5, 4, 24, device=D)
+    for name, x, order in (("packed", room[..., :8].contiguous(), (0, 1, 2)), ("a part", room[..., 8:16], (0, 1, 2)),
+                           ("swapped", room[..., 8:16].transpose(1, 2), (0, 2, 1)),
+                           ("batch last", room[..., :8].permute(1, 2, 0, 3), (2, 0, 1)),
+                           ("tokens outside", room[..., :8].transpose(0, 1), (1, 0, 2)),
+                           ("one token", room[:, :1, :, :8].transpose(1, 2), (0, 1, 2)),
+                           ("expanded", room[:1, ..., :8].expand(3, 5, 4, 8), (0, 1, 2)),
+                           ("last apart", room[..., ::3], (0, 1, 2)), ("empty", room[:0, ..., :8].transpose(1, 2), (0, 2, 1))):
+        y = LF.rope(x, inv_freq=inv_freq)
+        # order: the dimensions from the outermost one on
+        verdict(f"{name}: dense", y.permute(*order, 3).is_contiguous(), str(y.stride()))
+        with torch._subclasses.FakeTensorMode() as mode:
+            made = LF.rope(mode.from_tensor(x), inv_freq=mode.from_tensor(inv_freq))
+        verdict(f"{name}: a fake tensor lies alike", made.stride() == y.stride() and made.shape == y.shape,
+                f"{made.stride()}, not {y.stride()}")
+
+
+def rope_compiled():
+    inv_freq, w = inverse_frequencies(16), leaf(normal(16))
+
+    def step(qkv, w, offset):
+        q, k, v = qkv.view(*qkv.shape[:2], 8, 16).split((4, 2, 2), 2)
+        q, k = LF.rope(q.transpose(1, 2), k.transpose(1, 2), inv_freq=inv_freq, heads_first=True, q_weight=w, offset=offset)
+        return torch.cat((q, k), 1) * 2
+    for backend, dynamic in (("aot_eager", None), ("inductor", None), ("aot_eager", True)):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+        fast = torch.compile(step, fullgraph=True, backend=counter, dynamic=dynamic)
+        for tokens, offset in ((5, 0), (6, 3), (9, 8), (12, 40)):
+            qkv = leaf(normal(2, tokens, 128))
+            found = [out_and_gradients(lambda x, w: f(x, w, offset), [qkv, w]) for f in (fast, step)]
+            close(f"{backend} dynamic {dynamic}, {tokens} tokens from {offset} on", *found, 1e-5)
+        verdict(f"{backend} dynamic {dynamic}: at most 3 programs", counter.frame_count <= 3, str(counter.frame_count))
+    torch._dynamo.reset()
+
+
 # ---- cross_entropy ----------------------------------------------------------------------------------------------------------
 
 PLAIN = dict(reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
@@ -2170,7 +2452,9 @@ def tools():
                             ("add_rms_norm", lambda x, w: LF.add_rms_norm(x, x * 2, (16,), w)[0], [x, u]),
                             ("logsumexp", lambda x: LF.logsumexp(x, 1), [x]), ("module", lk_torch.SRMSNorm(), [x]),
                             ("glu", LF.glu, [x]), ("glu, apart", lambda x, u: LF.glu(x, u.expand(6, 16)), [x, u]),
-                            ("glu, row_weight", lambda x, u: LF.glu(x, 2 * x, row_weight=u[:6]), [x, u])):
+                            ("glu, row_weight", lambda x, u: LF.glu(x, 2 * x, row_weight=u[:6]), [x, u]),
+                            ("rope", lambda x, u: LF.rope(x.view(6, 2, 8), 2 * x.view(6, 2, 8), inv_freq=u.detach()[:4],
+                                                          heads_first=True, q_weight=u[:8])[0], [x, u])):
         given = [split(v, Shard(0) if v is x else Replicate()) for v in leaves]
         out, right = f(*given), f(*leaves)
         verdict(f"{name} of a DTensor", isinstance(out, DTensor) and out.placements == (Shard(0),), str(out))
@@ -2644,6 +2928,31 @@ def spied():
             verdict(f"glu {how} {layout}: one gradient", both == [((at, 2 * n), (at + 2 * n, 2 * n))], str(both))
         elif how != "turns" and layout == "packed":
             verdict(f"glu {how}: vectors", all(alike(t, cols) for _, t, cols in found), str(found))
+    room = torch.randn(2, 6, 4 * 16 + 8, device=D).to(BF16)
+    for layout, q, there in (("packed qkv", room[..., :48].view(2, 6, 3, 16), True),
+                             ("its transposition", room[..., :48].view(2, 6, 3, 16).transpose(0, 1), True),
+                             ("a part of heads", room[..., :64].view(2, 6, 4, 16)[..., :8], True),
+                             ("three dimensions", room[0, :, :48].view(6, 3, 16), True),
+                             ("expanded", room[:1, :, :48].view(1, 6, 3, 16).expand(2, 6, 3, 16), False),
+                             ("last apart", room[..., :64].view(2, 6, 4, 16)[..., ::2], False)):
+        cos = torch.randn(q.shape[-3], q.shape[-1], device=D)
+        for first, norm in itertools.product((False, True), (None, torch.ones(q.shape[-1], device=D))):
+            x = (q.transpose(-3, -2) if first else q).detach().requires_grad_()
+            results = []
+
+            def run():
+                y = LF.rope(x, cos=cos, sin=cos, heads_first=first, q_weight=norm)
+                results.extend((y, *torch.autograd.grad(y, x, torch.ones_like(y))))
+            found, step = calls(run), q.stride(-3)
+            y = results[0].transpose(-3, -2) if first else results[0]
+            given = [(name, *t["q"][:2], *t["cos"]) if "q" in t else (name, *t["cos"]) for name, t, _ in found]
+            table = (cos.data_ptr(), cos.stride(0), 4)
+            lies = (q.data_ptr(), step, *table)
+            right = [("lk_rope_forward_bf16", *lies), ("lk_rope_backward_bf16", *(table if norm is None else lies))]
+            seen = given == right if there else len(given) == 2 and given[0][1] != q.data_ptr()
+            what = f"rope {layout}, heads first {first}, norm {norm is not None}"
+            verdict(f"{what}: {'where it lies' if there else 'copied'}", seen, f"{given}, not {right}")
+            verdict(f"{what}: written where the result lies", found[0][1]["q_out"][:2] == (y.data_ptr(), y.stride(-3)), str(found))
     for name, large, f, shapes, types in large_calls():
         for layout in ("packed", "gaps", "beside", "one more", "heads"):
             leaves = [leaf(normal(*s), t, layout if len(s) > 1 else "packed" if layout == "packed" else "beside") for s, t in zip(shapes, types)]
@@ -2792,6 +3101,7 @@ def functions():
     """name, function of its leaves, and the leaves: each function once, small, in f32."""
     t, th = classes(12, 6), classes(20, 6)
     r = torch.linspace(-1, 2, 6, device=D)
+    inv_freq, table = torch.linspace(1, 0.1, 6, device=D), torch.linspace(-1, 2, 24, device=D).view(6, 4)
     teacher = normal(6, 12).to(D)
     y, v, c = normal(6, 8).to(D), normal(20, 8).to(D), normal(20).to(D)  # a teacher's head
     several, positive = classes(12, 6, 3), torch.rand(6, 3, generator=generator).to(D) + 0.25
@@ -2809,6 +3119,13 @@ def functions():
             ("glu, chunk", lambda x: LF.glu(*x.chunk(2, -1), "gelu_tanh"), [leaf(normal(6, 24))]),
             ("glu, in turns", lambda x, r: LF.glu(x, interleaved=True, limit=30.0, row_weight=r),
              [leaf(normal(6, 24)), leaf(normal(6))]),
+            ("rope", lambda q, k: torch.cat(LF.rope(q, k, inv_freq=inv_freq, offset=3), -2),
+             [leaf(normal(2, 3, 4, 12)), leaf(normal(2, 3, 2, 12))]),
+            ("rope, norms", lambda q, k, w, u: torch.cat(LF.rope(
+                q, k, inv_freq=inv_freq, position=t.view(2, 3), heads_first=True, q_weight=w, k_weight=u, weight_offset=1.0), 1),
+             [leaf(normal(2, 4, 3, 12)), leaf(normal(2, 2, 3, 12)), leaf(normal(12)), leaf(normal(12))]),
+            ("rope, tables", lambda x: LF.rope(x.view(6, 2, 12), cos=table, sin=1 - table, rotary_dim=8, interleaved=True),
+             [leaf(normal(6, 24))]),
             ("cross_entropy, a learned scale", lambda x, s: LF.cross_entropy(x, t, logit_scale=s),
              [leaf(normal(6, 12)), leaf(torch.ones(()))]),
             ("linear_cross_entropy, temperatures", lambda x, w, s: LF.linear_cross_entropy(x, w, th, temperature=s),
@@ -3026,7 +3343,8 @@ def autocast():
         mixed = LF.linear_cross_entropy(x.to(BF16), w, t)
         half = LF.cross_entropy(F.linear(x, w), t)
         kept = (LF.rms_norm(x, (16,)), LF.rms_norm(x.to(BF16), (16,)), LF.logsumexp(x, 1), LF.cross_entropy(x, t % 16),
-                LF.glu(x), LF.glu(x.to(BF16), row_weight=x[:, 0]))
+                LF.glu(x), LF.glu(x.to(BF16), row_weight=x[:, 0]),
+                LF.rope(x.to(BF16).view(6, 1, 16), cos=x.detach(), sin=x.detach()))
     gradients = torch.autograd.grad(loss, [x, w, b])
     narrow = [v.detach().to(BF16).requires_grad_() for v in (x, w)] + [b.detach().to(BF16).requires_grad_()]
     same = LF.linear_cross_entropy(narrow[0], narrow[1], t, linear_bias=narrow[2])
@@ -3049,8 +3367,8 @@ def autocast():
     close("linear_kl likewise", [loss, *torch.autograd.grad(loss, [x, w, b])], [same, *right], 4 * HALF[BF16])
     verdict("cross_entropy of bf16 logits is f32", half.dtype == F32 and half.isfinite().item(), str(half.dtype))
     types_found = [v.dtype for v in kept]
-    right = [F32, BF16, F32, F32, F32, BF16]
-    verdict("norms, logsumexp, cross_entropy and glu keep types", types_found == right, str(types_found))
+    right = [F32, BF16, F32, F32, F32, BF16, BF16]
+    verdict("norms, logsumexp, cross_entropy, glu and rope keep types", types_found == right, str(types_found))
 
 
 def inference():
@@ -3285,6 +3603,10 @@ def any_size():
              ("glu", lambda x, t: LF.glu(x, 2 * x, row_weight=t.float())), ("glu, halves", lambda x, t: LF.glu(x)),
              ("glu, chunk", lambda x, t: LF.glu(*x.chunk(2, 1), "relu")),
              ("glu, in turns", lambda x, t: LF.glu(x, None, "gelu", interleaved=True)),
+             ("rope", lambda x, t: LF.rope(x.view(-1, 2, 8), inv_freq=w.detach()[:4], position=t)),
+             ("rope, a norm", lambda x, t: torch.cat(LF.rope(
+                 *x.view(1, -1, 2, 8).transpose(1, 2).chunk(2, 1), inv_freq=w.detach()[:4], heads_first=True, q_weight=w[:8],
+                 offset=3), 1)[0].transpose(0, 1)),
              ("cross_entropy_stats", lambda x, t: sum_of(LF.cross_entropy_stats(x, t))),
              ("cross_entropy_stats, statistics", lambda x, t: sum_of(LF.cross_entropy_stats(x, t, statistics=True))),
              ("cross_entropy, weights", lambda x, t: loss(x, t, w.detach())),
@@ -3445,10 +3767,12 @@ def mistakes():
     long = torch.int64
     x, t, w, cube, theta = zeros(4, 8), zeros(4, dtype=long), zeros(9, 8), zeros(1, 2, 6, 8), zeros(2, 8)
     ce, lce, lse, rms, lrpe = LF.cross_entropy, LF.linear_cross_entropy, LF.logsumexp, LF.rms_norm, LF.md_lrpe_cosine
-    lkl, glu, learns = LF.linear_kl, LF.glu, lambda *shape: zeros(*shape).requires_grad_()
+    lkl, glu, rope, learns = LF.linear_kl, LF.glu, LF.rope, lambda *shape: zeros(*shape).requires_grad_()
+    heads, freq, table, at = zeros(2, 3, 4, 8), zeros(4), zeros(3, 4), zeros(2, 3, dtype=long)
     for wants_grad in (False, True):
         a = x.clone().requires_grad_(wants_grad)
         b = w.clone().requires_grad_(wants_grad)
+        h = heads.clone().requires_grad_(wants_grad)
         for name, f, *words in (
                 ("logsumexp: float64", lambda: lse(a.double(), 1), "float64"),
                 ("logsumexp: int64", lambda: lse(t, 0), "long", "int64"),
@@ -3501,6 +3825,69 @@ def mistakes():
                 ("glu: type of row_weight", lambda: glu(a, row_weight=t), "row_weight"),
                 ("glu: row_weight is a number", lambda: glu(a, row_weight=2.0), "row_weight", "tensor"),
                 ("GLU: activation", lambda: lk_torch.GLU("swish"), "'swish'"),
+                ("rope: float64", lambda: rope(h.double(), inv_freq=freq), "float64"),
+                ("rope: not a tensor", lambda: rope([1.0], inv_freq=freq), "q is of type list"),
+                ("rope: k, not a tensor", lambda: rope(h, 1.0, inv_freq=freq), "k is of type float"),
+                ("rope: two dimensions", lambda: rope(a, inv_freq=freq), "q must be [batch, tokens, heads, dim]"),
+                ("rope: five dimensions", lambda: rope(h[None], inv_freq=freq, heads_first=True),
+                 "[batch, heads, tokens, dim]"),
+                ("rope: tokens of k", lambda: rope(h, h[:, :2], inv_freq=freq), "k has shape [2, 2, 4, 8]"),
+                ("rope: features of k", lambda: rope(h, h[..., :6], inv_freq=freq), "k has shape [2, 3, 4, 6]"),
+                ("rope: dimensions of k", lambda: rope(h, h[0], inv_freq=freq), "k has shape [3, 4, 8]"),
+                ("rope: type of k", lambda: rope(h, h.to(BF16), inv_freq=freq), "k is bfloat16"),
+                ("rope: an odd dim", lambda: rope(h[..., :7], inv_freq=freq), "rotary_dim is 7"),
+                ("rope: rotary_dim is odd", lambda: rope(h, inv_freq=freq, rotary_dim=5), "rotary_dim is 5"),
+                ("rope: rotary_dim above dim", lambda: rope(h, inv_freq=freq, rotary_dim=10), "rotary_dim is 10"),
+                ("rope: rotary_dim 0", lambda: rope(h, inv_freq=freq, rotary_dim=0), "rotary_dim is 0"),
+                ("rope: no angles", lambda: rope(h), "inv_freq is needed, or cos and sin"),
+                ("rope: two kinds of angles", lambda: rope(h, inv_freq=freq, cos=table, sin=table),
+                 "inv_freq is given, and so are"),
+                ("rope: cos alone", lambda: rope(h, cos=table), "cos is given without sin"),
+                ("rope: sin alone", lambda: rope(h, sin=table, inv_freq=freq), "sin is given without cos"),
+                ("rope: shape of inv_freq", lambda: rope(h, inv_freq=zeros(8)), "inv_freq has shape [8]"),
+                ("rope: type of inv_freq", lambda: rope(h, inv_freq=freq.to(BF16)), "inv_freq must be float32"),
+                ("rope: shape of position", lambda: rope(h, inv_freq=freq, position=at[:, :2]), "position has shape [2, 2]"),
+                ("rope: batches of position", lambda: rope(h, inv_freq=freq, position=at.repeat(2, 1)),
+                 "position has shape [4, 3]"),
+                ("rope: type of position", lambda: rope(h, inv_freq=freq, position=at.float()),
+                 "position must be int64 or int32"),
+                ("rope: position and tables", lambda: rope(h, cos=table, sin=table, position=at), "position is for inv_freq"),
+                ("rope: position and offset", lambda: rope(h, inv_freq=freq, position=at, offset=3), "offset is 3"),
+                ("rope: offset and tables", lambda: rope(h, cos=table, sin=table, offset=3), "offset is 3"),
+                ("rope: offset out of range", lambda: rope(h, inv_freq=freq, offset=2**31), "offset"),
+                ("rope: offset is a half", lambda: rope(h, inv_freq=freq, offset=0.5), "offset"),
+                ("rope: axes without pair_axis", lambda: rope(h, inv_freq=freq, position=at.expand(2, 2, 3)),
+                 "pair_axis is needed"),
+                ("rope: 9 axes", lambda: rope(h, inv_freq=freq, position=at.expand(9, 2, 3)), "9 axes"),
+                ("rope: pair_axis of one axis", lambda: rope(h, inv_freq=freq, pair_axis=freq.int()),
+                 "pair_axis is for a position of"),
+                ("rope: type of pair_axis", lambda: rope(h, inv_freq=freq, position=at[None], pair_axis=freq.long()),
+                 "pair_axis must be int32"),
+                ("rope: shape of pair_axis", lambda: rope(h, inv_freq=freq, position=at[None], pair_axis=at.int()),
+                 "pair_axis has shape"),
+                ("rope: columns of cos", lambda: rope(h, cos=zeros(3, 6), sin=zeros(3, 6)), "cos has shape [3, 6]"),
+                ("rope: tokens of cos", lambda: rope(h, cos=zeros(4, 8), sin=zeros(4, 8)), "cos has shape [4, 8]"),
+                ("rope: batches of cos", lambda: rope(h, cos=zeros(3, 3, 8), sin=zeros(3, 3, 8)), "cos has shape [3, 3, 8]"),
+                ("rope: shape of sin", lambda: rope(h, cos=table, sin=table[None]), "sin has shape [1, 3, 4]"),
+                ("rope: type of cos", lambda: rope(h, cos=table.to(BF16), sin=table.to(BF16)), "cos must be float32"),
+                ("rope: type of sin", lambda: rope(h.to(BF16), cos=table.to(BF16), sin=table), "sin is float32"),
+                ("rope: gradient of inv_freq", lambda: rope(h, inv_freq=learns(4)), "inv_freq requires a gradient"),
+                ("rope: gradient of cos", lambda: rope(h, cos=learns(3, 4), sin=table), "cos requires a gradient"),
+                ("rope: gradient of sin", lambda: rope(h, cos=table, sin=learns(3, 4)), "sin requires a gradient"),
+                ("rope: shape of q_weight", lambda: rope(h, inv_freq=freq, q_weight=zeros(4)), "q_weight has shape [4]"),
+                ("rope: shape of k_weight", lambda: rope(h, h, inv_freq=freq, k_weight=zeros(4, 8)),
+                 "k_weight has shape [4, 8]"),
+                ("rope: k_weight without k", lambda: rope(h, inv_freq=freq, k_weight=zeros(8)), "k_weight is given without k"),
+                ("rope: type of q_weight", lambda: rope(h, inv_freq=freq, q_weight=zeros(8).to(BF16)),
+                 "q_weight must be float32"),
+                ("rope: type of one weight", lambda: rope(h.to(BF16), h.to(BF16), inv_freq=freq, q_weight=zeros(8),
+                                                          k_weight=zeros(8).to(BF16)), "k_weight is bfloat16"),
+                ("rope: a long head with a norm", lambda: rope(zeros(1, 1, 258), inv_freq=zeros(129), q_weight=zeros(258)),
+                 "dim", "256"),
+                ("rope: scale 0", lambda: rope(h, inv_freq=freq, scale=0.0), "scale"),
+                ("rope: scale NaN", lambda: rope(h, inv_freq=freq, scale=NAN), "scale"),
+                ("rope: eps below 0", lambda: rope(h, inv_freq=freq, eps=-1.0), "eps"),
+                ("rope: weight_offset", lambda: rope(h, inv_freq=freq, weight_offset=INF), "weight_offset"),
                 ("cross_entropy: float64", lambda: ce(a.double(), t), "float64"),
                 ("cross_entropy: 0-d input", lambda: ce(a.sum(), t), "input", "dim"),
                 ("cross_entropy: targets of int16", lambda: ce(a, t.short()), "target"),
@@ -3640,6 +4027,7 @@ def mistakes():
                                ("srms_norm", lambda v: LF.srms_norm(v), lambda v: exact_norm(v, v.shape[-1:])),
                                ("cross_entropy", lambda v: ce(v, t), lambda v: F.cross_entropy(v, t)),
                                ("glu", lambda v: glu(v, some[:4]), lambda v: F.silu(v) * some[:4]),
+                               ("rope", lambda v: rope(v.view(4, 1, 8), inv_freq=freq), lambda v: v.view(4, 1, 8) * 1),
                                ("linear_kl", lambda v: lkl(v, some, x + 2, some), lambda v: F.kl_div(
                                    (v @ some.t()).log_softmax(-1), ((x + 2) @ some.t()).softmax(-1), reduction="batchmean"))):
         same_or_raises(f"{name}: forward-mode AD", lambda: tangent(ours), lambda: tangent(theirs), "jvp", "forward", "Forward")
@@ -3669,7 +4057,10 @@ def mistakes():
                       ("weight_offset", lambda v: rms(x, (8,), zeros(8), weight_offset=v)),
                       ("weight_offset", lambda v: LF.add_rms_norm(x, x, (8,), zeros(8), weight_offset=v)),
                       ("eps", lambda v: LF.srms_norm(x, v)), ("alpha", lambda v: glu(x, alpha=v)),
-                      ("limit", lambda v: glu(x, limit=v)), ("up_offset", lambda v: glu(x, x, up_offset=v))):
+                      ("limit", lambda v: glu(x, limit=v)), ("up_offset", lambda v: glu(x, x, up_offset=v)),
+                      ("scale", lambda v: rope(heads, inv_freq=freq, scale=v)),
+                      ("eps", lambda v: rope(heads, inv_freq=freq, eps=v)),
+                      ("weight_offset", lambda v: rope(heads, inv_freq=freq, weight_offset=v))):
         where = D if option == "denominator" else "cpu"
         raises(f"{option} is learned", lambda: f(learned.to(where)), option, kind=ValueError)
         raises(f"{option} has two numbers", lambda: f(torch.ones(2, device=D)), option, kind=ValueError)
@@ -3925,8 +4316,8 @@ def fp8():
         raises(f"fp8: {name}", f, *words)
 
 
-GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "glu": glu, "fp8": fp8, "cross_entropy": cross_entropy,
-          "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
+GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "glu": glu, "rope": rope, "fp8": fp8,
+          "cross_entropy": cross_entropy, "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
           "upstreams": upstreams, "launches": launches,

@@ -588,6 +588,16 @@ def dtensors(ranks):
             compare(f"glu, row_weight {p} {q}", lambda x, u, m: LF.glu(x, u, up_offset=1.0, row_weight=m), [x, r, tensor(5, 4)],
                     [p, p, q])
             compare(f"glu, halves, row_weight {p} {q}", lambda x, m: LF.glu(x, row_weight=m), [x, tensor(5, 4)], [p, q])
+        q, k, u = tensor(4, 3, 5, 8), tensor(4, 3, 4, 8), tensor(8)
+        table, at = torch.randn(4, 3, 8).to(device), torch.randint(999, (2, 4, 3)).to(device)
+        spread = [p if p.is_shard() else Shard(3), Shard(0)]  # of q and k
+        compare(f"rope {p}", lambda q, k, c: LF.rope(q, k, cos=c, sin=c), [q, k, table], [*spread, Replicate()])
+        compare(f"rope, heads first {p}", lambda q, at, w: LF.rope(
+            q, inv_freq=table[0, 0, :4], position=at, pair_axis=torch.tensor([0, 1, 1, 0], dtype=torch.int32, device=device),
+            heads_first=True, q_weight=w), [tensor(4, 5, 3, 8), at, u], [p, Shard(1), Replicate()])
+        compare(f"rope, three dimensions {p}",
+                lambda q, k, f, w: LF.rope(q, k, inv_freq=f, offset=3, k_weight=w, weight_offset=1.0),
+                [tensor(3, 5, 8), tensor(3, 4, 8), table[0, 0, :4], u], [p, Replicate(), Replicate(), Replicate()])
         for dim, keepdim in ((1, False), (-1, True), ((0, 2), False), ((0, 2), True)):
             compare(f"logsumexp {p}, {dim}, {keepdim}", lambda x: LF.logsumexp(x, dim, keepdim, scale=0.5), [x], [p])
     weight, target = torch.rand(16).to(device) + 0.5, torch.randint(16, (5,)).to(device)

@@ -65,6 +65,10 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
              bool want_amax, bool want_transposed);
 Tensor glu(const Tensor &gate, const Maybe &up, const Maybe &row_weight, int64_t activation, double alpha,
            std::optional<double> limit, double up_offset, bool interleaved);
+tuple<Tensor, Tensor> rope(const Tensor &q, const Maybe &k, const Maybe &inv_freq, const Maybe &position, const Maybe &cos,
+                           const Maybe &sin, const Maybe &pair_axis, const Maybe &q_weight, const Maybe &k_weight,
+                           int64_t rotary_dim, bool interleaved, bool heads_first, c10::SymInt offset, double scale, double eps,
+                           double weight_offset);
 Tensor logsumexp(const Tensor &x, int64_t dim, bool keepdim, double scale, std::optional<at::ScalarType> dtype);
 tuple<Tensor, Tensor> kl(const Tensor &x, const Tensor &teacher, const Maybe &row_weight, int64_t divergence, double beta,
                          double logit_scale, double teacher_scale, double softcap, double teacher_softcap, bool want_entropy);

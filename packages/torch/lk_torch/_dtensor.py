@@ -62,6 +62,25 @@ def glu(call, gate, up, row_weight):
     return _whole(call(x.to_local(), u, row_weight), x.device_mesh, x.placements, shape)
 
 
+def rope(call, q, k, heads_first, position, cos, sin, weights, constants):
+    """call(q, k, position, cos, sin, *weights, *constants) of this rank's batches and heads. Each has the positions of all tokens."""
+    x = _sharded(q, (q.dim() - (2 if heads_first else 3), q.dim() - 1))
+    y = None if k is None else _beside("k", k, x.device_mesh, x.placements)
+
+    def of_batches(name, t, dim):  # the dimension of batches, if it has one
+        if t is None:
+            return None
+        apart = q.dim() == 4 and dim >= 0 and t.shape[dim] > 1
+        placed = [Shard(dim) if apart and p.is_shard(0) else Replicate() for p in x.placements]
+        return _beside(name, t, x.device_mesh, placed).to_local()
+    angles = [None if position is None else of_batches("position", position, position.dim() - 2),
+              *(None if t is None else of_batches(name, t, t.dim() - 3) for name, t in (("cos", cos), ("sin", sin)))]
+    out = call(x.to_local(), None if y is None else y.to_local(), *angles,
+               *(_shared(name, t, x) for name, t in zip(("q_weight", "k_weight"), weights)), *map(_constant, constants))
+    whole = [_whole(t, x.device_mesh, x.placements, v.shape) for t, v in zip((out,) if k is None else out, (x, y))]
+    return whole[0] if k is None else tuple(whole)
+
+
 def logsumexp(call, input, dims, keepdim):
     x = _sharded(input, dims)
     shape = [1 if i in dims else n for i, n in enumerate(x.shape) if keepdim or i not in dims]

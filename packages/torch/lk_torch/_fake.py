@@ -96,6 +96,35 @@ def glu_backward(dy, gate, up, row_weight, *options):
     return tuple(t.new_empty(t.shape) if want else None for t, want in zip((gate, up, row_weight), options[-3:]))
 
 
+def in_order(x):
+    """As make_in_order in csrc/rope.cpp lays it out: no gaps, and its dimensions in the order of x's. A copy of x is packed."""
+    n, stride, order = x.dim(), x.stride(), []
+    last = guard_or_false(stride[-1] == 1) or guard_or_false(x.shape[-1] <= 1)
+    if not last or any(guard_or_false(size > 1) and guard_or_false(step == 0) for size, step in zip(x.shape[:-1], stride[:-1])):
+        return x.new_empty(x.shape)
+    for i in range(n):
+        at = i
+        while at and i < n - 1 and guard_or_false(stride[order[at - 1]] < stride[i]):
+            at -= 1
+        order.insert(at, i)
+    made = x.new_empty([x.shape[i] for i in order])
+    return made if order == sorted(order) else made.permute([order.index(i) for i in range(n)])
+
+
+@fake
+def rope_forward(q, k, *options):
+    return in_order(q), None if k is None else in_order(k)
+
+
+@fake
+def rope_backward(dy_q, dy_k, *options):
+    q_weight, k_weight = options[7:9]
+    want_q, want_k, want_q_weight, want_k_weight = options[-4:]
+    return (in_order(dy_q) if want_q else None, in_order(dy_k) if want_k else None,
+            q_weight.new_empty(q_weight.shape) if want_q_weight else None,
+            k_weight.new_empty(k_weight.shape) if want_k_weight else None)
+
+
 def fp8_scales(x, rows, cols, scaling):
     """As the kernel lays them out; None in TENSOR."""
     if scaling == 3:

@@ -410,6 +410,56 @@ def glu(gate, up=None, activation="silu", *, alpha=1.0, limit=None, up_offset=0.
     return op(gate, up, row_weight, number, alpha, limit, up_offset, bool(interleaved))
 
 
+def rope(q, k=None, *, inv_freq=None, position=None, cos=None, sin=None, rotary_dim=None, interleaved=False, heads_first=False,
+         offset=0, scale=1.0, pair_axis=None, q_weight=None, k_weight=None, eps=1e-6, weight_offset=0.0):
+    """Rotary position embedding of q, or of q and k in one launch: y_q, or (y_q, y_k). With q_weight or k_weight, each head of
+    q or of k gets an RMS norm first (QK norm). All is computed in float32, and a result is rounded once.
+
+    q is [batch, tokens, heads, dim] or [tokens, heads, dim]; with heads_first=True [batch, heads, tokens, dim], as transformers
+    has it. k may have another number of heads. Both may be views, parts of a packed qkv say: they are read where they lie if
+    their last dimension is contiguous and they are not expanded, and copied once else. A result has q's shape, and its
+    dimensions lie in memory in the order of q's.
+
+    The pairs of a head are (x[j], x[j + rotary_dim / 2]), or with interleaved=True (x[2 j], x[2 j + 1]). rotary_dim=None is dim;
+    features from rotary_dim on are not rotated. A pair is rotated by its angle, and multiplied by scale, YaRN's attention
+    factor. The angles are those of inv_freq, or of cos and sin:
+      inv_freq    position * inv_freq radians, as exact at large positions as at small ones. inv_freq is float32
+                  [rotary_dim / 2]. position is int64 or int32 [tokens], [batch, tokens] or [axes, batch, tokens]; None is
+                  offset, offset + 1, ... With several axes pair_axis, int32 [rotary_dim / 2], says which of them a pair has
+      cos, sin    tables of the tokens, [tokens, w] or [batch or 1, tokens, w], in q's type or float32. w is rotary_dim / 2, or
+                  rotary_dim as transformers has it: each number stands twice, in both halves, or side by side if interleaved
+
+    q_weight and k_weight are [dim], in q's type or float32; the factor is weight_offset + weight, and Gemma's weight_offset is
+    1. dim is at most 256 then; eps is the norm's. Backward keeps q and k where they have a norm, and computes the norm again;
+    else it keeps the angles alone. q, k and both weights have gradients; the angles have none."""
+    if type(q) is not Tensor and _sharded(q):
+        from . import _dtensor
+        options = dict(rotary_dim=rotary_dim, interleaved=interleaved, heads_first=heads_first, offset=offset, scale=scale,
+                       eps=eps, weight_offset=weight_offset)
+        local = lambda q, k, position, cos, sin, q_weight, k_weight, inv_freq, pair_axis: rope(
+            q, k, inv_freq=inv_freq, position=position, cos=cos, sin=sin, pair_axis=pair_axis, q_weight=q_weight,
+            k_weight=k_weight, **options)
+        return _dtensor.rope(local, q, k, heads_first, position, cos, sin, (q_weight, k_weight), (inv_freq, pair_axis))
+    if type(offset) is not int:
+        offset = _integer("offset", offset)
+    if type(scale) is not float:
+        scale = _number("scale", scale)
+    if type(eps) is not float:
+        eps = _number("eps", eps)
+    if type(weight_offset) is not float:
+        weight_offset = _number("weight_offset", weight_offset)
+    if rotary_dim is None:
+        rotary_dim = 0
+    else:
+        rotary_dim = _constant("rotary_dim", rotary_dim)
+        if rotary_dim <= 0:
+            raise ValueError(f"lk: rotary_dim is {rotary_dim}; it must be even, above 0, and at most dim")
+    op = _ops.rope.default if is_compiling() else _C.rope
+    out = op(q, k, inv_freq, position, cos, sin, pair_axis, q_weight, k_weight, rotary_dim, bool(interleaved),
+             bool(heads_first), offset, scale, eps, weight_offset)
+    return out[0] if k is None else out
+
+
 def _grad_scale(grad_scale):
     """A number as a tensor of the CPU, which waits for no device."""
     if grad_scale is None or isinstance(grad_scale, torch.Tensor):
@@ -959,7 +1009,7 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
 
 
 # torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
-for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "glu", "cross_entropy", "cross_entropy_with_grad",
-              "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
+for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope", "cross_entropy",
+              "cross_entropy_with_grad", "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
               "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine"):
     torch.fx.wrap(_name)
