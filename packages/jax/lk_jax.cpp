@@ -29,6 +29,7 @@
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
+#include "lk/rope.cuh"
 #include "lk/srms_norm_fp8.cuh"
 
 namespace ffi = xla::ffi;
@@ -128,6 +129,14 @@ FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD
        FIELD(x_batch_stride) FIELD(x_head_stride) FIELD(x_token_stride) FIELD(y_batch_stride)
        FIELD(y_head_stride) FIELD(y_token_stride) FIELD(dy_batch_stride) FIELD(dy_head_stride) FIELD(dy_token_stride)
        FIELD(dx_batch_stride) FIELD(dx_head_stride) FIELD(dx_token_stride) FIELD(theta_dtype) FIELD(activation))
+#define STRIDES(name) ELEMENT(name, 0) ELEMENT(name, 1) ELEMENT(name, 2)
+FIELDS(rope, FIELD(q) FIELD(k) FIELD(q_out) FIELD(k_out) FIELD(dq_out) FIELD(dk_out) FIELD(dq) FIELD(dk) FIELD(position)
+       FIELD(inv_freq) FIELD(pair_axis) FIELD(cos) FIELD(sin) FIELD(q_weight) FIELD(k_weight) FIELD(dq_weight) FIELD(dk_weight)
+       FIELD(workspace) FIELD(workspace_bytes) FIELD(batch) FIELD(tokens) FIELD(q_heads) FIELD(k_heads) FIELD(dim) FIELD(rotary)
+       FIELD(offset) STRIDES(q_stride) STRIDES(k_stride) STRIDES(q_out_stride) STRIDES(k_out_stride) STRIDES(dq_out_stride)
+       STRIDES(dk_out_stride) STRIDES(dq_stride) STRIDES(dk_stride) ELEMENT(table_stride, 1) FIELD(table_step)
+       FIELD(shared_positions) FIELD(axes) FIELD(interleaved) FIELD(position_dtype) FIELD(table_dtype) FIELD(weight_dtype)
+       FIELD(scale) FIELD(eps) FIELD(weight_offset))
 FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIELD(bias) FIELD(y) FIELD(dy)
        FIELD(dresidual_out) FIELD(dx) FIELD(dresidual) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes)
        FIELD(rows) FIELD(cols) FIELD(groups) FIELD(eps) FIELD(weight_offset) FIELD(residual_dtype) FIELD(weight_dtype)
@@ -377,6 +386,7 @@ struct Named {
 #define FUNCTIONS(T)                                                                                                    \
     LK_DECLARE_LOGSUMEXP(T)                                                                                             \
     LK_DECLARE_GLU(T)                                                                                                   \
+    LK_DECLARE_ROPE(T)                                                                                                  \
     LK_DECLARE_CROSS_ENTROPY(T)                                                                                         \
     LK_DECLARE_CROSS_ENTROPY_PARALLEL(T)                                                                                \
     LK_DECLARE_CROSS_ENTROPY_IDS(T)                                                                                     \
@@ -436,6 +446,8 @@ struct Named {
     FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                                  \
     FUNCTION(glu, forward, T, nullptr)                                                                                  \
     FUNCTION(glu, backward, T, nullptr)                                                                                 \
+    FUNCTION(rope, forward, T, nullptr)                                                                                 \
+    FUNCTION(rope, backward, T, nullptr)                                                                                \
     FUNCTION(md_lrpe_cosine, forward, T, nullptr)                                                                       \
     FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                      \
     FUNCTION(srms_norm, forward, T, nullptr)                                                                            \

@@ -215,6 +215,34 @@ def exact_glu(gate, up=None, activation="silu", alpha=1.0, limit=None, up_offset
     return y if row_weight is None else y * row_weight[..., None]
 
 
+def exact_rope(q, k=None, q_weight=None, k_weight=None, inv_freq=None, position=None, cos=None, sin=None, rotary_dim=None,
+               interleaved=False, heads_first=False, offset=0, scale=1.0, pair_axis=None, eps=1e-6, weight_offset=0.0):
+    """y_q and y_k, or y_q."""
+    wide = lambda a: jnp.asarray(np.asarray(a, np.float64))
+    pairs = (rotary_dim or q.shape[-1]) // 2
+    if inv_freq is not None:
+        tokens = q.shape[-2 if heads_first else -3]
+        at = np.arange(offset, offset + tokens) if position is None else np.asarray(position)
+        at = at[np.zeros(pairs, int) if pair_axis is None else np.asarray(pair_axis)] if at.ndim == 3 else at[None]
+        phi = np.moveaxis(at.astype(np.float64), 0, -1) * np.asarray(inv_freq, np.float64)
+        c, s = np.cos(phi), np.sin(phi)
+    else:
+        cut = lambda t: t if t.shape[-1] == pairs else t[..., ::2] if interleaved else t[..., :pairs]
+        c, s = (cut(np.asarray(t, np.float64)) for t in (cos, sin))
+    c, s = (scale * wide(np.expand_dims(t, -3 if heads_first else -2)) for t in (c, s))
+    c, s = (t.reshape(t.shape[-3:]) if q.ndim == 3 else t for t in (c, s))
+
+    def turn(x, weight):
+        if weight is not None:
+            x = x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * (weight_offset + weight)
+        n = 2 * pairs
+        a, b = (x[..., 0:n:2], x[..., 1:n:2]) if interleaved else (x[..., :pairs], x[..., pairs:n])
+        both = a * c - b * s, b * c + a * s
+        y = jnp.stack(both, -1).reshape(*x.shape[:-1], n) if interleaved else jnp.concatenate(both, -1)
+        return jnp.concatenate([y, x[..., n:]], -1)
+    return turn(q, q_weight) if k is None else (turn(q, q_weight), turn(k, k_weight))
+
+
 def exact_lrpe(x, theta, shape, prefix=0, activation=None, offset=None, layout="BHTD"):
     x = x if layout == "BHTD" else jnp.swapaxes(x, -3, -2)
     act = {None: lambda v: v, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
@@ -1061,6 +1089,73 @@ def glu():
     calls = calls_in(jax.grad(lambda v: lk.glu(v).sum()), both)
     check("both gradients are one array", calls == [("glu_backward_f32", "gate dy", "dgate")], calls)
     check("a value alone needs y alone", calls_in(lk.glu, x, u) == [("glu_forward_f32", "gate up", "y")])
+
+
+def rope():
+    """Two tensors of [batch, tokens, heads, dim], or one, by each kind of angles, with and without norms."""
+    kinds, count = ("offset", "position", "batches", "axes", "tables", "wide tables", "tables of batches"), 0
+    for dtype in DTYPES:
+        for kind, first, turns, norms in itertools.product(kinds, (False, True), (False, True), ("", "q", "k", "qk")):
+            count += 1
+            batch, tokens, heads, kv, dim = [(2, 5, 3, 1, 16), (1, 4, 2, 2, 10), (3, 1, 1, 2, 64)][count % 3]
+            rotary = (None, dim // 4 * 2, None, 2)[count // 3 % 4]
+            pairs = (rotary or dim) // 2
+            inv = np.float32(100.0) ** -(np.arange(pairs) / pairs).astype("float32")
+            options = dict(rotary_dim=rotary, interleaved=turns, heads_first=first, scale=(1.0, 1.25, -0.5)[count % 3],
+                           eps=(1e-6, 1e-2)[count % 2], weight_offset=float(count % 2))
+            table = lambda seed, *lead: normal(seed, *lead, tokens, pairs, dtype=("float32", dtype)[count % 2])
+            twice = lambda t: jnp.stack([t, t * jnp.nan], -1).reshape(*t.shape[:-1], -1) if turns else jnp.concatenate([t, t * jnp.nan], -1)
+            if kind in ("offset", "position", "batches", "axes"):
+                options["inv_freq"] = inv
+            if kind == "offset":
+                options["offset"] = (0, 3, 70000, -2)[count % 4]
+            elif kind in ("position", "batches"):
+                options["position"] = integers(count, 5000, *([batch] if kind == "batches" else [[], [1]][count % 2]), tokens)
+            elif kind == "axes":
+                options.update(position=integers(count, 99, 3, (1, batch)[count % 2], tokens), pair_axis=integers(count, 3, pairs))
+            else:
+                tables = [table(i, *([batch] if kind == "tables of batches" else [])) for i in (7, 8)]
+                options.update(zip(("cos", "sin"), map(twice, tables) if kind == "wide tables" else tables))
+            lead = () if batch == 1 else (batch,)
+            shape = lambda n: (*lead, n, tokens, dim) if first else (*lead, tokens, n, dim)
+            names = ["q"] + ["k"] * (count % 4 != 3 or "k" in norms) + [f"{n}_weight" for n in norms]
+            make = {"q": lambda: normal(1, *shape(heads), dtype=dtype), "k": lambda: normal(2, *shape(kv), dtype=dtype),
+                    "q_weight": lambda: normal(3, dim, dtype=(dtype, "float32")[count // 2 % 2]),
+                    "k_weight": lambda: normal(4, dim, dtype=(dtype, "float32")[count // 2 % 2])}
+            arrays = [make[name]() for name in names]
+            up = normal(5, *shape(heads)), normal(6, *shape(kv))
+            of = lambda f: lambda *a: f(**dict(zip(names, a)), **options)
+            said = {k: getattr(v, "shape", v) for k, v in options.items()}
+            compare(f"{dtype} {shape(heads)} {names} {kind} {said}", of(lk.rope), of(exact_rope), arrays,
+                    up if "k" in names else up[0], 2, jit=count % 5 == 0)
+    q, k, w, inv = normal(1, 2, 5, 3, 8), normal(2, 2, 5, 1, 8), normal(3, 8), jnp.asarray(0.5 ** np.arange(4), jnp.float32)
+    y = lk.rope(q, k, inv_freq=inv, offset=7)
+    for name, f in (("an operand", lambda: lk.rope(q, k, inv_freq=inv, offset=jnp.int32(7))),
+                    ("traced", lambda: jax.jit(lambda n: lk.rope(q, k, inv_freq=inv, offset=n))(7)),
+                    ("positions", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.arange(7, 12))),
+                    ("positions of batches", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.tile(jnp.arange(7, 12), (2, 1)))),
+                    ("one axis", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.arange(7, 12)[None, None])),
+                    ("heads first", lambda: [jnp.swapaxes(y, 1, 2) for y in lk.rope(
+                        jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), inv_freq=inv, offset=7, heads_first=True)]),
+                    ("q and k alone", lambda: (lk.rope(q, inv_freq=inv, offset=7), lk.rope(k, inv_freq=inv, offset=7))),
+                    ("each batch", lambda: [jnp.stack(y) for y in zip(*(lk.rope(a, b, inv_freq=inv, offset=7) for a, b in zip(q, k)))])):
+        check(f"offset, {name}: the same bits", all(map(np.array_equal, f(), y)))
+    for shape in ((0, 5, 3, 8), (2, 0, 3, 8), (2, 5, 0, 8)):
+        slopes = jax.grad(lambda q, w: lk.rope(q, inv_freq=inv, q_weight=w).sum(), (0, 1))(jnp.zeros(shape), w)
+        check(f"empty {shape}", slopes[0].shape == shape and not slopes[1].any())
+    y, slope = jax.value_and_grad(lambda o: (lk.rope(q, inv_freq=inv, q_weight=w, weight_offset=o) * q).sum())(jnp.float32(1))
+    h = [float((lk.rope(q, inv_freq=inv, q_weight=w, weight_offset=o) * q).sum()) for o in (0.5, 1.5)]
+    check("a traced weight_offset", abs(slope - (h[1] - h[0])) < 1e-3 and abs(y - (h[0] + h[1]) / 2) < 1e-3, f"{slope} {h}")
+    loss = lambda q, k, v, w: sum(y.sum() for y in lk.rope(q, k, inv_freq=inv, q_weight=v, k_weight=w))
+    each = {0: ("dq_out inv_freq q_weight", "dq"), 1: ("dk_out inv_freq k_weight", "dk"),
+            2: ("dq_out inv_freq q_weight", "dq_weight"), 3: ("dk_out inv_freq k_weight", "dk_weight")}
+    for i, (inputs, name) in each.items():
+        calls = [c for c in calls_in(jax.grad(loss, i), q, k, w, w) if "backward" in c[0]]
+        right = [("rope_backward_f32", f"{inputs[1]} {inputs}", name)]
+        check(f"{name} alone", [(c[0], c[1], c[2].replace(" workspace", "")) for c in calls] == right, calls)
+    calls = calls_in(jax.grad(lambda q: lk.rope(q, k, inv_freq=inv)[0].sum()), q)
+    check("without a norm backward has no q", calls == [("rope_backward_f32", "dq_out inv_freq", "dq")], calls)
+    check("a value alone", calls_in(lambda q, k: lk.rope(q, k, inv_freq=inv), q, k) == [("rope_forward_f32", "q k inv_freq", "q_out k_out")])
 
 
 def fp8():
@@ -2515,8 +2610,8 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "fp8", "scales", "launches",
-              "transforms", "everywhere", "mistakes", "x64",
+              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8", "scales",
+              "launches", "transforms", "everywhere", "mistakes", "x64",
               *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

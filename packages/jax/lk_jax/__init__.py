@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, glu, kl,
-linear_cross_entropy, linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm.
+linear_cross_entropy, linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm, rope.
 
 Every function works under jit, grad, vmap, scan, checkpoint, shard_map and jax.export. Arrays are float32, float16 or bfloat16.
 Sums are float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -21,7 +21,7 @@ from ._ffi import TYPES, axes_of, call, platform, public, rescale as _rescale, s
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
-           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu",
+           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope",
            "platform", "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
@@ -1655,3 +1655,186 @@ def _glu(fields):
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
+
+
+# ---- rope --------------------------------------------------------------------------------------------------------------------
+
+
+@public
+def rope(q, k=None, *, inv_freq=None, position=None, cos=None, sin=None, rotary_dim=None, interleaved=False, heads_first=False,
+         offset=0, scale=1.0, pair_axis=None, q_weight=None, k_weight=None, eps=1e-6, weight_offset=0.0):
+    """Rotary position embedding of q, or of q and k in one launch: y_q, or (y_q, y_k). With q_weight or k_weight, each head of
+    q or of k gets an RMS norm first (QK norm). All is computed in float32, and a result is rounded once.
+
+    q is [batch, tokens, heads, dim] or [tokens, heads, dim]; with heads_first=True [batch, heads, tokens, dim] or
+    [heads, tokens, dim]. k may have another number of heads.
+
+    The pairs of a head are (x[j], x[j + rotary_dim / 2]), or with interleaved=True (x[2 j], x[2 j + 1]). rotary_dim=None is
+    dim; features from rotary_dim on are not rotated. A pair is rotated by its angle, and multiplied by scale, YaRN's attention
+    factor. The angles are those of inv_freq, or of cos and sin:
+      inv_freq    position * inv_freq radians, as exact at large positions as at small ones. inv_freq is float32
+                  [rotary_dim / 2]. position is int32 or int64 [tokens], [batch, tokens] or [axes, batch, tokens]; None is
+                  offset, offset + 1, ... offset may be an array, also traced: one compiled program then decodes every token.
+                  With several axes pair_axis, int32 [rotary_dim / 2], says which of them a pair has
+      cos, sin    tables of the tokens, [tokens, w] or [batch or 1, tokens, w], in q's type or float32. w is rotary_dim / 2, or
+                  rotary_dim: then each number stands twice, in both halves, or side by side if interleaved
+
+    q_weight and k_weight are [dim], of one type, q's or float32; the factor is weight_offset + weight, and Gemma's
+    weight_offset is 1; it may be traced, and has a gradient then. dim is at most 256 with a norm; eps is the norm's. Backward
+    keeps q and k where they have a norm, and computes the norm again; else it keeps the angles alone. The angles have no
+    gradients; scale and eps are part of the compiled program.
+    """
+    q = _array(q, "q")
+    first = _flag(heads_first, "heads_first")
+    kind = "heads, tokens, dim]" if first else "tokens, heads, dim]"
+    _demand(q.ndim in (3, 4), f"q has the shape {q.shape}; it must be [batch, {kind} or [{kind}")
+    batch, tokens, dim = math.prod(q.shape[:-3]), q.shape[-2 if first else -3], q.shape[-1]
+    if k is not None:
+        k = _array(k, "k")
+        _demand(k.dtype == q.dtype, f"k is {k.dtype.name}; it must be {q.dtype.name}, as q is", TypeError)
+        at = k.ndim - (3 if first else 2)
+        _demand(k.ndim == q.ndim and (*k.shape[:at], *k.shape[at + 1:]) == (*q.shape[:at], *q.shape[at + 1:]),
+                f"k has the shape {k.shape}, and q {q.shape}; they may differ in heads alone")
+    rotary = dim if rotary_dim is None else _number(rotary_dim, "rotary_dim", numbers.Integral)
+    _demand(0 < rotary <= dim and rotary % 2 == 0,
+            f"rotary_dim is {rotary}; it must be even, above 0, and at most dim, which is {dim}")
+    _demand(cos is None or sin is not None, "cos is given without sin")
+    _demand(sin is None or cos is not None, "sin is given without cos")
+    _demand(inv_freq is not None or cos is not None, "inv_freq is needed, or cos and sin")
+    _demand(inv_freq is None or cos is None, "inv_freq is given, and so are cos and sin; give one of both")
+    _demand(position is None or inv_freq is not None, "position is for inv_freq; cos and sin are those of the tokens already")
+    moved = isinstance(offset, jax.Array)
+    if not moved:
+        offset = _number(offset, "offset", numbers.Integral)
+    _demand((not moved and offset == 0) or (inv_freq is not None and position is None),
+            f"offset is {offset}; it is for inv_freq without position")
+    fields = dict(rotary=rotary, interleaved=_flag(interleaved, "interleaved"), scale=_number(scale, "scale"),
+                  eps=_number(eps, "eps"))
+    _demand(np.float32(fields["scale"]) != 0, "scale is 0; it must be another finite number")
+    if moved:  # an operand: positions are computed on the device
+        whole = jnp.issubdtype(offset.dtype, jnp.integer)
+        _demand(whole, f"offset is {offset.dtype.name}; it must be a whole number", TypeError)
+        _demand(offset.shape == (), f"offset has the shape {offset.shape}; it must be one number")
+        position, offset = offset.astype(jnp.int32) + jnp.arange(tokens, dtype=jnp.int32), 0
+    fields["offset"] = offset
+    if inv_freq is not None:
+        inv_freq = _read(inv_freq, "inv_freq")
+        _demand(inv_freq.dtype == _f32, f"inv_freq is {inv_freq.dtype.name}; it must be float32", TypeError)
+        _demand(inv_freq.shape == (rotary // 2,),
+                f"inv_freq has the shape {inv_freq.shape}; with rotary_dim {rotary} it must have {(rotary // 2,)}")
+    if position is not None:
+        position = _read(position, "position")
+        _demand(position.dtype in (jnp.int32, jnp.int64), f"position is {position.dtype.name}; it must be int32 or int64",
+                TypeError)
+        many = position.shape[-2] if position.ndim > 1 else 1
+        _demand(1 <= position.ndim <= 3 and position.shape[-1] == tokens and many in (1, batch),
+                f"position has the shape {position.shape}; it must be [{tokens}], [{batch} or 1, {tokens}] or "
+                f"[axes, {batch} or 1, {tokens}]")
+        fields.update(position_dtype=int(position.dtype == jnp.int32), shared_positions=int(many == 1))
+        if position.ndim == 3:
+            fields["axes"] = position.shape[0]
+            _demand(1 <= position.shape[0] <= 8, f"position has {position.shape[0]} axes; it must have 1 to 8")
+    axes = fields.get("axes", 0)
+    _demand(axes < 2 or pair_axis is not None, f"position has {axes} axes, so pair_axis is needed")
+    if pair_axis is not None:
+        pair_axis = _read(pair_axis, "pair_axis")
+        _demand(axes, "pair_axis is for a position of [axes, batch, tokens]")
+        _demand(pair_axis.dtype == jnp.int32, f"pair_axis is {pair_axis.dtype.name}; it must be int32", TypeError)
+        _demand(pair_axis.shape == (rotary // 2,),
+                f"pair_axis has the shape {pair_axis.shape}; with rotary_dim {rotary} it must have {(rotary // 2,)}")
+    if cos is not None:
+        cos, sin = _array(cos, "cos"), _array(sin, "sin")
+        many = cos.shape[0] if cos.ndim == 3 else 1
+        fits = cos.ndim in (2, 3) and cos.shape[-2] == tokens and cos.shape[-1] in (rotary // 2, rotary)
+        _demand(fits and many in (1, batch),
+                f"cos has the shape {cos.shape}; it must be [{tokens}, {rotary // 2} or {rotary}] or [{batch} or 1, {tokens}, "
+                f"{rotary // 2} or {rotary}]")
+        _beside(cos, "cos", q.dtype, cos.shape)
+        _demand(sin.shape == cos.shape, f"sin has the shape {sin.shape}; it must have {cos.shape}, as cos has")
+        _demand(sin.dtype == cos.dtype, f"sin is {sin.dtype.name}; it must be {cos.dtype.name}, as cos is", TypeError)
+        fields.update(table_dtype=_dtype_field(cos, q.dtype), shared_positions=int(many == 1), table_stride1=cos.shape[-1],
+                      table_step=2 if fields["interleaved"] and cos.shape[-1] == rotary else 1)
+    _demand(k_weight is None or k is not None, "k_weight is given without k")
+    q_weight, k_weight = (None if w is None else _beside(w, name, q.dtype, (dim,))
+                          for name, w in (("q_weight", q_weight), ("k_weight", k_weight)))
+    if _operand(weight_offset):
+        (q_weight, _), (k_weight, _) = (_with_offset(w, weight_offset) for w in (q_weight, k_weight))
+        weight_offset = 0.0
+    _demand(q_weight is None or k_weight is None or q_weight.dtype == k_weight.dtype,
+            f"k_weight is {getattr(k_weight, 'dtype', '')}; it must be {getattr(q_weight, 'dtype', '')}, as q_weight is",
+            TypeError)
+    fields["weight_offset"] = _number(weight_offset, "weight_offset")
+    angles = dict(inv_freq=inv_freq, position=position, cos=cos, sin=sin, pair_axis=pair_axis)
+    names = tuple(name for name, a in angles.items() if a is not None)
+    arrays = same_axes(q, k, q_weight, k_weight, *(angles[name] for name in names))
+    out = _rope(names, first, tuple(fields.items()))(*arrays)
+    return out[0] if k is None else out
+
+
+@functools.lru_cache(None)
+def _rope(names, heads_first, fields):
+    """names: of the angles, which come behind q, k and both weights."""
+    sides = ("q", "k")
+
+    def run(direction, arrays, inputs, outputs):
+        """arrays: of q and k, of which a side that takes no part is None, of both weights and of the angles."""
+        like = next(a for a in arrays[:2] if a is not None)
+        weights = {f"{name}_weight": None if a is None else w for name, a, w in zip(sides, arrays[:2], arrays[2:4])}
+        angles = dict(zip(names, arrays[4:]))
+        token, head = (-2, -3) if heads_first else (-3, -2)
+        more = dict(fields, batch=math.prod(like.shape[:-3]), tokens=like.shape[token], dim=like.shape[-1])
+        for name, a in zip(sides, arrays):
+            if a is None:
+                continue
+            more[f"{name}_heads"] = heads = a.shape[head]
+            if not heads_first:
+                continue
+            strides = heads * a.shape[token] * a.shape[-1], a.shape[-1], a.shape[token] * a.shape[-1]
+            for given in (name, f"{name}_out") if direction == "forward" else (name, f"d{name}_out", f"d{name}"):
+                more |= {f"{given}_stride{i}": n for i, n in enumerate(strides)}
+        weight = next((w for w in weights.values() if w is not None), None)
+        more["weight_dtype"] = _dtype_field(weight, like.dtype)
+        if weight is None:
+            more["weight_offset"] = 0.0
+        shared = {"inv_freq", "pair_axis", "q_weight", "k_weight", "dq_weight", "dk_weight"}
+        shared |= {"position", "cos", "sin"} if more.get("shared_positions") else set()
+        behind = ("position",) if more.get("axes") and not more["shared_positions"] else ()
+        return call(f"rope_{direction}_{TYPES[like.dtype.name]}", {**inputs, **angles, **weights}, outputs, more, "batch",
+                    shared, behind=behind)
+
+    @jax.custom_vjp
+    def f(*arrays):
+        q, k = arrays[:2]
+        if not q.size and (k is None or not k.size):
+            return q, k
+        made = run("forward", arrays, {"q": q, "k": k}, {"q_out": _like(q), "k_out": _like(k)})
+        return made["q_out"], made.get("k_out")
+
+    def fwd(*primals):
+        wanted = _wanted(**dict(zip(_ROPE, primals)))
+        _constants(**dict(zip(names, primals[4:])))
+        arrays = _values(*primals)
+        kept = [a if w is not None else None for a, w in zip(arrays, arrays[2:4])]  # without a norm backward needs no q or k
+        return f(*arrays), (kept, arrays[2:], _flags(wanted, _ROPE))
+
+    def bwd(saved, cotangents):
+        kept, rest, flags = saved
+        wanted, none = _flagged(flags), (None,) * len(names)
+        ups = [None if dy is None else _given(dy) for dy in cotangents]
+        ups = [dy if f"d{name}" in wanted or f"d{name}_weight" in wanted else None for name, dy in zip(sides, ups)]
+        made, given = {}, [dy for dy in ups if dy is not None]
+        there = [name for name, dy in zip(sides, ups) if dy is not None]
+        likes = {name: like for name, like in zip(_ROPE, (*ups, *rest[:2])) if name in wanted and name[1] in there}
+        if any(dy.size for dy in given):
+            upstream = {f"d{name}_out": dy for name, dy in zip(sides, ups)}
+            inputs = {name: a if dy is not None else None for name, a, dy in zip(sides, kept, ups)}
+            made = run("backward", (*ups, *rest), {**inputs, **upstream}, {name: _like(a) for name, a in likes.items()})
+        elif given:
+            made = {name: jnp.zeros_like(a) for name, a in likes.items()}
+        return (*map(made.get, _ROPE), *none)
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+_ROPE = ("dq", "dk", "dq_weight", "dk_weight")

@@ -420,8 +420,8 @@ def rope(q, k=None, *, inv_freq=None, position=None, cos=None, sin=None, rotary_
     their last dimension is contiguous and they are not expanded, and copied once else. A result has q's shape, and its
     dimensions lie in memory in the order of q's.
 
-    The pairs of a head are (x[j], x[j + rotary_dim / 2]), or with interleaved=True (x[2 j], x[2 j + 1]). rotary_dim=None is dim;
-    features from rotary_dim on are not rotated. A pair is rotated by its angle, and multiplied by scale, YaRN's attention
+    The pairs of a head are (x[j], x[j + rotary_dim / 2]), or with interleaved=True (x[2 j], x[2 j + 1]). rotary_dim=None is
+    dim; features from rotary_dim on are not rotated. A pair is rotated by its angle, and multiplied by scale, YaRN's attention
     factor. The angles are those of inv_freq, or of cos and sin:
       inv_freq    position * inv_freq radians, as exact at large positions as at small ones. inv_freq is float32
                   [rotary_dim / 2]. position is int64 or int32 [tokens], [batch, tokens] or [axes, batch, tokens]; None is
