@@ -1095,8 +1095,9 @@ def rope():
     """Two tensors of [batch, tokens, heads, dim], or one, by each kind of angles, with and without norms."""
     kinds, count = ("offset", "position", "batches", "axes", "tables", "wide tables", "tables of batches"), 0
     for dtype in DTYPES:
-        for kind, first, turns, norms in itertools.product(kinds, (False, True), (False, True), ("", "q", "k", "qk")):
+        for kind, first, turns, norms in itertools.product(kinds, (False, True), (False, True), (False, True)):
             count += 1
+            norms = ("q", "k", "qk")[count // 2 % 3] if norms else ""
             batch, tokens, heads, kv, dim = [(2, 5, 3, 1, 16), (1, 4, 2, 2, 10), (3, 1, 1, 2, 64)][count % 3]
             rotary = (None, dim // 4 * 2, None, 2)[count // 3 % 4]
             pairs = (rotary or dim) // 2
@@ -1104,7 +1105,8 @@ def rope():
             options = dict(rotary_dim=rotary, interleaved=turns, heads_first=first, scale=(1.0, 1.25, -0.5)[count % 3],
                            eps=(1e-6, 1e-2)[count % 2], weight_offset=float(count % 2))
             table = lambda seed, *lead: normal(seed, *lead, tokens, pairs, dtype=("float32", dtype)[count % 2])
-            twice = lambda t: jnp.stack([t, t * jnp.nan], -1).reshape(*t.shape[:-1], -1) if turns else jnp.concatenate([t, t * jnp.nan], -1)
+            both = lambda t: (jnp.stack if turns else jnp.concatenate)([t, t * jnp.nan], -1)  # the second one is not read
+            twice = lambda t: both(t).reshape(*t.shape[:-1], -1)
             if kind in ("offset", "position", "batches", "axes"):
                 options["inv_freq"] = inv
             if kind == "offset":
@@ -1133,12 +1135,13 @@ def rope():
     for name, f in (("an operand", lambda: lk.rope(q, k, inv_freq=inv, offset=jnp.int32(7))),
                     ("traced", lambda: jax.jit(lambda n: lk.rope(q, k, inv_freq=inv, offset=n))(7)),
                     ("positions", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.arange(7, 12))),
-                    ("positions of batches", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.tile(jnp.arange(7, 12), (2, 1)))),
+                    ("of batches", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.tile(jnp.arange(7, 12), (2, 1)))),
                     ("one axis", lambda: lk.rope(q, k, inv_freq=inv, position=jnp.arange(7, 12)[None, None])),
                     ("heads first", lambda: [jnp.swapaxes(y, 1, 2) for y in lk.rope(
                         jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), inv_freq=inv, offset=7, heads_first=True)]),
                     ("q and k alone", lambda: (lk.rope(q, inv_freq=inv, offset=7), lk.rope(k, inv_freq=inv, offset=7))),
-                    ("each batch", lambda: [jnp.stack(y) for y in zip(*(lk.rope(a, b, inv_freq=inv, offset=7) for a, b in zip(q, k)))])):
+                    ("each batch", lambda: [jnp.stack(y) for y in zip(*(
+                        lk.rope(a, b, inv_freq=inv, offset=7) for a, b in zip(q, k)))])):
         check(f"offset, {name}: the same bits", all(map(np.array_equal, f(), y)))
     for shape in ((0, 5, 3, 8), (2, 0, 3, 8), (2, 5, 0, 8)):
         slopes = jax.grad(lambda q, w: lk.rope(q, inv_freq=inv, q_weight=w).sum(), (0, 1))(jnp.zeros(shape), w)
@@ -1155,7 +1158,8 @@ def rope():
         check(f"{name} alone", [(c[0], c[1], c[2].replace(" workspace", "")) for c in calls] == right, calls)
     calls = calls_in(jax.grad(lambda q: lk.rope(q, k, inv_freq=inv)[0].sum()), q)
     check("without a norm backward has no q", calls == [("rope_backward_f32", "dq_out inv_freq", "dq")], calls)
-    check("a value alone", calls_in(lambda q, k: lk.rope(q, k, inv_freq=inv), q, k) == [("rope_forward_f32", "q k inv_freq", "q_out k_out")])
+    calls = calls_in(lambda q, k: lk.rope(q, k, inv_freq=inv), q, k)
+    check("a value alone", calls == [("rope_forward_f32", "q k inv_freq", "q_out k_out")], calls)
 
 
 def fp8():
@@ -1303,7 +1307,7 @@ def launches():
         ce, lce, norm, lrpe = "cross_entropy", "linear_cross_entropy", "srms_norm", "md_lrpe_cosine"
         cei, ids, a32 = "cross_entropy_ids", integers(3, 64, 6, 4), normal(9, 6, 4)
         rescaled = lambda op, n: ([f"{op}_forward_backward", *["rescale"] * n], [])
-        tx, tw, w32 = a(10, 6, 16), a(11, 40, 16), normal(12, 6)
+        tx, tw, w32, f8 = a(10, 6, 16), a(11, 40, 16), normal(12, 6), jnp.linspace(1, 0.1, 8)
         # name, function, arrays that have a gradient, other arrays, calls and others of loss and gradient
         for name, f, arrays, others, (calls, stays) in [
                 ("logsumexp", lambda x: lk.logsumexp(x, 1), [x], [], each("logsumexp")),
@@ -1317,6 +1321,12 @@ def launches():
                 ("glu", lk.glu, [x, r], [], each("glu")), ("glu halves", lk.glu, [x], [], each("glu")),
                 ("glu in turns", lambda x: lk.glu(x, None, "gelu", interleaved=True), [x], [], each("glu")),
                 ("glu row_weight", lambda x, r, w: lk.glu(x, r, row_weight=w), [x, r, w32], [], each("glu")),
+                ("rope", lambda q, k, f: lk.rope(q.reshape(6, 4, 16), k.reshape(6, 4, 16), inv_freq=f), [x, r], [f8],
+                 each("rope")),
+                ("rope heads first", lambda q, f: lk.rope(q, inv_freq=f, heads_first=True), [q], [f8], each("rope")),
+                ("rope norms", lambda q, k, v, u, f: lk.rope(q, k, inv_freq=f, rotary_dim=16, q_weight=v, k_weight=u),
+                 [a(14, 6, 2, 64), a(15, 6, 1, 64), w, w], [f8], each("rope")),
+                ("rope tables", lambda q, c: lk.rope(q.reshape(6, 4, 16), cos=c, sin=c), [x], [a(13, 6, 16)], each("rope")),
                 ("add_rms_norm", lk.add_rms_norm, [x, r, w], [], (each(norm)[0], TWICE)),
                 ("add_rms_norm float32", lk.add_rms_norm, [x, r.astype("float32"), w], [], (each(norm)[0], [] if low else TWICE)),
                 ("cross_entropy", lk.cross_entropy, [x], [t], fb(ce)),
@@ -1505,7 +1515,7 @@ def functions():
     """name: (f, arrays with a dimension to map over, other arrays): f works on one slice of the first."""
     t, ids = jnp.asarray(integers(3, 16, 4, 6)), jnp.asarray(integers(4, 16, 4, 6, 4))
     w, m, theta = normal(1, 16), normal(2, 20, 16), normal(3, 3, 16)
-    x = normal(4, 4, 6, 16)
+    x, freq = normal(4, 4, 6, 16), jnp.asarray(0.5 ** np.arange(8), jnp.float32)
     return {
         "logsumexp": (lambda x: lk.logsumexp(x, -1), (x,), ()),
         "logsumexp axis 0": (lambda x: lk.logsumexp(x, 0), (x,), ()),
@@ -1548,6 +1558,17 @@ def functions():
         "glu halves": (lambda x: lk.glu(x, None, "gelu"), (x,), ()),
         "glu in turns": (lambda x, w: lk.glu(x, interleaved=True, row_weight=w), (x, x[..., 0]), ()),
         "glu one up": (lambda x, r: lk.glu(x, r), (x,), (x[0],)),
+        "rope": (lambda q, k: lk.rope(q[:, None], k[:, None], inv_freq=freq, offset=3), (x, x[::-1]), ()),
+        "rope norms": (lambda q, v, u: lk.rope(q.reshape(3, 2, 16), q.reshape(3, 2, 16), inv_freq=freq, heads_first=True,
+                                               q_weight=v, k_weight=u), (x,), (w, normal(6, 16))),
+        "rope positions": (lambda q, n: lk.rope(q[:, None], inv_freq=freq, position=n), (x, ids[..., 0]), ()),
+        "rope offset": (lambda q, n: lk.rope(q[:, None], inv_freq=freq, offset=n), (x, ids[:, 0, 0]), ()),
+        "rope axes": (lambda q, n: lk.rope(q.reshape(2, 1, 3, 16), inv_freq=freq, position=n, heads_first=True,
+                                           interleaved=True, pair_axis=jnp.arange(8, dtype="int32") % 2),
+                      (x, ids[:, :, :2].reshape(4, 2, 2, 3)), ()),
+        "rope tables": (lambda q, c: lk.rope(q.reshape(2, 3, 1, 16), cos=jax.lax.stop_gradient(c.reshape(2, 3, 16)),
+                                             sin=jax.lax.stop_gradient(1 - c.reshape(2, 3, 16))), (x, x[::-1]), ()),
+        "rope one table": (lambda q: lk.rope(q[:, None], cos=normal(8, 6, 8), sin=normal(9, 6, 8)), (x,), ()),
         "rms_norm heads": (lambda x, w, b: lk.rms_norm(x, w, bias=b), (x,), (normal(6, 6, 16), normal(7, 6, 16))),
         "rms_norm": (lambda x, w: lk.rms_norm(x, w), (x,), (w,)),
         "add_rms_norm sum alone": (lambda x, r: lk.add_rms_norm(x, r)[1], (x, x[::-1]), ()),
@@ -1638,6 +1659,7 @@ def transforms():
 def mistakes():
     x, t, w = normal(1, 4, 8), jnp.zeros(4, jnp.int32), normal(2, 8)
     m, theta, z = normal(3, 6, 8), normal(4, 3, 8), normal(5, 2, 3, 4, 8)
+    h, f4, table, at = z, normal(6, 4), normal(7, 3, 8), jnp.asarray(integers(8, 99, 2, 3))
     wide = np.zeros((4, 8), np.int32)
     scalar = jnp.float32(0.5)
     for kind, expected, f in [
@@ -1664,6 +1686,65 @@ def mistakes():
         (TypeError, "interleaved is 2", lambda: lk.glu(x, interleaved=2)),
         (ValueError, "row_weight has the shape (8,); it must have (4,)", lambda: lk.glu(x, row_weight=w)),
         (TypeError, "alpha is traced", lambda: jax.grad(lambda a: lk.glu(x, alpha=a).sum())(0.5)),
+        (TypeError, "q is int32; it must be float32, float16 or bfloat16", lambda: lk.rope(wide, inv_freq=f4)),
+        (TypeError, "k is of the type str", lambda: lk.rope(h, "k", inv_freq=f4)),
+        (ValueError, "q has the shape (4, 8); it must be [batch, tokens, heads, dim]", lambda: lk.rope(x, inv_freq=f4)),
+        (ValueError, "it must be [batch, heads, tokens, dim]", lambda: lk.rope(x, inv_freq=f4, heads_first=True)),
+        (ValueError, "k has the shape (2, 2, 4, 8), and q (2, 3, 4, 8)", lambda: lk.rope(h, h[:, :2], inv_freq=f4)),
+        (ValueError, "they may differ in heads alone", lambda: lk.rope(h, h[:, :, :2], inv_freq=f4, heads_first=True)),
+        (ValueError, "k has the shape (3, 4, 8)", lambda: lk.rope(h, h[0], inv_freq=f4)),
+        (TypeError, "k is bfloat16; it must be float32, as q is", lambda: lk.rope(h, h.astype(jnp.bfloat16), inv_freq=f4)),
+        (ValueError, "rotary_dim is 7; it must be even", lambda: lk.rope(h[..., :7], inv_freq=f4)),
+        (ValueError, "rotary_dim is 10; it must be even, above 0, and at most dim, which is 8",
+         lambda: lk.rope(h, inv_freq=f4, rotary_dim=10)),
+        (ValueError, "rotary_dim is 0", lambda: lk.rope(h, inv_freq=f4, rotary_dim=0)),
+        (ValueError, "inv_freq is needed, or cos and sin", lambda: lk.rope(h)),
+        (ValueError, "inv_freq is given, and so are cos and sin", lambda: lk.rope(h, inv_freq=f4, cos=z[0, 0], sin=z[0, 0])),
+        (ValueError, "cos is given without sin", lambda: lk.rope(h, cos=table)),
+        (ValueError, "sin is given without cos", lambda: lk.rope(h, inv_freq=f4, sin=table)),
+        (ValueError, "inv_freq has the shape (8,); with rotary_dim 8 it must have (4,)", lambda: lk.rope(h, inv_freq=w)),
+        (TypeError, "inv_freq is bfloat16; it must be float32", lambda: lk.rope(h, inv_freq=f4.astype(jnp.bfloat16))),
+        (ValueError, "position has the shape (2, 2); it must be [3], [2 or 1, 3]",
+         lambda: lk.rope(h, inv_freq=f4, position=at[:, :2])),
+        (TypeError, "position is float32; it must be int32 or int64", lambda: lk.rope(h, inv_freq=f4, position=at * 1.0)),
+        (ValueError, "position is for inv_freq", lambda: lk.rope(h, cos=table, sin=table, position=at)),
+        (ValueError, "offset is 3; it is for inv_freq without position",
+         lambda: lk.rope(h, inv_freq=f4, position=at, offset=3)),
+        (ValueError, "offset is 3; it is for inv_freq without position", lambda: lk.rope(h, cos=table, sin=table, offset=3)),
+        (ValueError, "offset is 2.14748e+09", lambda: lk.rope(h, inv_freq=f4, offset=2**31)),
+        (TypeError, "offset is 0.5; it must be a whole number", lambda: lk.rope(h, inv_freq=f4, offset=0.5)),
+        (TypeError, "offset is float32; it must be a whole number", lambda: lk.rope(h, inv_freq=f4, offset=scalar)),
+        (ValueError, "offset has the shape (4,); it must be one number", lambda: lk.rope(h, inv_freq=f4, offset=t)),
+        (ValueError, "position has 2 axes, so pair_axis is needed",
+         lambda: lk.rope(h, inv_freq=f4, position=jnp.stack([at, at]))),
+        (ValueError, "position has 9 axes; it must have 1 to 8", lambda: lk.rope(h, inv_freq=f4, position=jnp.stack([at] * 9))),
+        (ValueError, "pair_axis is for a position of", lambda: lk.rope(h, inv_freq=f4, pair_axis=t)),
+        (TypeError, "pair_axis is float32; it must be int32", lambda: lk.rope(h, inv_freq=f4, position=at[None], pair_axis=f4)),
+        (ValueError, "pair_axis has the shape (3,)", lambda: lk.rope(h, inv_freq=f4, position=at[None], pair_axis=t[:3])),
+        (ValueError, "cos has the shape (3, 6); it must be [3, 4 or 8] or [2 or 1, 3, 4 or 8]",
+         lambda: lk.rope(h, cos=table[:, :6], sin=table)),
+        (ValueError, "cos has the shape (3, 3, 8)", lambda: lk.rope(h, cos=jnp.stack([table] * 3), sin=table)),
+        (ValueError, "sin has the shape (3, 4); it must have (3, 8), as cos has",
+         lambda: lk.rope(h, cos=table, sin=table[:, :4])),
+        (TypeError, "cos is bfloat16; it must be float32", lambda: lk.rope(h, cos=table.astype(jnp.bfloat16), sin=table)),
+        (TypeError, "sin is bfloat16; it must be float32, as cos is",
+         lambda: lk.rope(h, cos=table, sin=table.astype(jnp.bfloat16))),
+        (ValueError, "q_weight has the shape (4,); it must have (8,)", lambda: lk.rope(h, inv_freq=f4, q_weight=f4)),
+        (TypeError, "q_weight is bfloat16; it must be float32",
+         lambda: lk.rope(h, inv_freq=f4, q_weight=w.astype(jnp.bfloat16))),
+        (ValueError, "k_weight is given without k", lambda: lk.rope(h, inv_freq=f4, k_weight=w)),
+        (TypeError, "k_weight is float32; it must be float16, as q_weight is", lambda: lk.rope(
+            h.astype(jnp.float16), h.astype(jnp.float16), inv_freq=f4, q_weight=w.astype(jnp.float16), k_weight=w)),
+        (ValueError, "dim is 258; it must be 1 to 256", lambda: lk.rope(jnp.zeros((1, 1, 258)), inv_freq=jnp.zeros(129),
+                                                                        q_weight=jnp.zeros(258))),
+        (ValueError, "scale is 0", lambda: lk.rope(h, inv_freq=f4, scale=0)),
+        (ValueError, "scale is nan", lambda: lk.rope(h, inv_freq=f4, scale=float("nan"))),
+        (ValueError, "eps is -1", lambda: lk.rope(h, inv_freq=f4, eps=-1.0, q_weight=w)),
+        (TypeError, "scale is traced", lambda: jax.grad(lambda a: lk.rope(h, inv_freq=f4, scale=a).sum())(0.5)),
+        (TypeError, "heads_first is 2", lambda: lk.rope(h, inv_freq=f4, heads_first=2)),
+        *((TypeError, f"{name} would need a gradient, and gets none; give jax.lax.stop_gradient of it",
+           lambda name=name, a=a, more=more: jax.grad(lambda a: lk.rope(h, **{name: a}, **more).sum())(a))
+          for name, a, more in (("inv_freq", f4, {}), ("cos", table, dict(sin=table)), ("sin", table, dict(cos=table)))),
         (ValueError, "residual has the shape (4, 7)", lambda: lk.add_rms_norm(x, x[:, :7])),
         (ValueError, "x has the shape ()", lambda: lk.rms_norm(jnp.float32(1))),
         (ValueError, "cols is 0", lambda: lk.rms_norm(jnp.zeros((4, 0)))),
@@ -1865,6 +1946,10 @@ def every():
         "md_lrpe_cosine": (dict(x=x.reshape(4, 3, 2, 16), theta=normal(3, 3, 16)), dict(shape=2), ("activation", "silu", None),
                            "x theta"),
         "glu": (dict(gate=x, up=r, row_weight=weight), {}, ("limit", 1.0, 2.0), "gate up row_weight"),
+        "rope": (dict(q=x.reshape(4, 6, 2, 8), k=r.reshape(4, 6, 2, 8)[:, :, :1], inv_freq=1 / jnp.arange(1.0, 5.0), position=t,
+                      q_weight=w[:8], k_weight=w[8:]), {}, ("scale", 1.0, 2.0), "q k q_weight k_weight"),
+        "rope tables": (dict(q=x.reshape(4, 2, 6, 8), cos=normal(9, 6, 8), sin=normal(10, 6, 8)), dict(heads_first=True),
+                        ("interleaved", False, True), "q"),
         "rms_norm": (dict(x=x, weight=w, bias=w[::-1]), {}, ("eps", 1e-6, 0.1), "x weight bias"),
         "add_rms_norm": (dict(x=x, residual=r, weight=w), {}, ("weight_offset", 0.0, 1.0), "x residual weight"),
         "srms_norm": (dict(x=x), {}, ("eps", 1e-6, 0.1), "x"),

@@ -1730,7 +1730,8 @@ def rope(q, k=None, *, inv_freq=None, position=None, cos=None, sin=None, rotary_
         _demand(1 <= position.ndim <= 3 and position.shape[-1] == tokens and many in (1, batch),
                 f"position has the shape {position.shape}; it must be [{tokens}], [{batch} or 1, {tokens}] or "
                 f"[axes, {batch} or 1, {tokens}]")
-        fields.update(position_dtype=int(position.dtype == jnp.int32), shared_positions=int(many == 1))
+        # Of one batch they are its own: vmap over them makes one call.
+        fields.update(position_dtype=int(position.dtype == jnp.int32), shared_positions=int(many == 1 and batch != 1))
         if position.ndim == 3:
             fields["axes"] = position.shape[0]
             _demand(1 <= position.shape[0] <= 8, f"position has {position.shape[0]} axes; it must have 1 to 8")
@@ -1774,7 +1775,7 @@ def rope(q, k=None, *, inv_freq=None, position=None, cos=None, sin=None, rotary_
 @functools.lru_cache(None)
 def _rope(names, heads_first, fields):
     """names: of the angles, which come behind q, k and both weights."""
-    sides = ("q", "k")
+    sides, ups_of = ("q", "k"), ("dq_out", "dk_out")
 
     def run(direction, arrays, inputs, outputs):
         """arrays: of q and k, of which a side that takes no part is None, of both weights and of the angles."""
@@ -1783,10 +1784,10 @@ def _rope(names, heads_first, fields):
         angles = dict(zip(names, arrays[4:]))
         token, head = (-2, -3) if heads_first else (-3, -2)
         more = dict(fields, batch=math.prod(like.shape[:-3]), tokens=like.shape[token], dim=like.shape[-1])
-        for name, a in zip(sides, arrays):
+        for name, count, a in zip(sides, ("q_heads", "k_heads"), arrays):
             if a is None:
                 continue
-            more[f"{name}_heads"] = heads = a.shape[head]
+            more[count] = heads = a.shape[head]
             if not heads_first:
                 continue
             strides = heads * a.shape[token] * a.shape[-1], a.shape[-1], a.shape[token] * a.shape[-1]
@@ -1826,9 +1827,8 @@ def _rope(names, heads_first, fields):
         there = [name for name, dy in zip(sides, ups) if dy is not None]
         likes = {name: like for name, like in zip(_ROPE, (*ups, *rest[:2])) if name in wanted and name[1] in there}
         if any(dy.size for dy in given):
-            upstream = {f"d{name}_out": dy for name, dy in zip(sides, ups)}
             inputs = {name: a if dy is not None else None for name, a, dy in zip(sides, kept, ups)}
-            made = run("backward", (*ups, *rest), {**inputs, **upstream}, {name: _like(a) for name, a in likes.items()})
+            made = run("backward", (*ups, *rest), {**inputs, **dict(zip(ups_of, ups))}, {n: _like(a) for n, a in likes.items()})
         elif given:
             made = {name: jnp.zeros_like(a) for name, a in likes.items()}
         return (*map(made.get, _ROPE), *none)

@@ -203,17 +203,16 @@ static tuple<Tensor, Tensor, Tensor, Tensor> rope_backward(const Maybe &dy_q, co
     Rope call(one, inv_freq, position, cos, sin, pair_axis, of_q.up ? q_weight : Maybe(), of_k.up ? k_weight : Maybe(),
               rotary_dim, interleaved, offset, scale, eps, weight_offset);
     lk_rope_args &a = call.a;
-#define SIDE(q)                                                                                                                \
-    if (of_##q.up) {                                                                                                           \
-        a.q##_heads = of_##q.up->heads, a.d##q##_out = of_##q.up->data();                                                      \
-        fill_strides(a.d##q##_out_stride, of_##q.up->t, heads_first);                                                          \
-        if (of_##q.x) a.q = of_##q.x->data(), fill_strides(a.q##_stride, of_##q.x->t, heads_first);                            \
-        if (of_##q.d.defined()) a.d##q = of_##q.d.mutable_data_ptr(), fill_strides(a.d##q##_stride, of_##q.d, heads_first);    \
-        if (of_##q.dweight.defined()) a.d##q##_weight = of_##q.dweight.mutable_data_ptr();                                     \
-    }
-    SIDE(q)
-    SIDE(k)
-#undef SIDE
+    const auto fill = [&](const RopeSide &side, int64_t *heads, const void **up, int64_t (&up_stride)[3], const void **x,
+                          int64_t (&x_stride)[3], void **d, int64_t (&d_stride)[3], void **dweight) {
+        if (!side.up) return;
+        *heads = side.up->heads, *up = side.up->data(), fill_strides(up_stride, side.up->t, heads_first);
+        if (side.x) *x = side.x->data(), fill_strides(x_stride, side.x->t, heads_first);
+        if (side.d.defined()) *d = side.d.mutable_data_ptr(), fill_strides(d_stride, side.d, heads_first);
+        if (side.dweight.defined()) *dweight = side.dweight.mutable_data_ptr();
+    };
+    fill(of_q, &a.q_heads, &a.dq_out, a.dq_out_stride, &a.q, a.q_stride, &a.dq, a.dq_stride, &a.dq_weight);
+    fill(of_k, &a.k_heads, &a.dk_out, a.dk_out_stride, &a.k, a.k_stride, &a.dk, a.dk_stride, &a.dk_weight);
     const tuple out(of_q.d, of_k.d, of_q.dweight, of_k.dweight);
     if (!(of_q.up && of_q.up->t.numel()) && !(of_k.up && of_k.up->t.numel())) return out;
     if (a.dq_weight || a.dk_weight) LK_RUN(lk_rope_backward_workspace_bytes, one.t, &a, &a.workspace_bytes);
