@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """DTensors that are sharded over rows: each rank's rows are a call of their own. What is sharded over the columns of a row is
-gathered before, except by glu. functional.py imports this where it is given a DTensor."""
+gathered before, except by glu; so are the tokens of rope. functional.py imports this where it is given a DTensor."""
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
