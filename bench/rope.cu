@@ -41,7 +41,7 @@ static int64_t pairs(const shape *s) { return (s->rotary ? s->rotary : s->dim) /
 static size_t element_bytes(const shape *s) { return is_f32(s) ? 4 : 2; }
 
 /* The least traffic: q and k, in backward their gradients, once in and once out; with a norm backward reads q and k too. Angles,
- * positions and weights are not counted. q and k are apart: q [batch, tokens, q_heads, dim] first. */
+ * positions and weights are not counted. q [batch, tokens, q_heads, dim] lies before k. */
 #define TRAFFIC_READ(s, back) ((back && (s)->norm ? 2 : 1) * (size_t)elements(s) * element_bytes(s))
 #define TRAFFIC_WRITE(s) ((size_t)elements(s) * element_bytes(s))
 

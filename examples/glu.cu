@@ -64,7 +64,7 @@ __global__ void rung_3_kernel(rung_args a)
     lk_store_n(a.y + i, y);
 }
 
-/* Rung 4: one matmul gives gate and up as the halves of a row, so nothing is copied apart: a row is a block's, and the second half is
+/* Rung 4: one matmul gives gate and up as the halves of a row, so nothing is copied: a row is a block's, and the second half is
  * COLS elements behind the first. */
 __global__ void rung_4_kernel(rung_args a)
 {

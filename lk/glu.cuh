@@ -66,7 +66,7 @@ typedef struct {
     int64_t y_stride;        /* F: 0 means packed, or the stride of gate or up where y is one of these */
     int64_t dy_stride;       /* B */
     int64_t dgate_stride;    /* B: 0 means packed, or the stride of gate or dy where dgate is one of these */
-    int64_t dup_stride;      /* B: likewise, of up or dy */
+    int64_t dup_stride;      /* B: 0 means packed, or the stride of up or dy where dup is one of these */
     int activation;          /* LK_GLU_SILU to LK_GLU_SIGMOID */
     int interleaved;         /* not 0: gate and up are in turns in `gate`, their gradients in `dgate` */
     float alpha;             /* silu's factor, finite; 0 means 1. Other activations have none */
@@ -101,13 +101,13 @@ typedef struct {
 
 #define LK_GLU_THREADS 128     /* of a block */
 #define LK_GLU_SUM_THREADS 256 /* with drow_weight: of a block, and the most of a row */
-#define LK_GLU_VECS 2          /* vectors of y or dy that a thread has at a time */
+#define LK_GLU_VECS 2          /* vectors of y or dy that a thread has at a time; no card has measured others */
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
 
 /* Phi(x), the share of a normal distribution below x, and its density phi(x). Phi(-a) = exp(-a^2 / 2) t P(t) with t = 1 / (1 +
- * 0.32 a), P a least-maximum fit of degree 9, so that a small Phi is exact too: within (6 + x^2 / 2) 2^-23 of itself. In (1 +
- * erf) / 2 digits of it would cancel. */
+ * 0.32 a), P a least-maximum fit of degree 9, so that a small Phi is exact too: lk/glu.md says how exact. In (1 + erf) / 2 digits of
+ * it would cancel. */
 LK_DEVICE float lk_glu_normal(float x, float *density)
 {
     const float size = fabsf(x), t = lk_rcp(fmaf(0.32f, size, 1.0f)), bell = lk_ex2(-0.5f * LK_LOG2E * x * x);
@@ -226,23 +226,15 @@ template <int Lie, int Num, class T>
 LK_DEVICE void lk_glu_unpack(const lk_glu_args &a, float (&gate)[Num], float (&up)[Num], const lk_glu_pair<T> &raw)
 {
     lk_unpack(gate, raw.first), lk_unpack(up, raw.second);
-    if (!lk_glu_in_turns<Lie>(a)) return;
-    float turns[2 * Num];
-    LK_UNROLL for (int j = 0; j < Num; j++) turns[j] = gate[j], turns[Num + j] = up[j];
-    LK_UNROLL for (int j = 0; j < Num; j++) gate[j] = turns[2 * j], up[j] = turns[2 * j + 1];
+    if (lk_glu_in_turns<Lie>(a)) lk_to_pairs(gate, up);
 }
-/* Writes the gradients of Num columns. */
+/* Writes the gradients of Num columns, g and v; what is left in these means nothing. */
 template <int Lie, int Num, class T>
-LK_DEVICE void lk_glu_store_pair(const lk_glu_args &a, T *dgate, T *dup, int64_t col, const float (&g)[Num],
-                                 const float (&v)[Num])
+LK_DEVICE void lk_glu_store_pair(const lk_glu_args &a, T *dgate, T *dup, int64_t col, float (&g)[Num], float (&v)[Num])
 {
     if (lk_glu_in_turns<Lie>(a)) {
-        float first[Num], second[Num];
-        LK_UNROLL for (int j = 0; j < Num; j++) {
-            const int k = Num + j; /* element j of `first` is number j of both, and of `second` number k */
-            first[j] = j % 2 ? v[j / 2] : g[j / 2], second[j] = k % 2 ? v[k / 2] : g[k / 2];
-        }
-        if (dgate) lk_glu_store<Lie>(dgate + 2 * col, first), lk_glu_store<Lie>(dgate + 2 * col + Num, second);
+        lk_from_pairs(g, v);
+        if (dgate) lk_glu_store<Lie>(dgate + 2 * col, g), lk_glu_store<Lie>(dgate + 2 * col + Num, v);
         return;
     }
     if (dgate) lk_glu_store<Lie>(dgate + col, g);
@@ -419,9 +411,9 @@ LK_HOST lk_status lk_glu_query(const char *op, const lk_glu_args *args, lk_direc
 LK_HOST bool lk_glu_lies_as(const lk_glu_args *a, const void *tensor, int64_t stride, const void *other, int64_t other_stride,
                             unsigned times, unsigned bytes)
 {
-    const uintptr_t apart = (uintptr_t)tensor - times * (uintptr_t)other;
+    const uintptr_t off = (uintptr_t)tensor - times * (uintptr_t)other;
     const uint64_t steps = ((uint64_t)stride - times * (uint64_t)other_stride) * bytes;
-    return !tensor || (apart % 16 == 0 && (a->rows <= 1 || steps % 16 == 0));
+    return !tensor || (off % 16 == 0 && (a->rows <= 1 || steps % 16 == 0));
 }
 
 template <class T, lk_direction direction>

@@ -708,6 +708,20 @@ template <bool cached = false, class T, int Num> LK_DEVICE void lk_store_n(T *x,
     }
 }
 
+/* Two vectors, one behind the other in memory, as pairs of neighbours, and back: a has the first of each pair, b the second. */
+template <int Num> LK_DEVICE void lk_to_pairs(float (&a)[Num], float (&b)[Num])
+{
+    float all[2 * Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) all[j] = a[j], all[Num + j] = b[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) a[j] = all[2 * j], b[j] = all[2 * j + 1];
+}
+template <int Num> LK_DEVICE void lk_from_pairs(float (&a)[Num], float (&b)[Num])
+{
+    float all[2 * Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) all[2 * j] = a[j], all[2 * j + 1] = b[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) a[j] = all[j], b[j] = all[Num + j];
+}
+
 /* A row of any alignment as 16-byte vectors: `vecs` aligned vectors and `edge` single elements, `head` of them before the
  * vectors and the rest behind. */
 typedef struct {

@@ -69,7 +69,7 @@ typedef struct {
     const void *q_weight;    /* F B in    weight_dtype [dim]: q has a norm; NULL: it has none */
     const void *k_weight;    /* F B in    weight_dtype [dim]: k has a norm; NULL: it has none */
     float *q_rstd;           /* F out, B in  f32 [batch, tokens, q_heads] packed; NULL: skip in F, computed again in B */
-    float *k_rstd;           /* F out, B in  f32 [batch, tokens, k_heads] packed; NULL likewise */
+    float *k_rstd;           /* F out, B in  f32 [batch, tokens, k_heads] packed; NULL: as q_rstd */
     void *dq_weight;         /* B out     weight_dtype [dim]; NULL to skip */
     void *dk_weight;         /* B out     weight_dtype [dim]; NULL to skip */
     void *workspace;         /* B         scratch for dq_weight and dk_weight; aligned to LK_WORKSPACE_ALIGNMENT */
@@ -84,11 +84,11 @@ typedef struct {
     int64_t q_stride[3];     /* elements between batches, between tokens and between heads; each 0: packed */
     int64_t k_stride[3];
     int64_t q_out_stride[3]; /* F: 0 means packed, or that of q where q_out is q */
-    int64_t k_out_stride[3]; /* F: likewise */
+    int64_t k_out_stride[3]; /* F: the same of k */
     int64_t dq_out_stride[3]; /* B */
     int64_t dk_out_stride[3]; /* B */
     int64_t dq_stride[3];    /* B: 0 means packed, or that of dq_out or q where dq is one of these */
-    int64_t dk_stride[3];    /* B: likewise */
+    int64_t dk_stride[3];    /* B: the same of dk */
     int64_t table_stride[2]; /* of cos and sin, between batches and between tokens; 0 means packed: rotary / 2 * table_step between
                                 tokens */
     int table_step;          /* elements between pairs in cos and sin; 0 means 1. 2 where each cosine stands twice */
@@ -131,7 +131,8 @@ typedef struct {
 #define LK_ROPE_THREADS 256
 #define LK_ROPE_NORM_DIM 256 /* the most of a head with a norm */
 
-/* Heads of a token that a team has at a time, their loads all in flight. Back: with a norm. */
+/* Heads of a token that a team has at a time, their loads all in flight. Back: with a norm. Chosen by registers, with no card at
+ * hand: two blocks of 256 threads fit on an SM. */
 template <bool Norm, bool Back> constexpr int LK_ROPE_HEADS = Back ? 1 : Norm ? 2 : 4;
 
 /* Groups of Num pairs that a lane has at a time. With a norm a team has a head at once: 32 lanes, LK_ROPE_NORM_DIM / 2 pairs. */
@@ -266,31 +267,17 @@ template <int Num, class T> LK_DEVICE lk_rope_raw<T> lk_rope_load(const T *head,
     return raw;
 }
 
-/* (a, b) of Num pairs of what are two vectors, and back. */
-template <int Num> LK_DEVICE void lk_rope_to_pairs(float (&a)[Num], float (&b)[Num], bool interleaved)
-{
-    if (!interleaved || Num == 1) return;
-    float all[2 * Num];
-    LK_UNROLL for (int j = 0; j < Num; j++) all[j] = a[j], all[Num + j] = b[j];
-    LK_UNROLL for (int j = 0; j < Num; j++) a[j] = all[2 * j], b[j] = all[2 * j + 1];
-}
-template <int Num> LK_DEVICE void lk_rope_from_pairs(float (&a)[Num], float (&b)[Num], bool interleaved)
-{
-    if (!interleaved || Num == 1) return;
-    float all[2 * Num];
-    LK_UNROLL for (int j = 0; j < Num; j++) all[2 * j] = a[j], all[2 * j + 1] = b[j];
-    LK_UNROLL for (int j = 0; j < Num; j++) a[j] = all[j], b[j] = all[Num + j];
-}
+/* A group's features in pairs, (a[j], b[j]); lk_rope_store puts them back in order. */
 template <int Num, class T>
 LK_DEVICE void lk_rope_unpack(float (&a)[Num], float (&b)[Num], const lk_rope_raw<T> &raw, bool interleaved)
 {
     lk_unpack_n(a, raw.first), lk_unpack_n(b, raw.second);
-    lk_rope_to_pairs(a, b, interleaved);
+    if (interleaved) lk_to_pairs(a, b);
 }
 template <int Num, class T>
 LK_DEVICE void lk_rope_store(T *head, lk_rope_place at, float (&a)[Num], float (&b)[Num], bool interleaved)
 {
-    lk_rope_from_pairs(a, b, interleaved);
+    if (interleaved) lk_from_pairs(a, b);
     lk_store_n<true>(head + at.first, a);
     if (at.second >= 0) lk_store_n<true>(head + at.second, b);
 }
@@ -313,7 +300,7 @@ LK_DEVICE void lk_rope_weights(float (&a)[Num], float (&b)[Num], const lk_rope_c
         a[j] = weight ? call.a.weight_offset + lk_get_as(weight, dtype, at.first + j) : 1.0f;
         b[j] = weight && at.second >= 0 ? call.a.weight_offset + lk_get_as(weight, dtype, at.second + j) : 1.0f;
     }
-    lk_rope_to_pairs(a, b, call.a.interleaved);
+    if (call.a.interleaved) lk_to_pairs(a, b);
 }
 
 /* ---- Forward, and backward without a norm -------------------------------------------------------------------------------- */
@@ -450,7 +437,7 @@ LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS) lk_rope_norm_backward_kernel(c
     LK_UNROLL for (int i = 0; i < Groups; i++) {
         float a[Num], b[Num];
         LK_UNROLL for (int j = 0; j < Num; j++) a[j] = dw_a[i][j], b[j] = dw_b[i][j];
-        lk_rope_from_pairs(a, b, interleaved);
+        if (interleaved) lk_from_pairs(a, b);
         if (lane + i * lanes >= call.groups) break;
         LK_UNROLL for (int j = 0; j < Num; j++) {
             sums[team * (int)call.a.dim + place[i].first + j] = a[j];

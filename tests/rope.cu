@@ -42,6 +42,7 @@ enum { NEW, OVER, OVER_X, PLACES }; /* results over q and k, or over the upstrea
 typedef struct {
     int type, direction, layout, source, positions, in_place, axes, step, at; /* at: elements past 256-byte alignment */
     int64_t batch, tokens, heads[2], dim, rotary, offset;
+    int special; /* one feature of each head: 0 as the others, 1 +inf, 2 -inf, 3 NaN; 4: inv_freq[0] is +inf */
     bool interleaved, shared, norm[2], wide_weight, rstd, dweight, accumulate, skip[2]; /* skip: q's or k's result is NULL */
     float scale, eps, weight_offset;
     uint64_t seed;
@@ -66,14 +67,14 @@ static const char *describe(const problem *p)
     snprintf(text, sizeof text,
              "%s %s %lld x %lld tokens, %lld and %lld heads of %lld, rotary=%lld %s %s%s%s offset=%lld axes=%d step=%d%s "
              "scale=%g%s%s%s "
-             "weight_offset=%g eps=%g%s%s%s%s%s in_place=%d at=%d seed=0x%llx",
+             "weight_offset=%g eps=%g%s%s%s%s%s special=%d in_place=%d at=%d seed=0x%llx",
              direction_name[p->direction], test_type_name[p->type], (long long)p->batch, (long long)p->tokens,
              (long long)p->heads[0], (long long)p->heads[1], (long long)p->dim, (long long)p->rotary, layout_name[p->layout],
              source_name[p->source], position_name[p->positions], p->interleaved ? ", interleaved" : "", (long long)p->offset,
              p->axes, p->step, p->shared ? " shared" : "", (double)p->scale, p->norm[0] ? " q norm" : "",
              p->norm[1] ? " k norm" : "", p->wide_weight ? " f32 weights" : "", (double)p->weight_offset, (double)p->eps,
              p->rstd ? " rstd" : "", p->dweight ? " dweight" : "", p->accumulate ? " accumulate" : "",
-             p->skip[0] ? " no q result" : "", p->skip[1] ? " no k result" : "", p->in_place, p->at,
+             p->skip[0] ? " no q result" : "", p->skip[1] ? " no k result" : "", p->special, p->in_place, p->at,
              (unsigned long long)p->seed);
     return text;
 }
@@ -219,6 +220,7 @@ static int axis_of(const problem *p, int64_t pair)
 
 static bool prepare(const problem *p, int run)
 {
+    static const float special[] = {0, INFINITY, -INFINITY, NAN};
     const int64_t half = rotary_of(p) / 2, rows = p->shared ? p->tokens : p->batch * p->tokens;
     args = {};
     args.batch = p->batch, args.tokens = p->tokens, args.q_heads = p->heads[0], args.k_heads = p->heads[1], args.dim = p->dim;
@@ -242,7 +244,8 @@ static bool prepare(const problem *p, int run)
                     for (int64_t f = 0; f < p->dim; f++)
                         test_put(p->type, test_buffer_host(&buffer[at.buffer]),
                                  at.first + b * at.stride[0] + n * at.stride[1] + h * at.stride[2] + f,
-                                 (float)(2 * random_of(p, t, number++)));
+                                 p->special % 4 && f == (n + h) % p->dim ? special[p->special]
+                                                                   : (float)(2 * random_of(p, t, number++)));
     }
     void *host[TENSORS];
     for (int b = 0; b < WORKSPACE; b++) host[b] = test_buffer_host(&buffer[b]);
@@ -253,7 +256,8 @@ static bool prepare(const problem *p, int run)
             else ((int64_t *)host[POSITION])[axis * rows + r] = position;
         }
     for (int64_t j = 0; j < half; j++) {
-        if (has(p, INV_FREQ)) ((float *)host[INV_FREQ])[j] = (float)pow(10000.0, -(double)j / (double)half);
+        const float theta = p->special == 4 && j == 0 ? INFINITY : (float)pow(10000.0, -(double)j / (double)half);
+        if (has(p, INV_FREQ)) ((float *)host[INV_FREQ])[j] = theta;
         if (has(p, PAIR_AXIS)) ((int32_t *)host[PAIR_AXIS])[j] = axis_of(p, j);
         for (int64_t r = 0; has(p, COS) && r < rows; r++) {
             const double phi = 3 * random_of(p, COS, r * half + j);
@@ -400,7 +404,7 @@ static void verify(const problem *p)
                 }
                 if (!has(p, out_tensor)) continue;
                 const float got = test_get(p->type, test_buffer_back(&buffer[out.buffer]), to + f);
-                if (!test_near(p->type, got, y[f], off[f]))
+                if (!test_near(p->type, got, y[f], isfinite(y[f]) ? off[f] : 0))
                     test_detail("%s of batch %lld, token %lld, head %lld, feature %lld is %.9g, want %.9g +- %.3g; %s",
                                 tensor_name[out_tensor], (long long)b, (long long)n, (long long)h, (long long)f, (double)got,
                                 y[f], off[f], describe(p));
@@ -483,7 +487,7 @@ static void shapes(int type, int direction, int)
                 p.rotary = dims[i][1], p.interleaved = interleaved, p.seed += (uint64_t)(interleaved + j);
                 check_norms(p);
             }
-    problem p = plain(type, direction, 3, 2, 1, 9); /* an odd number of features, in no pair but for 4 */
+    problem p = plain(type, direction, 3, 2, 1, 9); /* an odd number of features, of which 4 are in pairs */
     p.rotary = 4;
     check_norms(p);
     p.dim = 33, p.rotary = 2;
@@ -554,6 +558,20 @@ static void options(int type, int direction, int)
     }
 }
 
+/* An infinity or NaN in one feature of each head. Without a norm it reaches its pair alone. With one, rstd is 0 or NaN; of an
+ * infinity the other pairs are 0. Tables, so that no sine is 0. */
+static void specials(int type, int direction, int)
+{
+    for (int special = 1; special <= 4; special++)
+        for (int k = 0; k < 8; k++) {
+            problem p = plain(type, direction, 5, 3, 1, k % 2 ? 64 : 26);
+            p.special = special, p.interleaved = k / 2 % 2, p.source = special == 4 ? ANGLES : TABLE_F32, p.rotary = k > 5 ? 16 : 0;
+            check(&p);
+            p.norm[0] = p.norm[1] = true, p.rstd = k % 2, p.dweight = k > 3;
+            check(&p);
+        }
+}
+
 static void empty(int type, int direction, int)
 {
     static const int64_t sizes[][4] = {{0, 5, 2, 1}, {2, 0, 2, 1}, {2, 3, 0, 0}, {2, 3, 0, 2}, {1, 3, 2, 0}};
@@ -583,6 +601,7 @@ static const test_theme themes[] = {{"empty", empty},
                                     {"off by elements", misaligned},
                                     {"positions", positions},
                                     {"options", options},
+                                    {"special values", specials},
                                     {"graph", graphs}};
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------------------ */

@@ -145,7 +145,7 @@ def leaf(*shape, factor=1.0, dtype=torch.bfloat16):
 
 
 def turned(x, cos, sin):
-    """As transformers has it, but for the order of tokens and heads."""
+    """As transformers has it, with tokens before heads."""
     return x * cos[:, None] + torch.cat(((-x).chunk(2, -1)[1], x.chunk(2, -1)[0]), -1) * sin[:, None]
 
 
