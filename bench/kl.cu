@@ -35,6 +35,8 @@ static const shape shapes[] = {
     {"rows=4096 vocab=131072 divergence=reverse", "forward_backward", "bf16", 4096, 131072, LK_KL_REVERSE},
     {"rows=4096 vocab=32768 divergence=jensen_shannon", "forward_backward", "bf16", 4096, 32768, LK_KL_JENSEN_SHANNON},
     {"rows=4096 vocab=131072 divergence=jensen_shannon", "forward_backward", "bf16", 4096, 131072, LK_KL_JENSEN_SHANNON},
+    {"rows=4096 vocab=32768 divergence=total_variation", "forward_backward", "bf16", 4096, 32768, LK_KL_TOTAL_VARIATION},
+    {"rows=4096 vocab=131072 divergence=total_variation", "forward_backward", "bf16", 4096, 131072, LK_KL_TOTAL_VARIATION},
     {"rows=4096 vocab=32768", "forward_backward", "f32", 4096, 32768, LK_KL_FORWARD},
     {"rows=8192 vocab=16384 ranks=1", "forward", "bf16", 8192, 16384, LK_KL_FORWARD},
     {"rows=8192 vocab=16384 ranks=1", "forward_backward", "bf16", 8192, 16384, LK_KL_FORWARD},
@@ -174,11 +176,12 @@ static bool check_row(const shape *s, const T *x, const T *y, const T *dx, const
         for (int64_t c = 0; c < s->vocab; c++) lse[i] += exp((double)(float)of[i][c]);
         lse[i] = log(lse[i]);
     }
-    for (int64_t c = 0; c < s->vocab; c++) { /* sum[0]: the loss; sum[1]: KL(p || m) */
+    for (int64_t c = 0; c < s->vocab; c++) { /* sum[0]: the loss; sum[1]: KL(p || m), or the sum of p where q > p */
         const double lp = (double)(float)x[c] - lse[0], lq = (double)(float)y[c] - lse[1], p = exp(lp), q = exp(lq), m = (p + q) / 2;
         if (s->divergence == LK_KL_FORWARD) sum[0] += q * (lq - lp);
         if (s->divergence == LK_KL_REVERSE) sum[0] += p * (lp - lq);
         if (s->divergence == LK_KL_JENSEN_SHANNON) sum[0] += (p * (lp - log(m)) + q * (lq - log(m))) / 2, sum[1] += p * (lp - log(m));
+        if (s->divergence == LK_KL_TOTAL_VARIATION) sum[0] += fabs(q - p) / 2, sum[1] += q > p ? p : 0;
     }
     if (loss && !(fabs((double)loss[row] - sum[0]) <= 1e-5 * sum[0])) {
         snprintf(why, why_bytes, "loss[%lld] is %.9g, not %.9g", (long long)row, (double)loss[row], sum[0]);
@@ -188,8 +191,10 @@ static bool check_row(const shape *s, const T *x, const T *y, const T *dx, const
         const double lp = (double)(float)x[c] - lse[0], lq = (double)(float)y[c] - lse[1], p = exp(lp), q = exp(lq), m = (p + q) / 2;
         const double of_one = s->divergence == LK_KL_FORWARD   ? p - q
                               : s->divergence == LK_KL_REVERSE ? p * (lp - lq - sum[0])
-                                                               : p * (lp - log(m) - sum[1]) / 2;
+                              : s->divergence == LK_KL_TOTAL_VARIATION ? p * (sum[1] - (q > p))
+                                                                       : p * (lp - log(m) - sum[1]) / 2;
         const double right = upstream * of_one;
+        if (s->divergence == LK_KL_TOTAL_VARIATION && fabs(q - p) <= 1e-5 * p) continue; /* it may count to either side */
         const double value = (double)(float)dx[c], rounding = sizeof(T) == 4 ? 0x1p-24 : 0x1p-8;
         if (!(fabs(value - right) <= rounding * fabs(right) + fabs(upstream) * 1e-5 * (p + q))) {
             snprintf(why, why_bytes, "dlogits[%lld,%lld] is %.9g, not %.9g", (long long)row, (long long)c, value, right);

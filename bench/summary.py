@@ -32,7 +32,7 @@ OPS = {
     "cross_entropy": ("a classifier's loss from its logits: PyTorch's `F.cross_entropy`, with options of language models such as "
                       "z-loss and softcap", "{rows} x {vocab}"),
     "kl": ("Kullback-Leibler divergence of a teacher's and a student's logits, the loss of distillation: forward, reverse, "
-           "Jensen-Shannon", "{rows} x {vocab}"),
+           "Jensen-Shannon; and total variation", "{rows} x {vocab}"),
     "linear_cross_entropy": ("a language model's last layer (LM head) and its cross entropy, fused: never stores all logits",
                              "{tokens} tokens, hidden {hidden}, vocabulary {vocab}"),
     "linear_kl": ("Kullback-Leibler divergence of two LM heads, a teacher's and a student's, from their hidden states: never stores all "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* kl.cuh - Kullback-Leibler divergence of two tensors of logits, a teacher's and a student's: the loss of distillation, and its
- * gradient for the student.
+ * gradient for the student. Also their Jensen-Shannon divergence and their total variation.
  *
  *   z = scale logits,  with a softcap c: z = c tanh(scale logits / c)          y: the teacher's, with its own scale and softcap
  *   p = softmax(z),  q = softmax(y),  m = beta q + (1 - beta) p,  d = log q - log p
@@ -9,7 +9,9 @@
  *   FORWARD           KL(q || p) = sum q log(q / p)                           p - q
  *   REVERSE           KL(p || q) = sum p log(p / q)                           p (log(p / q) - KL(p || q))
  *   JENSEN_SHANNON    beta KL(q || m) + (1 - beta) KL(p || m)                 (1 - beta) p (log(p / m) - KL(p || m))
+ *   TOTAL_VARIATION   sum |q - p| / 2                                         p (s - 1) where q > p, else p s
  *
+ *   s = the sum of p over the columns with q > p
  *   f = upstream * upstream_value * w
  *   entropy = - sum p log p, the student's;   lse = log sum exp(z),  teacher_lse = log sum exp(y)
  *   dlogits[r,j] = the gradient with respect to z, times the softcap's slope and scale
@@ -37,12 +39,17 @@
  *            where p is 0. JENSEN_SHANNON is finite. If a row of either tensor has only -inf, or has a +inf or NaN, the loss is
  *            NaN. Each element of the gradient is NaN then, or may be 0 where p is 0.
  *            Columns that are split over ranks: kl_parallel.cuh, which has these options.
+ *            TOTAL_VARIATION is 1 - sum min(p, q). So it is the share of a draft's tokens that speculative decoding rejects, where
+ *            p is the draft's and q the target's. It is at most 1, and finite where p or q is 0. Its gradient has a jump where q
+ *            passes p.
  * Exact      A term q log(q / p) is added as q (e^-d - 1 + d), which is never negative, so the sums have no cancellation: the
  *            loss is never negative, and has relative accuracy where p and q nearly agree. (The two forms have the same sum,
- *            since p and q add up to 1.)
+ *            since p and q add up to 1.) TOTAL_VARIATION is off by some 2^-22. For 1 - s the kernel
+ *            sums p over the other columns, so its gradient has no cancellation.
  * Repeatable The same bits every time on the same device, for the same sizes, strides and alignment: fixed order, no atomics.
  * Source     Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; Agarwal et al., "On-Policy Distillation of
- *            Language Models", 2023, whose generalised Jensen-Shannon divergence this is.
+ *            Language Models", 2023, whose generalised Jensen-Shannon divergence this is. Total variation as the rate of
+ *            rejections: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
  * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring the
@@ -56,7 +63,10 @@
 #ifndef LK_KL_CUH
 #define LK_KL_CUH
 
-enum { LK_KL_FORWARD = 0, LK_KL_REVERSE = 1, LK_KL_JENSEN_SHANNON = 2 };
+enum { LK_KL_FORWARD = 0, LK_KL_REVERSE = 1, LK_KL_JENSEN_SHANNON = 2, LK_KL_TOTAL_VARIATION = 3 };
+
+/* Whether the terms need the sums of all columns, so that ranks have the call `between`. */
+#define LK_KL_HAS_BETWEEN(Divergence) ((Divergence) == LK_KL_JENSEN_SHANNON || (Divergence) == LK_KL_TOTAL_VARIATION)
 
 /* The threads that compute a row. Every path takes every option and shape, except as under LK_ERR_PATH. */
 enum {
@@ -90,7 +100,7 @@ typedef struct {
     float beta;              /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
     float upstream_value;    /* B FB a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
     int accumulate_loss;     /* F FB not 0: loss is added to what is there */
-    int divergence;          /* LK_KL_FORWARD, _REVERSE or _JENSEN_SHANNON; 0: FORWARD */
+    int divergence;          /* LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON or _TOTAL_VARIATION; 0: FORWARD */
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
     int path;                /* LK_KL_AUTO, _WARP, _BLOCK or _CLUSTER; 0 chooses */
     void *workspace;         /* only for kl_parallel.cuh: at least the queried bytes, aligned to 128; NULL where that is 0 */
@@ -130,7 +140,8 @@ typedef struct {
  * natural logarithms. */
 typedef struct {
     lk_kl_state of;
-    float divergence, entropy, of_student, unused; /* of_student: of KL(p || m) */
+    float divergence, entropy;
+    float of_student, rest; /* JENSEN_SHANNON: KL(p || m). TOTAL_VARIATION: the sum of p where q > p; that of the other columns */
 } lk_kl_row;
 
 /* What a row's probabilities follow from. x: a logit, or z under a softcap.
@@ -225,8 +236,14 @@ LK_DEVICE lk_kl_ratios lk_kl_ratios_of(float log2_p, float log2_q, float beta)
     return d < 0.0f ? lk_kl_ratios{larger, smaller} : lk_kl_ratios{smaller, larger};
 }
 
-/* The sums of a row: of the divergence, of the entropy (here in log2) and, for JENSEN_SHANNON, of KL(p || m). */
-#define LK_KL_SUMS(Divergence) (Divergence == LK_KL_JENSEN_SHANNON ? 3 : 2)
+/* The sums of a row: of the divergence, in TOTAL_VARIATION twice it; of the entropy (here in log2); then those of lk_kl_row. */
+#define LK_KL_SUMS(Divergence) (Divergence == LK_KL_TOTAL_VARIATION ? 4 : Divergence == LK_KL_JENSEN_SHANNON ? 3 : 2)
+
+/* TOTAL_VARIATION: whether a column counts as q > p. If one of them is NaN, so is the sum. */
+template <int Num> LK_DEVICE bool lk_kl_above(const lk_kl_values<Num> &v, int j)
+{
+    return v.q[j] > v.p[j];
+}
 
 /* Adds the columns' terms to the sums. */
 template <int Divergence, int Num>
@@ -244,15 +261,21 @@ LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(Divergence)], const lk_kl
         const float from_p = lk_kl_terms(v.p, m, of_p);
         sum[0] += a.beta * lk_kl_terms(v.q, m, of_q) + (1.0f - a.beta) * from_p, sum[2] += from_p;
     }
+    if constexpr (Divergence == LK_KL_TOTAL_VARIATION) {
+        LK_UNROLL for (int j = 0; j < Num; j++) {
+            const bool above = lk_kl_above(v, j);
+            sum[0] += fabsf(v.q[j] - v.p[j]), sum[2] += above ? v.p[j] : 0.0f, sum[3] += above ? 0.0f : v.p[j];
+        }
+    }
     if (!a.entropy) return;
     LK_UNROLL for (int j = 0; j < Num; j++) sum[1] = fmaf(v.p[j], -fmaxf(v.x[j], -1000.0f), sum[1]); /* 0 where p is */
 }
 
 /* The factors of a row's gradient. of_x: upstream * row_weight * logit_scale, in JENSEN_SHANNON also times 1 - beta. of_q: one more
  * factor, for q alone; 1 unless the row is plain. mean: the row's sum of p log(p / q), or of p log(p / m). In a plain row all three
- * also correct for the low of p and q. */
+ * also correct for the low of p and q. In TOTAL_VARIATION mean is s, and rest 1 - s. */
 typedef struct {
-    float of_x, of_q, mean;
+    float of_x, of_q, mean, rest;
 } lk_kl_factors;
 
 /* Turns x into gradients. */
@@ -261,7 +284,9 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<Num> *v, const lk_kl_factors &f,
 {
     LK_UNROLL for (int j = 0; j < Num; j++) {
         float g = fmaf(-f.of_q, v->q[j], v->p[j]);
-        if (Divergence != LK_KL_FORWARD) {
+        if (Divergence == LK_KL_TOTAL_VARIATION) {
+            g = v->p[j] * (lk_kl_above(*v, j) ? -f.rest : f.mean);
+        } else if (Divergence != LK_KL_FORWARD) {
             const bool reverse = Divergence == LK_KL_REVERSE;
             const float slope = reverse ? v->x[j] - v->y[j] : lk_kl_ratios_of(v->x[j], v->y[j], a.beta).p;
             g = v->p[j] == 0.0f ? 0.0f : v->p[j] * fmaf(slope, LK_LN2, -f.mean);
@@ -280,8 +305,8 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<Num> *v, const lk_kl_factors &f,
 #define LK_KL_HELD 6 /* of them, in shared memory, 48 KiB of a block, so that four blocks fit an SM; or half as many */
 #define LK_KL_BLOCKS (LK_ARCH < 900 ? 3 : 4) /* per SM: as many as registers allow without spills */
 
-/* What a launch computes: a call of this header; or, for kl_parallel.cuh, the state of a rank's columns, JENSEN_SHANNON's sums over
- * them from the state of all columns, or the gradient from that and the sums of all. */
+/* What a launch computes: a call of this header; or, for kl_parallel.cuh, the state of a rank's columns, the sums of terms over them
+ * from the state of all columns, or the gradient from that and the sums of all. */
 enum { LK_KL_WHOLE, LK_KL_STATE, LK_KL_TERMS, LK_KL_GRADIENT };
 
 typedef struct {
@@ -507,11 +532,13 @@ LK_DEVICE void lk_kl_finish(float (&sum)[Sums], const lk_row<T> &row, bool plain
         sum[0] = sum[0] < 0.0f ? 0.0f : sum[0];
         sum[1] = fmaf(sum[1], lk_ex2(-low_p), low_p);
     }
+    if (Divergence == LK_KL_TOTAL_VARIATION) sum[0] *= 0.5f;
     if (!row.there || row.rank != 0) return;
     if constexpr (Step != LK_KL_WHOLE) {
         lk_kl_row *const to = call.states + row.number;
         to->divergence = sum[0], to->entropy = LK_LN2 * sum[1];
-        if (Sums > 2) to->of_student = sum[Sums - 1];
+        if constexpr (Sums > 2) to->of_student = sum[2];
+        if constexpr (Sums > 3) to->rest = sum[3];
         return;
     }
     const float weight = a.row_weight ? a.row_weight[row.number] : 1.0f; /* read again: it is not held in a register */
@@ -596,7 +623,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
             s = {lk_lse_warp(s.student, 32, scale), lk_lse_warp(s.teacher, 32, teacher_scale)};
         }
     }
-    bool plain = Divergence != LK_KL_JENSEN_SHANNON && uncapped; /* the same in all threads of the team */
+    bool plain = !LK_KL_HAS_BETWEEN(Divergence) && uncapped; /* the same in all threads of the team */
     lk_kl_softmax p = lk_kl_softmax_of(s.student, call.rate, plain), q = lk_kl_softmax_of(s.teacher, call.teacher_rate, plain);
     if (plain && !(fabsf(p.at) < LK_KL_BASE && fabsf(q.at) < LK_KL_BASE)) {
         plain = false;
@@ -612,7 +639,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     const bool beside = Divergence == LK_KL_FORWARD && a.dlogits;
     const bool all_terms = a.loss || a.entropy || (Divergence != LK_KL_FORWARD && a.dlogits);
     const bool terms = Step == LK_KL_WHOLE   ? all_terms
-                       : Step == LK_KL_STATE ? Divergence != LK_KL_JENSEN_SHANNON
+                       : Step == LK_KL_STATE ? !LK_KL_HAS_BETWEEN(Divergence)
                                              : Step == LK_KL_TERMS;
     float sum[LK_KL_SUMS(Divergence)] = {};
     if (terms && !beside) {
@@ -631,14 +658,19 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     if (Step == LK_KL_GRADIENT && read) {
         const lk_kl_row of = call.states[row];
         sum[0] = of.divergence;
-        if (Divergence == LK_KL_JENSEN_SHANNON) sum[LK_KL_SUMS(Divergence) - 1] = of.of_student;
+        if constexpr (LK_KL_SUMS(Divergence) > 2) sum[2] = of.of_student;
+        if constexpr (LK_KL_SUMS(Divergence) > 3) sum[3] = of.rest;
     }
     if (a.dlogits) {
         const float upstream = a.upstream_value * (read && a.upstream ? a.upstream[a.upstream_per_row ? row : 0] : 1.0f);
         const float mixed = Divergence == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
         const float low_p = plain ? p.low : 0.0f, low_q = plain ? q.low : 0.0f;
         const float mean = sum[Divergence == LK_KL_JENSEN_SHANNON ? 2 : 0] + LK_LN2 * (low_p - low_q);
-        const lk_kl_factors f = {upstream * weight * a.logit_scale * mixed * lk_ex2(-low_p), lk_ex2(low_p - low_q), mean};
+        lk_kl_factors f = {upstream * weight * a.logit_scale * mixed * lk_ex2(-low_p), lk_ex2(low_p - low_q), mean, 0.0f};
+        if constexpr (Divergence == LK_KL_TOTAL_VARIATION) {
+            const bool sound = lk_is_finite(sum[0]); /* else a row is NaN throughout */
+            f.mean = sound ? sum[2] : NAN, f.rest = sound ? sum[3] : NAN;
+        }
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
             float g[Num];
@@ -675,7 +707,8 @@ template <class Args> LK_HOST void lk_kl_check_values(lk_checks *checks, const A
                         (value >= 0x1p-100f && value <= 0x1p100f) || (numbers[i].off && value == 0), "2^-100 to 2^100, or 0");
     }
     lk_check_number(checks, "beta", a->beta, a->beta > 0.0f && a->beta < 1.0f, "above 0 and below 1, or 0 for 1/2");
-    lk_check_enum(checks, "divergence", a->divergence, LK_KL_JENSEN_SHANNON, "LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON");
+    lk_check_enum(checks, "divergence", a->divergence, LK_KL_TOTAL_VARIATION,
+                  "LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON, _TOTAL_VARIATION");
 }
 template <class Args> LK_HOST void lk_kl_fill_in(Args *a)
 {
@@ -768,10 +801,11 @@ LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk
     call.scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, call.rate = call.scale * LK_LOG2E;
     call.teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale, call.teacher_rate = call.teacher_scale * LK_LOG2E;
     lk_kl_lay_out(device, &call, a.vocab > 0 ? lk_ceil_div(a.vocab, LK_VEC<T>) : 1); /* a rank may have no columns */
-    constexpr bool mixed = Step == LK_KL_TERMS; /* then the divergence is JENSEN_SHANNON */
-    void (*const kernels[])(lk_kl_call) = {lk_kl_kernel<T, Out, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_FORWARD, Step>,
-                                           lk_kl_kernel<T, Out, mixed ? LK_KL_JENSEN_SHANNON : LK_KL_REVERSE, Step>,
-                                           lk_kl_kernel<T, Out, LK_KL_JENSEN_SHANNON, Step>};
+    constexpr int js = LK_KL_JENSEN_SHANNON; /* the first that has terms of its own; before them it has what TOTAL_VARIATION has */
+    constexpr bool terms = Step == LK_KL_TERMS, state = Step == LK_KL_STATE;
+    void (*const kernels[])(lk_kl_call) = {
+        lk_kl_kernel<T, Out, terms ? js : LK_KL_FORWARD, Step>, lk_kl_kernel<T, Out, terms ? js : LK_KL_REVERSE, Step>,
+        lk_kl_kernel<T, Out, js, Step>, lk_kl_kernel<T, Out, state ? js : LK_KL_TOTAL_VARIATION, Step>};
     const size_t shared = (size_t)call.slots * 2 * 16 * LK_KL_THREADS;
     return lk_launch_pdl(op, device, kernels[a.divergence], call.team.grid, call.team.cluster, LK_KL_THREADS, shared, stream,
                          call);

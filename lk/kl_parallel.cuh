@@ -5,32 +5,32 @@
  *   a rank's state of a row   the sums of the exponentials of both tensors over the rank's columns. With the divergences
  *                             FORWARD and REVERSE also the divergence and the entropy of these columns, as if there were no others
  *   the collective            every rank gets the states of all ranks, in the order of ranks
- *   between                   only with JENSEN_SHANNON, whose terms need the sums of all columns: each rank sums the terms of its
- *                             own columns. A second collective gathers these sums
+ *   between                   only with JENSEN_SHANNON and TOTAL_VARIATION, whose terms need the sums of all columns: each rank
+ *                             sums the terms of its own columns. A second collective gathers these sums
  *   finish                    merges the states. P is the sum of p over a rank's columns, Q that of q:
  *                             KL(q || p) = sum over ranks of Q * (log(Q / P) + the rank's KL(q || p));
  *                             KL(p || q): likewise, with p and q swapped, and P and Q;
  *                             entropy = sum over ranks of P * (the rank's entropy - log P);
- *                             with JENSEN_SHANNON it adds the sums of between
+ *                             with the other two it adds the sums of between
  *   backward                  each rank computes dlogits of its own columns, from the state of all columns
  *
  * Use        In one .cu file:                          Anywhere, C included:
  *                #include "lk/kl_parallel.cuh"             #include "lk/kl_parallel.cuh"
  *                LK_DEFINE_KL_PARALLEL(bf16)               LK_DECLARE_KL_PARALLEL(bf16)
- *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON has between, and two
- *            collectives. `common` is lk_kl_args: logits, teacher, dlogits and vocab are of this rank's columns. finish reads no
- *            logits: of `common` it takes row_weight, rows, vocab, the options and the outputs.
+ *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON and TOTAL_VARIATION have
+ *            between, and two collectives. `common` is lk_kl_args: logits, teacher, dlogits and vocab are of this rank's columns.
+ *            finish reads no logits: of `common` it takes row_weight, rows, vocab, the options and the outputs.
  * States     32 bytes per row, aligned to 16. finish writes to `states` the state of all columns. Of what the other calls wrote,
  *            backward reads nothing else. To get the entropy, set `entropy` in forward and between too: they do not write to it,
  *            but without it they do not sum the entropy. Calls without all_gather need no workspace.
  * Needs      kl.cuh, lk_ranks.cuh and what these need.
  * Options    Those of kl.cuh.
- * Errors     Those of lk_ranks.cuh, with LK_ERR_VALUE for between with another divergence than JENSEN_SHANNON; then as in kl.cuh.
+ * Errors     Those of lk_ranks.cuh, with LK_ERR_VALUE for between with FORWARD or REVERSE; then as in kl.cuh.
  * Exact      As kl.cuh. log P and log Q are off by the relative error of the rank's sum, some 2^-22, however large the logits
  *            are.
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
- * The kernels: lk_kl_kernel of kl.cuh computes states, JENSEN_SHANNON's sums and gradients; lk_kl_merge_kernel, here, merges, with
+ * The kernels: lk_kl_kernel of kl.cuh computes states, the sums of between and gradients; lk_kl_merge_kernel, here, merges, with
  * one thread per row. linear_kl_parallel.cuh calls both.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -114,13 +114,14 @@ LK_DEVICE lk_kl_row lk_kl_merge(const lk_kl_merge_call &call, int64_t row)
             sound ? (float)entropy : NAN, 0.0f, 0.0f};
 }
 
-/* The same for JENSEN_SHANNON after between: each rank's state already has the sums of exponentials of all columns. */
+/* The same after between: each rank's state already has the sums of exponentials of all columns. */
 LK_DEVICE lk_kl_row lk_kl_add_up(const lk_kl_merge_call &call, int64_t row)
 {
     lk_kl_row all = call.all_states[row];
     for (int rank = 1; rank < call.ranks; rank++) {
         const lk_kl_row part = call.all_states[rank * call.a.rows + row];
         all.divergence += part.divergence, all.entropy += part.entropy, all.of_student += part.of_student;
+        all.rest += part.rest;
     }
     return all;
 }
@@ -136,7 +137,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_PARALLEL_THREADS) lk_kl_merge_kernel(cons
     const float weight = a.row_weight ? a.row_weight[row] : 1.0f;
     const bool read = weight != 0.0f;
     lk_kl_row all = {};
-    if (read) all = call.between || a.divergence != LK_KL_JENSEN_SHANNON ? lk_kl_merge(call, row) : lk_kl_add_up(call, row);
+    if (read) all = call.between || !LK_KL_HAS_BETWEEN(a.divergence) ? lk_kl_merge(call, row) : lk_kl_add_up(call, row);
     const lk_lse student = all.of.student, teacher = all.of.teacher;
     if (call.states) call.states[row] = all;
     if (call.between) return;
@@ -153,8 +154,8 @@ LK_HOST void lk_kl_check_ranks(lk_checks *checks, const lk_vocab_parallel &v, in
                                lk_direction direction)
 {
     lk_ranks_check(checks, v, vocab, direction);
-    if (!checks->status && direction == LK_BETWEEN && divergence != LK_KL_JENSEN_SHANNON)
-        lk_reject(checks, LK_ERR_VALUE, "divergence is %d; this call is for LK_KL_JENSEN_SHANNON alone", divergence);
+    if (!checks->status && direction == LK_BETWEEN && !LK_KL_HAS_BETWEEN(divergence))
+        lk_reject(checks, LK_ERR_VALUE, "divergence is %d; this call is for LK_KL_JENSEN_SHANNON and _TOTAL_VARIATION", divergence);
 }
 
 /* What the checks see of the states; then, where the call gathers, their place in the workspace. */
@@ -208,7 +209,7 @@ LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_
     return lk_kl_launch<T, Out, Step>(op, device, a, stream, (lk_kl_row *)states);
 }
 
-/* between: JENSEN_SHANNON's sums over the rank's columns. */
+/* between: the sums of terms over the rank's columns. */
 template <class T>
 LK_HOST lk_status lk_kl_run_between(const char *op, const lk_device *device, const lk_kl_parallel_args &x, cudaStream_t stream)
 {
@@ -252,7 +253,7 @@ LK_HOST lk_status lk_kl_parallel_run(const char *op, const lk_kl_parallel_args *
     const lk_status status = lk_kl_parallel_check<T>(op, args, direction, &device, &job.x, NULL);
     if (status || x.common.rows == 0) return status;
     const lk_ranks ranks = {op, stream, x.parallel, x.common.vocab, x.states, x.all_states,
-                            (size_t)x.common.rows * sizeof(lk_kl_row), x.common.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
+                            (size_t)x.common.rows * sizeof(lk_kl_row), LK_KL_HAS_BETWEEN(x.common.divergence) ? 2 : 1,
                             lk_kl_step<T>, &job};
     return lk_ranks_run(&ranks, direction);
 }

@@ -133,7 +133,7 @@ typedef struct {
     float beta;                 /* JENSEN_SHANNON: above 0 and below 1; 0 means 1/2 */
     float upstream_value;       /* B FB a factor of upstream, or where that is NULL the gradient of loss itself; 0 means 1 */
     int accumulate_loss;        /* F FB not 0: loss is added to what is there */
-    int divergence;             /* LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON; 0: FORWARD */
+    int divergence;             /* LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON, _TOTAL_VARIATION; 0: FORWARD */
     int upstream_per_token;     /* B FB not 0: upstream is [tokens] */
     int accumulate;             /* B FB not 0: dweight and dbias are added to their old contents */
     int dweight_dtype;          /* B FB LK_DTYPE_*: T or f32; 0: T */

@@ -11,18 +11,18 @@
  *                #include "lk/linear_kl_parallel.cuh"                #include "lk/linear_kl_parallel.cuh"
  *                LK_DEFINE_LINEAR_KL_PARALLEL(bf16)                  LK_DECLARE_LINEAR_KL_PARALLEL(bf16)
  *            The calls, dx and parallel.reduce are those of lk_ranks.cuh, the manual of all headers for ranks; JENSEN_SHANNON
- *            has between, and two collectives. `common` is lk_linear_kl_args: the teacher's weight and bias, too, are of this
- *            rank's columns. between and backward compute the logits again. parallel.reduce_sms is not used.
+ *            and TOTAL_VARIATION have between, and two collectives. `common` is lk_linear_kl_args: the teacher's weight and bias,
+ *            too, are of this rank's columns. between and backward compute the logits again. parallel.reduce_sms is not used.
  * States     Those of kl_parallel.cuh, of tokens. finish needs no workspace.
  * Needs      linear_kl.cuh, kl_parallel.cuh, lk_ranks.cuh and what these need.
- * Options    Those of linear_kl.cuh. forward_backward goes through the logits twice, with JENSEN_SHANNON three times. If a slice
- *            has all tokens, it computes them once and has 4 matmuls. Else it computes them each time: 6 matmuls, with
- *            JENSEN_SHANNON 8. plan.matmuls says how many.
+ * Options    Those of linear_kl.cuh. forward_backward goes through the logits twice, with JENSEN_SHANNON and TOTAL_VARIATION three
+ *            times. If a slice has all tokens, it computes them once and has 4 matmuls. Else it computes them each time: 6
+ *            matmuls, or 8 with these two. plan.matmuls says how many.
  * Errors     Those of lk_ranks.cuh and kl_parallel.cuh, then as in linear_kl.cuh.
  * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
- * What runs: linear_kl.cuh's slices and chunks, once for the states, with JENSEN_SHANNON once for the terms, and once for the
+ * What runs: linear_kl.cuh's slices and chunks, once for the states, with `between` once for the terms, and once for the
  * gradients, with a step of kl.cuh's kernel for the rows. lk_kl_merge_kernel of kl_parallel.cuh runs between them.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -64,7 +64,7 @@ LK_HOST lk_status lk_linear_kl_place_states(const char *op, const lk_linear_kl_p
     *x = *args;
     lk_kl_check_ranks(&checks, x->parallel, a.vocab, a.divergence, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
-    const bool again = lk_ranks_gathers(x->parallel, direction) && a.divergence == LK_KL_JENSEN_SHANNON;
+    const bool again = lk_ranks_gathers(x->parallel, direction) && LK_KL_HAS_BETWEEN(a.divergence);
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
     *more = {1 + again + (direction == LK_BOTH), 0, {}};
     lk_kl_place_states(x->parallel, a.tokens, direction, &arena, &x->states, &x->all_states, &more->list);
@@ -135,7 +135,7 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_run_ranks(lk_line
 {
     const lk_linear_kl_args &a = r->x.common;
     const lk_ranks ranks = {r->job.op, r->job.stream, r->x.parallel, a.vocab, r->x.states, r->x.all_states,
-                            (size_t)a.tokens * sizeof(lk_kl_row), a.divergence == LK_KL_JENSEN_SHANNON ? 2 : 1,
+                            (size_t)a.tokens * sizeof(lk_kl_row), LK_KL_HAS_BETWEEN(a.divergence) ? 2 : 1,
                             lk_linear_kl_step<T, Logit>, r};
     r->job.mode = LK_CUBLAS_RESOLVE;
     const lk_status status = lk_linear_kl_pass<T, Logit, LK_KL_GRADIENT>(r); /* its matmuls are those of all passes */

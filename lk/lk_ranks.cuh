@@ -31,7 +31,8 @@
  *     args.all_states = ...;                                          // `states` of all ranks, gathered
  *     status = lk_<op>_parallel_finish_bf16(&args, stream);           // merges them and writes the results
  *     status = lk_<op>_parallel_backward_bf16(&args, stream);         // gradients of this rank's columns
- * kl and linear_kl have the call between, for JENSEN_SHANNON: its terms need the sums of all columns. In place of finish above:
+ * kl and linear_kl have the call between, for JENSEN_SHANNON and TOTAL_VARIATION, whose terms need the sums of all columns. In place
+ * of finish above:
  *       status = lk_<op>_parallel_between_bf16(&args, stream);        // reads all_states, writes `states` again
  *       ...                                                           // gather again, into the same all_states
  *       status = lk_<op>_parallel_finish_bf16(&args, stream);

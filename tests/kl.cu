@@ -35,8 +35,8 @@ static const split_call split_call_of[][TEST_TYPES] = {
 static const split_query split_query_of[][TEST_TYPES] = {SPLIT_QUERY(forward), SPLIT_QUERY(backward),
                                                          SPLIT_QUERY(forward_backward), SPLIT_QUERY(between), SPLIT_QUERY(finish)};
 static const char *const path_name[] = {"auto", "warp", "block", "cluster"};
-static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
-enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
+static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon", "total_variation"};
+enum { PATHS = LK_KL_CLUSTER + 1, DIVERGENCES = LK_KL_TOTAL_VARIATION + 1 };
 
 /* What some rows have. NEAR: the teacher's logits are the student's, within 1e-3. EQUAL: the same. FAR: 50 apart, so
  * that probabilities underflow. MASKED_...: columns of -inf, in the student's row, the teacher's or both; the
@@ -182,7 +182,7 @@ static bool prepare(const problem *p, int run)
 
 static test_buffer workspace;
 
-static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
+static bool twice(const problem *p) { return LK_KL_HAS_BETWEEN(p->divergence); }
 
 /* Whether the call gathers by itself. Else there are three calls, or four. */
 static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
@@ -345,6 +345,13 @@ static row_results results_of(const problem *p)
             r.loss += (1 - beta) * of_p, r.loss_slack += (1 - beta) * slack, slack = 0;
             r.loss += beta * term(Q, m, Q == 0 ? 0 : log(Q / m), ep + eq, ep + eq, &slack), r.loss_slack += beta * slack;
         }
+        if (p->divergence == LK_KL_TOTAL_VARIATION) {
+            /* Where p and q are closer than their errors, the column may count to either side. */
+            const double off = P * ep + Q * eq + 0x1p-22 * (P + Q);
+            r.loss += fabs(Q - P) / 2, r.loss_slack += off / 2 + 0x1p-120;
+            if (Q > P) r.mean += P;
+            r.mean_slack += P * ep + (fabs(Q - P) <= off ? P : 0);
+        }
         if (P != 0) r.entropy -= P * lp, r.entropy_slack += P * (1 + fabs(lp)) * (ep + 0x1p-22);
     }
     r.loss_slack += 16 * 0x1p-23 * r.loss, r.mean_slack += 16 * 0x1p-23 * r.mean, r.entropy_slack += 16 * 0x1p-23 * r.entropy;
@@ -387,7 +394,11 @@ static void verify(const problem *p)
             const double off_p = P == 0 ? 0 : P * (ep + e * (1 + fabs(student_row.log_p[c])));
             const double off_q = Q == 0 ? 0 : Q * (eq + e * (1 + fabs(teacher_row.log_p[c])));
             double want = P - Q, slack = off_p + off_q;
-            if (p->divergence != LK_KL_FORWARD && P < 0x1p-149) want = slack = 0; /* as a float it is 0 */
+            if (p->divergence == LK_KL_TOTAL_VARIATION) {
+                const double along = isnan(r.loss) ? NAN : r.mean - (Q > P);
+                want = P * along, slack = off_p * fabs(along) + P * r.mean_slack;
+                if (fabs(Q - P) <= off_p + off_q) slack += P; /* it may count to the other side */
+            } else if (p->divergence != LK_KL_FORWARD && P < 0x1p-149) want = slack = 0; /* as a float it is 0 */
             else if (p->divergence != LK_KL_FORWARD) {
                 const bool reverse = p->divergence == LK_KL_REVERSE;
                 const double along = reverse ? d : log(P / m), mixed = reverse ? 1 : 1 - beta;
@@ -584,7 +595,7 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = 1e-35f)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = NAN)},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 4)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "path", SPOIL(a->path = -1)},
         {LK_ERR_PATH, LK_ERR_PATH, "rows", SPOIL(too_many(a))},
         {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 1))},
@@ -619,9 +630,9 @@ static void rank_errors(int type)
         TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(BETWEEN, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
         TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
         {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "rows is -1", SPOIL(a->common.rows = -1)},
-        {BETWEEN, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 1; this call is for LK_KL_JENSEN_SHANNON",
+        {BETWEEN, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 1; this call is for LK_KL_JENSEN_SHANNON and _TOTAL_VARIATION",
          SPOIL(a->common.divergence = LK_KL_REVERSE)},
-        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 3", SPOIL(a->common.divergence = 3)},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 4", SPOIL(a->common.divergence = 4)},
         {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
         {FORWARD, LK_ERR_NULL, LK_OK, "teacher is NULL", SPOIL(a->common.teacher = NULL)},
         {BETWEEN, LK_ERR_NULL, LK_OK, "all_states is NULL", SPOIL(a->all_states = NULL)},

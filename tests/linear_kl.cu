@@ -41,8 +41,8 @@ static lk_status (*const split_call_of[][TEST_TYPES])(const split_t *, cudaStrea
 static lk_status (*const split_query_of[][TEST_TYPES])(const split_t *, size_t *) = {
     ALL_SPLIT(_workspace_bytes), TEST_OF_TYPES(lk_linear_kl_parallel_finish_workspace_bytes)};
 static lk_status (*const split_plan_of[][TEST_TYPES])(const split_t *, size_t, plan_t *) = {ALL_SPLIT(_plan)};
-enum { DIVERGENCES = LK_KL_JENSEN_SHANNON + 1 };
-static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon"};
+enum { DIVERGENCES = LK_KL_TOTAL_VARIATION + 1 };
+static const char *const divergence_name[] = {"forward", "reverse", "jensen_shannon", "total_variation"};
 static lk_linear_kl_context context;
 
 /* Tensors. The first are inputs. */
@@ -188,7 +188,7 @@ static int acting_call;   /* which call of the acting rank runs */
 static bool keeps[SPLIT_CALLS][9]; /* the plan holds all logits, so the call computes them once */
 static int64_t handed;         /* tokens of dx that it has handed over */
 
-static bool twice(const problem *p) { return p->divergence == LK_KL_JENSEN_SHANNON; }
+static bool twice(const problem *p) { return LK_KL_HAS_BETWEEN(p->divergence); }
 
 /* Whether the call gathers by itself. Else there are three calls, or four. */
 static bool gathers(const problem *p) { return p->direction == BOTH || p->seed / 7 % 2 == 0; }
@@ -519,6 +519,10 @@ static void verify(const problem *p)
             loss = beta * divergence(p, Q, mixture, e, &slack_q) + (1 - beta) * mean;
             slack = beta * slack_q + (1 - beta) * mean_slack;
         }
+        for (int64_t j = 0; j < v && p->divergence == LK_KL_TOTAL_VARIATION; j++) {
+            loss += fabs(Q[j] - P[j]) / 2, slack += (P[j] + Q[j]) * e, mean += Q[j] > P[j] ? P[j] : 0;
+            mean_slack += P[j] * e + (fabs(Q[j] - P[j]) <= (P[j] + Q[j]) * e ? P[j] : 0); /* it may count to either side */
+        }
         for (int64_t j = 0; j < v; j++)
             if (P[j] != 0)
                 entropy -= P[j] * student_row.log_p[j], entropy_slack += P[j] * (1 + fabs(student_row.log_p[j])) * (e + 4 * e23);
@@ -529,7 +533,11 @@ static void verify(const problem *p)
         for (int64_t j = 0; j < v && p->direction != FORWARD; j++) {
             const double factor = up * w * scale * student_row.slope[j];
             double want = P[j] - Q[j], off = (P[j] + Q[j]) * (e + 8 * e23);
-            if (p->divergence != LK_KL_FORWARD) {
+            if (p->divergence == LK_KL_TOTAL_VARIATION) {
+                const double along = mean - (Q[j] > P[j]);
+                want = P[j] * along, off = P[j] * (fabs(along) * (e + 8 * e23) + mean_slack);
+                if (fabs(Q[j] - P[j]) <= (P[j] + Q[j]) * e) off += P[j]; /* it may count to the other side */
+            } else if (p->divergence != LK_KL_FORWARD) {
                 const bool reverse = p->divergence == LK_KL_REVERSE;
                 const double along = P[j] == 0 ? 0 : log(P[j] / (reverse ? Q[j] : mixture[j])), mixed = reverse ? 1 : 1 - beta;
                 want = mixed * P[j] * (along - mean);
@@ -819,7 +827,7 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = -1)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "teacher_softcap", SPOIL(a->teacher_softcap = NAN)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "beta", SPOIL(a->beta = 1)},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 3)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "divergence", SPOIL(a->divergence = 4)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "dweight_dtype", SPOIL(a->dweight_dtype = 9), false, true},
         {LK_ERR_ALIGNMENT, LK_OK, "x is", SPOIL(MOVED(a->x, 1))},
         {LK_ERR_ALIGNMENT, LK_OK, "lse", SPOIL(MOVED(a->lse, 2)), true, false},
@@ -851,7 +859,7 @@ static void rank_errors(int type)
         TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(TERMS, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
         TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
         {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens is -1", SPOIL(a->common.tokens = -1)},
-        {TERMS, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 0; this call is for LK_KL_JENSEN_SHANNON",
+        {TERMS, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 0; this call is for LK_KL_JENSEN_SHANNON and _TOTAL_VARIATION",
          SPOIL(a->common.divergence = LK_KL_FORWARD)},
         {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
         {FORWARD, LK_ERR_NULL, LK_OK, "teacher_x is NULL", SPOIL(a->common.teacher_x = NULL)},

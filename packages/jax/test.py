@@ -289,7 +289,8 @@ def exact_kl(teacher, divergence="forward", beta=0.5, temperature=1.0, row_weigh
         lm = jnp.logaddexp(lq + np.log(beta), lp + np.log1p(-beta))
         of = lambda a, b: (jnp.exp(a) * (a - b)).sum(-1)
         loss = {"forward": lambda: of(lq, lp), "reverse": lambda: of(lp, lq),
-                "jensen_shannon": lambda: beta * of(lq, lm) + (1 - beta) * of(lp, lm)}[divergence]()
+                "jensen_shannon": lambda: beta * of(lq, lm) + (1 - beta) * of(lp, lm),
+                "total_variation": lambda: jnp.abs(jnp.exp(lq) - jnp.exp(lp)).sum(-1) / 2}[divergence]()
         loss = loss if row_weight is None else loss * np.asarray(row_weight, np.float64)
         if reduction == "mean":
             return loss.mean() if row_weight is None else loss.sum() / np.asarray(row_weight, np.float64).sum()
@@ -315,7 +316,7 @@ def entropies(name, alone, both, exact, arrays, weight=None, roundings=1):
 def kl():
     weights = jnp.asarray([[0.5, 0.0, 2.0], [1.0, 1.5, 0.25]])
     for dtype in DTYPES:
-        for divergence in ("forward", "reverse", "jensen_shannon"):
+        for divergence in ("forward", "reverse", "jensen_shannon", "total_variation"):
             for options in ({}, {"reduction": "none"}, {"reduction": "sum", "row_weight": weights}, {"row_weight": weights},
                             {"temperature": 2.0, "softcap": 5.0}, {"beta": 0.1, "logit_scale": 0.5, "teacher_scale": 1.5,
                                                                    "teacher_softcap": 4.0}):
@@ -396,7 +397,7 @@ def linear_kl():
     beside = ("fast_logits", "tf32", "workspace_mib")
     for dtype in DTYPES:
         v, m, b, t, n, c = (a.astype(dtype) for a in (v32, m32, b32, t32, n32, c32))
-        for divergence in ("forward", "reverse", "jensen_shannon"):
+        for divergence in ("forward", "reverse", "jensen_shannon", "total_variation"):
             for options in ({}, {"reduction": "none", "row_weight": weights}, {"reduction": "sum"}, {"row_weight": weights},
                             {"temperature": 2.0, "softcap": 5.0, "reduction": "none"}, {"beta": 0.1, "logit_scale": 0.5,
                             "teacher_scale": 1.5, "teacher_softcap": 4.0}, *({"tf32": True}, {"fast_logits": True}, {

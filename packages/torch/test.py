@@ -276,13 +276,15 @@ def kl_exact(teacher, divergence, beta, scales, caps, weight, reduction):
         def of(a, b):
             return (a.exp() * torch.where(a == -INF, 0.0, a - b)).sum(-1)
         loss = {"forward": lambda: of(lq, lp), "reverse": lambda: of(lp, lq),
-                "jensen_shannon": lambda: beta * of(lq, lm) + (1 - beta) * of(lp, lm)}[divergence]()
+                "jensen_shannon": lambda: beta * of(lq, lm) + (1 - beta) * of(lp, lm),
+                "total_variation": lambda: (lq.exp() - lp.exp()).abs().sum(-1) / 2}[divergence]()
         if parts:
             return lp, lq, loss
         loss = loss if weight is None else loss * weight.double()
         if reduction == "mean":
             return loss.mean() if weight is None else loss.sum() / weight.double().sum()
         return loss.sum() if reduction == "sum" else loss
+    divide.divergence = divergence
     return divide
 
 
@@ -299,7 +301,11 @@ def kl_bounds(exact, weight, logit_error=0.0):
             rows = factor if factor.dim() else factor * outs[0].new_ones(loss.shape)
             if weight is not None:
                 off, rows = off * weight.double().abs(), rows * weight.double().abs()
-            wide = rows.abs().unsqueeze(-1) * (p + q) * (error * 2 * (1 + (lp - lq).abs()) + off.unsqueeze(-1))
+            wide = (p + q) * (error * 2 * (1 + (lp - lq).abs()) + off.unsqueeze(-1))
+            if exact.divergence == "total_variation":  # where p and q are closer than their errors, a column may count to either side
+                either = p * ((p - q).abs() <= error * (p + q))
+                wide = wide + either + p * either.sum(-1, True)
+            wide = rows.abs().unsqueeze(-1) * wide
         return [off if outs[0].dim() else off.sum()], [wide + 8 * U * gradients[0].abs() if gradients else None]
     return bounds
 
@@ -330,7 +336,7 @@ def kl_entropy(name, call, leaves, logits, scale, temperature, weighted, logit_e
 
 def kl():
     shapes = [(6, 64), (3, 5, 33), (2, 3001), (1, 1), (7,)]
-    for t, shape, divergence in itertools.product(TYPES, shapes, ("forward", "reverse", "jensen_shannon")):
+    for t, shape, divergence in itertools.product(TYPES, shapes, ("forward", "reverse", "jensen_shannon", "total_variation")):
         beta, layout, reduction = rng.choice((0.5, 0.1)), rng.choice(LAYOUTS), rng.choice(("none", "mean", "sum"))
         scales, caps = rng.choice(((1.0, 1.0), (0.5, 2.0))), rng.choice(((0.0, 0.0), (5.0, 3.0)))
         weight = rng.choice((None, torch.rand(shape[:-1], generator=generator).to(D)))
@@ -358,7 +364,7 @@ def kl():
     raises("row_weight of another shape", lambda: LF.kl(x, y, row_weight=y[0]), "row_weight", kind=ValueError)
     raises("temperature 0", lambda: LF.kl(x, y, temperature=0.0), "temperature", kind=ValueError)
     raises("a second derivative", lambda: torch.autograd.grad(LF.kl(x, y), x, create_graph=True)[0].sum().backward(), "second")
-    for t, divergence, reduction, weighted in itertools.product(TYPES, ("forward", "reverse", "jensen_shannon"), ("none", "mean"),
+    for t, divergence, reduction, weighted in itertools.product(TYPES, ("forward", "reverse", "jensen_shannon", "total_variation"), ("none", "mean"),
                                                                 (False, True)):
         z, other = leaf(normal(2, 3, 70, sigma=2.0), t), leaf(normal(2, 3, 70, sigma=2.0), t, grad=False)
         z.data[1, 2, 60:] = -INF
@@ -435,7 +441,7 @@ def linear_kl_case(t, spread, sizes, divergence, reduction, biases=(False, False
 
 def linear_kl():
     shapes = [((6,), (16, 16, 50)), ((3, 4), (24, 8, 101)), ((9,), (8, 40, 256)), ((), (16, 12, 30)), ((2, 2, 3), (32, 16, 64))]
-    divergences, choices = ("forward", "reverse", "jensen_shannon"), list(itertools.product((False, True), repeat=2))
+    divergences, choices = ("forward", "reverse", "jensen_shannon", "total_variation"), list(itertools.product((False, True), repeat=2))
     for t, divergence, reduction, (spread, sizes) in itertools.product(TYPES, divergences, ("none", "mean", "sum"), shapes):
         linear_kl_case(t, spread, sizes, divergence, reduction, rng.choice(choices), rng.random() < 0.5,
                        layout=rng.choice(("packed", "gaps", "transposed")), beta=rng.choice((0.5, 0.1)),

@@ -458,7 +458,7 @@ class Divergence:
 def divergences(ranks):
     rng = random.Random(5)
     shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
-    names = ("forward", "reverse", "jensen_shannon")
+    names = ("forward", "reverse", "jensen_shannon", "total_variation")
     for dtype, reduction, sizes, divergence in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards, names):
         spread = rng.choice(((6,), (3, 4), (9,)))
         weights = torch.where(torch.rand(spread) < 0.3, 0.0, torch.rand(spread)).to(device)
@@ -518,7 +518,7 @@ class Heads:
 def divergences_of_heads(ranks):
     rng = random.Random(7)
     shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
-    names = ("forward", "reverse", "jensen_shannon")
+    names = ("forward", "reverse", "jensen_shannon", "total_variation")
     for dtype, reduction, sizes, divergence in itertools.product((F32, F16, BF16), ("none", "mean", "sum"), shards, names):
         if (dtype is F16) == (reduction != "none"):  # the others say it
             continue

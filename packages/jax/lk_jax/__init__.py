@@ -24,7 +24,7 @@ __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope",
            "platform", "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
+DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2, "total_variation": 3}
 SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
 SCALE_ROUNDINGS = {"up": 0, "floor": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "sigmoid": 2, "silu": 3, "softmax": 4, "softmax_tokens": 5}
@@ -332,15 +332,16 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
 
     divergence: "forward" is KL(teacher || student), "reverse" KL(student || teacher), "jensen_shannon" beta KL(teacher || m) +
-    (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student; beta 0 is "forward" and 1 "reverse", as in TRL. temperature
-    divides both logits. row_weight: a factor of each row's loss, or a mask; rows of weight 0 are not read. A mean is over all rows, or
+    (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student; beta 0 is "forward" and 1 "reverse", as in TRL;
+    "total_variation" sum |teacher - student| / 2, the share of a draft's tokens that speculative decoding rejects, with the draft as
+    student. temperature divides both logits. row_weight: a factor of each row's loss, or a mask; rows of weight 0 are not read. A mean is over all rows, or
     with row_weight over the sum of the weights, or over denominator, that of all micro-batches, say, which may be traced.
     zero_when_empty: a mean over nothing is 0, not NaN. "batchmean" divides the sum by the first size. return_entropy: (loss, entropy),
     the student's entropy of each row, float32, without a gradient; it is not multiplied by row_weight, but 0 where that is 0. All
     other numbers are part of the compiled program.
 
     axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
-    row, two for "jensen_shannon".
+    row, two for "jensen_shannon" and "total_variation".
     """
     logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
     teacher = _array(teacher, "teacher")
@@ -430,7 +431,7 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     Too little, for backward too where a gradient is wanted, is a ValueError in forward, which says the least.
     axis_name: as in linear_cross_entropy; both weights and biases are of the same columns of a device. Forward has one all-gather of
-    32 bytes a token. "jensen_shannon" has two, and computes the logits once more.
+    32 bytes a token. "jensen_shannon" and "total_variation" have two, and compute the logits once more.
 
     A reduced loss makes its gradients together with the loss: 4 matmuls for 6. Not in float16, whose gradients need the upstream
     gradient before they are rounded; nor with "none", nor with axis_name. lk/linear_kl.cuh has the formulas, lk/linear_kl.md the accuracy.
@@ -617,7 +618,7 @@ def _forward_kl(ranks, run, arrays, shape, divergence, save, entropy):
         return run("forward", arrays, {}, outputs)
     part = {**states, "entropy": outputs.get("entropy")}  # finish writes the entropy; a state has a part of it then
     found = run("forward", arrays, {}, part)["states"]
-    if divergence == DIVERGENCES["jensen_shannon"]:
+    if divergence >= DIVERGENCES["jensen_shannon"]:  # the terms need the sums of all columns
         found = run("between", arrays, {"all_states": _gathered(ranks, found)}, part)["states"]
     return _finish(ranks, run, arrays, found, {**outputs, **(states if save else {})})
 

@@ -67,7 +67,7 @@ static Tensor kl_backward(const Tensor &dloss, const Tensor &x, const Tensor &te
 }
 
 // loss and, if wanted, entropy, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or
-// two in jensen_shannon, of 32 bytes a row.
+// two in jensen_shannon and total_variation, of 32 bytes a row.
 static tuple<Tensor, Tensor, Tensor> kl_parallel_forward(const Tensor &x, const Tensor &teacher, KL_PARAMETERS, LK_RANKS_PARAMETERS,
                                                          bool want_entropy)
 {
@@ -84,7 +84,7 @@ static tuple<Tensor, Tensor, Tensor> kl_parallel_forward(const Tensor &x, const 
     };
     LK_RUN(lk_kl_parallel_forward, x, &a, stream);
     gather();
-    if (divergence == LK_KL_JENSEN_SHANNON) {
+    if (LK_KL_HAS_BETWEEN(divergence)) {
         LK_RUN(lk_kl_parallel_between, x, &a, stream);
         gather();
     }

@@ -178,7 +178,7 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PAR
 }
 
 // loss and, if wanted, entropy, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or
-// two in jensen_shannon, of 32 bytes a token.
+// two in jensen_shannon and total_variation, of 32 bytes a token.
 static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy, bool want_dx,
                                                                 bool want_dweight, bool want_dbias)
 {
@@ -195,7 +195,7 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_R
     if (!c.a.tokens) return {c.reduced(loss, reduction), c.entropy, states};
     RUN(lk_linear_kl_parallel_forward, &c.split, c, x);
     gather();
-    if (divergence == LK_KL_JENSEN_SHANNON) {
+    if (LK_KL_HAS_BETWEEN(divergence)) {
         RUN(lk_linear_kl_parallel_between, &c.split, c, x);
         gather();
     }

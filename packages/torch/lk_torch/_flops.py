@@ -47,5 +47,5 @@ _register_two(_ops.linear_kl_forward, 0, lambda a: 1)
 _register_two(_ops.linear_kl_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
 _register_two(_ops.linear_kl_backward, 1, lambda a: 1 + a[-3] + a[-2])
 _register_two(_ops.linear_kl_parallel_backward, 2, lambda a: 1 + a[-3] + a[-2])
-# "jensen_shannon", which is 2, has a second pass.
-_register_two(_ops.linear_kl_parallel_forward, 0, *(lambda a: 1 + (a[8] == 2),) * 2)
+# "jensen_shannon" and "total_variation", which are 2 and 3, have a second pass.
+_register_two(_ops.linear_kl_parallel_forward, 0, *(lambda a: 1 + (a[8] >= 2),) * 2)

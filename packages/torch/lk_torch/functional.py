@@ -18,7 +18,7 @@ CHECK_TARGETS = os.environ.get("LK_CHECK_TARGETS") == "1"
 _ops = getattr(torch.ops, _C.NAMESPACE)  # lk; a kernel of packages/hub has another
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
-_DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2}
+_DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2, "total_variation": 3}
 _FP8 = {torch.float8_e4m3fn: False, torch.float8_e5m2: True}
 _SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
 _SCALE_ROUNDINGS = {"up": 0, "floor": 1}
@@ -220,8 +220,9 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
 
     divergence: "forward" is KL(teacher || student), as F.kl_div(input.log_softmax(-1), teacher.softmax(-1)) sums it; "reverse" is
     KL(student || teacher); "jensen_shannon" is beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta)
-    student; beta 0 is "forward" and 1 is "reverse", as in TRL. Temperature divides both logits; multiply the loss by temperature**2
-    where gradients should not shrink with it. logit_scale and softcap are the student's, teacher_scale and teacher_softcap the
+    student; beta 0 is "forward" and 1 is "reverse", as in TRL. "total_variation" is sum |teacher - student| / 2: the share of a
+    draft's tokens that speculative decoding rejects, with the draft as student. Temperature divides both logits; multiply the loss
+    by temperature**2 where gradients should not shrink with it. logit_scale and softcap are the student's, teacher_scale and teacher_softcap the
     teacher's. row_weight [...]: a factor of each row's loss, or a mask; rows of weight 0, padding say, are not read. A mean is over
     all rows, or with row_weight over the sum of the weights, or over denominator: that of all micro-batches, say.
     zero_when_empty=True: a mean over weights that are all 0 is 0 and not NaN. "batchmean" divides the sum by input.shape[0], as
@@ -231,7 +232,7 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
     the same classes. All ranks pass the same row_weight and options, and get the same loss, bit for bit; the gradient is that of
     this rank's logits. shards is how many classes each rank has; without it all have as many. Forward has one all-gather of 32
-    bytes a row, two in "jensen_shannon"; backward has none."""
+    bytes a row, two in "jensen_shannon" and "total_variation"; backward has none."""
     _tensors(input=input, teacher=teacher)
     _plain("kl", input=input, teacher=teacher)
     reduced, over = _kl_reduction(reduction, denominator, input)
@@ -958,7 +959,8 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes: the same rows of both weights. The loss
     has the same bits on all ranks. Forward has one all-gather of 32 bytes a token; backward computes the logits again and sums the
-    gradient of input. "jensen_shannon" has a second all-gather, and computes the logits once more. There is no grad_scale then."""
+    gradient of input. "jensen_shannon" and "total_variation" have a second all-gather, and compute the logits once more. There is no
+    grad_scale then."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     reduced, over = _kl_reduction(reduction, denominator, input)
