@@ -880,7 +880,7 @@ LK_HOST void lk_head_choose(lk_head_planner *p, size_t budget, lk_head_plan *pla
     const int64_t again = fused && s->gradient ? s->vocab - plan->kept_vocab : 0; /* columns computed again */
     plan->workspace_bytes = budget;
     if (plan->slice_tokens && !s->slice_tokens) /* about equal ones; shorter ones need no more memory */
-        plan->slice_tokens = lk_head_equal(plan->chunk_tokens, plan->slice_tokens, 64);
+        plan->slice_tokens = lk_head_equal(plan->chunk_tokens, plan->slice_tokens, plan->slice_tokens < 64 ? 32 : 64);
     plan->slice_tokens = lk_head_min(plan->slice_tokens, plan->chunk_tokens);
     plan->chunks = lk_ceil_div(s->rows, plan->chunk_tokens);
     plan->panel_vocab = lk_head_min(plan->panel_vocab, s->vocab);

@@ -128,9 +128,33 @@ static void expect_forward(int draws)
     }
 }
 
+/* The arrays of a plan end before its workspace does: drawn shapes, with the caller's chunks and slices too, from the least budget on. */
+static void expect_fits(int draws)
+{
+    for (int i = 0; i < draws; i++) {
+        lk_head_shape s = shape_of(false, draw() < 0.5 ? LK_DTYPE_F32 : LK_DTYPE_BF16);
+        s.rows = draw_size(1, 3000), s.hidden = draw_size(1, 300), s.vocab = s.classes = draw_size(1, 5000), s.dweight_stride = s.hidden;
+        s.no_panels = draw() < 0.7, s.two_heads = s.no_targets = s.no_panels && draw() < 0.8, s.gives_loss = !s.two_heads;
+        s.several_passes = s.two_heads && draw() < 0.5, s.accumulate = draw() < 0.2, s.dbias = draw() < 0.3;
+        if (draw() < 0.5) s.chunk_tokens = draw_size(1, (double)s.rows);
+        if (draw() < 0.3) s.slice_tokens = draw_size(1, (double)s.rows);
+        if (draw() < 0.2) s.dweight = NULL;
+        lk_head_planner planner;
+        lk_head_plan plan;
+        lk_head_plan_begin(&planner, &s);
+        for (double bytes = (double)planner.least; bytes < 4.0 * (double)planner.least; bytes *= 1.0 + draw()) {
+            lk_head_choose(&planner, (size_t)bytes, &plan);
+            const lk_head_workspace w = lk_head_lay_out(&s, &plan, (void *)128);
+            expect((char *)w.cublas + plan.cublas_bytes <= (char *)128 + plan.workspace_bytes, "drawn: arrays end behind the workspace",
+                   (size_t)bytes);
+        }
+    }
+}
+
 int main()
 {
     expect_forward(100000);
+    expect_fits(20000);
     expect_text(shape_of(true, LK_DTYPE_BF16), 1024,
                 "1 x 8192 tokens, 1 x 11520 columns, bf16 exponentials of logits of 119552 columns, "
                 "60928 of them in dweight, 4 matmuls: exact");
