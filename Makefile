@@ -87,7 +87,7 @@ test: | backend ## try: builds and runs every test; test-<op> one; a GPU has the
 	@rm -rf $(out)/counts
 	@TEST_OF=$(words $(programs)) V=$(or $(V),0) $(MAKE) --no-print-directory -k $(jobs) test-parts || failed=1; tests/run -t $(out)/counts $(programs) || failed=1; \
 	test -z "$$failed"
-bench: $(if $(simt),,$(addprefix bench-,$(ops) srms_norm_fp8)) | backend ## try: measures every op on a GPU; bench-<op> one
+bench: $(if $(simt),,$(addprefix bench-,$(ops) srms_norm_fp8 srms_norm_gated)) | backend ## try: measures every op on a GPU; bench-<op> one
 	$(if $(simt),@echo $(call no_gpu,$@,$(reached)))
 checks = @echo "lk: the rules of all sources, and $1; all ops take about 5 minutes on two cores, and with nvcc several more for each architecture"; \
 	CXX="$(CXX)" CC="$(CC)" NVCC="$(have_nvcc)" ARCHS="$(check_archs)" TEST_TIMEOUT=2400 tests/run tests/check $1

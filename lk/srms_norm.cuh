@@ -449,7 +449,8 @@ typedef struct {
     lk_tensor list[LK_SRMS_NORM_ROW_TENSORS + 6];
 } lk_srms_norm_table;
 
-template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward)
+/* gated: gate and dgate stand where the residual and its gradient do, for srms_norm_gated.cuh. */
+template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_args *a, bool backward, bool gated = false)
 {
     const int bytes = sizeof(T), residual_bytes = lk_dtype_bytes<T>(a->residual_dtype), dy_bytes = lk_dtype_bytes<T>(a->dy_dtype);
     const bool summed = backward && a->residual_out; /* then x and residual are ignored */
@@ -459,7 +460,8 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
     const bool sums = backward && rows && (a->dweight || a->dbias);
     return {{
         {"x", a->x, bytes, source | LK_REQUIRED, cols, {{rows, &a->x_stride, "x_stride"}}},
-        {"residual", a->residual, residual_bytes, source, cols, {{rows, &a->residual_stride, "residual_stride"}}},
+        {gated ? "gate" : "residual", a->residual, residual_bytes, source | (gated ? LK_REQUIRED : 0), cols,
+         {{rows, &a->residual_stride, gated ? "gate_stride" : "residual_stride"}}},
         {"residual_out", a->residual_out, residual_bytes, summed ? LK_REQUIRED : backward ? LK_IN : LK_OUT, cols,
          {{rows, &a->residual_out_stride, "residual_out_stride"}}, {backward ? NULL : "residual"}},
         {"dy", a->dy, dy_bytes, backward_in, cols, {{rows, &a->dy_stride, "dy_stride"}}},
@@ -468,8 +470,8 @@ template <class T> LK_HOST lk_srms_norm_table lk_srms_norm_tensors(lk_srms_norm_
         {"y", a->y, bytes, forward_out, cols, {{rows, &a->y_stride, "y_stride"}}, {"x"}},
         {"dx", a->dx, bytes, backward_out, cols, {{rows, &a->dx_stride, "dx_stride"}},
          {dy_bytes == bytes ? "dy" : NULL, residual_bytes == bytes ? "dresidual_out" : NULL}},
-        {"dresidual", a->dresidual, residual_bytes, backward_out, cols,
-         {{rows, &a->dresidual_stride, "dresidual_stride"}}, {"dresidual_out"}},
+        {gated ? "dgate" : "dresidual", a->dresidual, residual_bytes, backward_out, cols,
+         {{rows, &a->dresidual_stride, gated ? "dgate_stride" : "dresidual_stride"}}, {"dresidual_out"}},
         {"weight", a->weight, lk_dtype_bytes<T>(a->weight_dtype), LK_IN, rows ? columns : 0},
         {"bias", a->bias, lk_dtype_bytes<T>(a->weight_dtype), backward ? LK_UNUSED : LK_IN, rows ? columns : 0},
         {"rstd", a->rstd, 4, backward ? LK_IN : LK_OUT, rows},
@@ -914,12 +916,13 @@ LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (
     sum[1] = call.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
 
-/* Writes Num elements of ds. */
+/* Writes Num elements of dx and of dresidual. */
 template <class T, class Res, int Num>
-LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_t row, int col, const float (&ds)[Num])
+LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_t row, int col, const float (&dx)[Num],
+                                           const float (&dresidual)[Num])
 {
-    if (call.a.dx) lk_srms_norm_store((T *)call.a.dx + row * call.a.dx_stride + col, ds);
-    if (call.a.dresidual) lk_srms_norm_store((Res *)call.a.dresidual + row * call.a.dresidual_stride + col, ds);
+    if (call.a.dx) lk_srms_norm_store((T *)call.a.dx + row * call.a.dx_stride + col, dx);
+    if (call.a.dresidual) lk_srms_norm_store((Res *)call.a.dresidual + row * call.a.dresidual_stride + col, dresidual);
 }
 
 /* Writes Num elements of a row, and adds their terms to dweight's sums. */
@@ -938,7 +941,7 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_
         lk_srms_norm_get<Res>(s, call.in.dr, where);
         LK_UNROLL for (int j = 0; j < Num; j++) g[j] += s[j];
     }
-    lk_srms_norm_backward_store<T, Res>(call, row.number, where.col, g);
+    lk_srms_norm_backward_store<T, Res>(call, row.number, where.col, g, g);
 }
 
 /* Adds Num elements of dy to their sums for dbias: one, or every four of them `step` elements behind the four before. */
@@ -1107,7 +1110,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
         if (single && owner) {
             column->sum = fmaf(one.dy * here.rstd, one.s, column->sum), column->bias += one.dy;
             const float ds[1] = {here.rstd * fmaf(-one.s, here.slope, one.dy * column->w[0]) + one.dr};
-            lk_srms_norm_backward_store<T, Res>(call, row, column->col, ds);
+            lk_srms_norm_backward_store<T, Res>(call, row, column->col, ds, ds);
         }
         LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
@@ -1190,7 +1193,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS)
         float add[Num] = {};
         if (in.dr.data) lk_srms_norm_unpack<Res, Num>(add, dr[u]);
         LK_UNROLL for (int j = 0; j < Num; j++) g[u][j] = fmaf(rstd, fmaf(-s[u][j], slope, g[u][j]), add[j]);
-        lk_srms_norm_backward_store<T, Res>(call, row, at.first + u * 32 * Num, g[u]);
+        lk_srms_norm_backward_store<T, Res>(call, row, at.first + u * 32 * Num, g[u], g[u]);
     }
 }
 
@@ -1246,7 +1249,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_
                 if (Weight) sums[0][j] = fmaf(g[j] * rstd[u], s[j], sums[0][j]), g[j] *= w[j];
                 g[j] = rstd[u] * fmaf(-s[j], slope, g[j]);
             }
-            lk_srms_norm_backward_store<T, T>(call, at, col, g);
+            lk_srms_norm_backward_store<T, T>(call, at, col, g, g);
         }
     }
     if (!Weight || !a.dweight) return;
@@ -1348,12 +1351,13 @@ template <class T> LK_HOST bool lk_srms_norm_packs_w(const lk_srms_norm_args *a,
     return !a->weight || (a->weight_dtype == lk_dtype<T> && starts && (a->groups == 1 || a->cols % LK_VEC<T> == 0));
 }
 
-/* The launch for checked arguments. */
-template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
+/* The launch for checked arguments. gated: of a kernel for any rows. */
+template <class T>
+LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a, bool gated = false)
 {
     constexpr int Num = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight || a->dbias;
-    const bool few = !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
+    const bool few = !gated && !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
     const int few_rows_limit = few ? 256 : 0; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight), sums = (a->dweight != NULL) + (a->dbias != NULL);
     const int bias_bytes = a->dbias ? LK_SRMS_NORM_BIAS_BYTES(T) : 0;
@@ -1362,7 +1366,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, true, traits);
     lk_srms_norm_call *const call = &layout.call;
     lk_srms_norm_input *const in = &call->in;
-    lk_srms_norm_backward_are_short<T>(device, a, &layout);
+    if (!gated) lk_srms_norm_backward_are_short<T>(device, a, &layout);
     layout.smem = sizeof(lk_srms_norm_smem) + (size_t)((part_bytes * in->parts + bias_bytes) * layout.threads);
     if (layout.few || layout.short_rows) layout.smem = 0;
     if (weight && !layout.few && !layout.short_rows && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
@@ -1419,14 +1423,14 @@ template <class T, class Res> LK_HOST void (*lk_srms_norm_backward_choose(const 
 /* Validates; a becomes the arguments with every default filled in, the types too. device: as in lk_check_begin. */
 template <class T>
 LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *args, lk_direction direction, lk_device *device,
-                                     lk_srms_norm_args *a)
+                                     lk_srms_norm_args *a, bool gated = false)
 {
     *a = *args;
     const bool backward = direction == LK_BACKWARD;
     if (a->groups == 0) a->groups = 1;
     if (backward && a->residual_out && a->residual_out == a->residual && !a->residual_out_stride)
         a->residual_out_stride = a->residual_stride; /* forward wrote it in place, by this struct */
-    lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
+    lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward, gated);
     lk_tensor *const list = table.list;
     const int count = lk_used_tensors(list, LK_COUNT(table.list));
     lk_checks checks = lk_check_begin(op, device);
@@ -1457,20 +1461,17 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
 /* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
 
 template <class T>
-LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device, lk_srms_norm_args a, cudaStream_t stream)
+LK_HOST lk_status lk_srms_norm_backward_launch(const char *op, const lk_device *device, const lk_srms_norm_args &a,
+                                               const lk_srms_norm_layout &layout, void (*kernel)(lk_srms_norm_call),
+                                               cudaStream_t stream)
 {
-    const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(device, &a);
     lk_checks checks = {op, LK_OK};
     lk_check_workspace(&checks, a.workspace, a.workspace_bytes, layout.workspace);
     lk_status status = checks.status;
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
     const bool pdl = device->arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
-    const bool other = a.residual_dtype != lk_dtype<T>;
     if (!status && a.rows > 0)
-        status = lk_launch_blocks(op, pdl,
-                                  other ? lk_srms_norm_backward_choose<T, float>(layout)
-                                        : lk_srms_norm_backward_choose<T, T>(layout),
-                                  layout.grid, layout.cluster, layout.threads, layout.smem, stream, layout.call);
+        status = lk_launch_blocks(op, pdl, kernel, layout.grid, layout.cluster, layout.threads, layout.smem, stream, layout.call);
     if (status || !(a.dweight || a.dbias)) return status;
     const int64_t partials = layout.call.partials, pitch = layout.call.pitch;
     const lk_srms_norm_row_sum sum = {(const float *)a.workspace, {a.dweight ? a.dweight : a.dbias, a.dweight ? a.dbias : NULL},
@@ -1478,6 +1479,16 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device,
                                       partials / a.groups, partials % a.groups, a.cols, pitch, a.groups, partials * pitch,
                                       layout.call.in.offset, layout.call.in.offset_step, LK_VEC<T> - 1};
     return lk_srms_norm_sum_rows(op, device, sum, stream);
+}
+
+template <class T>
+LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device, lk_srms_norm_args a, cudaStream_t stream)
+{
+    const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(device, &a);
+    const bool other = a.residual_dtype != lk_dtype<T>;
+    void (*const kernel)(lk_srms_norm_call) =
+        other ? lk_srms_norm_backward_choose<T, float>(layout) : lk_srms_norm_backward_choose<T, T>(layout);
+    return lk_srms_norm_backward_launch<T>(op, device, a, layout, kernel, stream);
 }
 
 template <class T, lk_direction direction>
@@ -1491,18 +1502,15 @@ LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args
     else return a.rows == 0 ? LK_OK : lk_srms_norm_forward_rows<T>(op, &device, &a, stream);
 }
 
-/* Forward has none. With x or residual_out the answer is for the tensors that are given. With neither it is the most for any
- * tensors: s from x, from x and residual or from residual_out; each other tensor given or not (an output in place counts as not
- * given); all on 16 bytes, all off by one element, or not aligned to each other. */
+/* Backward's bytes, for checked arguments. With x or residual_out the answer is for the tensors that are given. With neither it is
+ * the most for any tensors: s from x, from x and residual or from residual_out; each other tensor given or not (an output in place
+ * counts as not given); all on 16 bytes, all off by one element, or not aligned to each other. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *args, lk_direction direction, size_t *bytes)
+LK_HOST lk_status lk_srms_norm_ask(const char *op, const lk_srms_norm_args &given, bool gated, size_t *bytes)
 {
-    lk_srms_norm_args given = {};
     lk_device device = {};
-    lk_status status = lk_srms_norm_check<T>(op, args, direction, NULL, &given);
-    const bool none = direction == LK_FORWARD || !(given.dweight || given.dbias) || given.rows == 0;
-    if (status || none) return lk_no_workspace(status, bytes);
-    status = lk_asked_device(op, lk_current_device(&device));
+    if (!(given.dweight || given.dbias) || given.rows == 0) return lk_no_workspace(LK_OK, bytes);
+    const lk_status status = lk_asked_device(op, lk_current_device(&device));
     if (status) return status;
     const bool known = given.x || given.residual_out;
     size_t most = 0;
@@ -1520,11 +1528,21 @@ LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *ar
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */
             a.dresidual = which & 8 ? address + 4096 + (shift == 1 ? residual : 0) : NULL;
         }
-        const size_t needed = lk_srms_norm_backward_lay_out<T>(&device, &a).workspace;
+        const size_t needed = lk_srms_norm_backward_lay_out<T>(&device, &a, gated).workspace;
         if (needed > most) most = needed;
     }
     if (bytes) *bytes = most;
     return LK_OK;
+}
+
+/* Forward has none. */
+template <class T>
+LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *args, lk_direction direction, size_t *bytes)
+{
+    lk_srms_norm_args given = {};
+    const lk_status status = lk_srms_norm_check<T>(op, args, direction, NULL, &given);
+    if (status || direction == LK_FORWARD) return lk_no_workspace(status, bytes);
+    return lk_srms_norm_ask<T>(op, given, false, bytes);
 }
 
 #endif /* CUDA or the simulator */

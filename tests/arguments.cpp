@@ -24,6 +24,7 @@
 #include "lk/md_lrpe_cosine.cuh"
 #include "lk/rope.cuh"
 #include "lk/srms_norm_fp8.cuh"
+#include "lk/srms_norm_gated.cuh"
 
 #include <limits.h>
 #include <stddef.h>
@@ -59,6 +60,7 @@ LK_DEFINE_SCALE(f32)
 LK_DEFINE_ROPE(f32)
 LK_DEFINE_SRMS_NORM(f32)
 LK_DEFINE_SRMS_NORM_FP8(f32)
+LK_DEFINE_SRMS_NORM_GATED(f32)
 
 /* ---- The fields of the structs ------------------------------------------------------------------------------------------- */
 
@@ -209,6 +211,10 @@ static const fields of_srms_norm_fp8 = fields{
     F(format), F(power_of_two)} +
     WITHIN(common, of_srms_norm);
 #undef S
+#define S lk_srms_norm_gated_args
+static const fields of_srms_norm_gated =
+    fields{F(gate), F(dgate), F(gate_stride), F(dgate_stride), F(gate_first)} + WITHIN(common, of_srms_norm);
+#undef S
 
 /* ---- The functions ------------------------------------------------------------------------------------------------------- */
 
@@ -337,6 +343,9 @@ static const function functions[] = {
     CALL(rope, backward, f32, ROPE "inv_freq=0 position=0 pair_axis=0 q_weight=0 k_weight=0 dq_weight=0 dk_weight=0"),
     CALL(srms_norm, forward, f32, "rows=6 cols=40"),
     CALL(srms_norm, backward, f32, "rows=6 cols=40 residual_out=0"),
+    CALL(srms_norm_gated, forward, f32, NORM "common.residual=0 common.residual_out=0 common.bias=0"),
+    CALL(srms_norm_gated, backward, f32, NORM "common.residual=0 common.residual_out=0 common.dresidual=0 common.dresidual_out=0 "
+                                              "common.dbias=0 gate_first=1"),
     CALL(srms_norm_fp8, forward, f32, NORM "scale=0 transposed_scale=0"),
     CALL(srms_norm_fp8, forward, f32, NORM "tensor_scale=0 amax=0 scaling=2"),
     {"lk_rescale_f32", "", "", RUN(lk_rescale_f32, lk_rescale_args), NULL, NULL, 0, &of_rescale, "count=6"},

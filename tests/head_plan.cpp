@@ -70,7 +70,8 @@ static void expect_plans(const lk_head_shape &s)
                again.panel_vocab == plan.panel_vocab && again.kept_vocab == plan.kept_vocab,
                "its own bytes have another plan", budget);
         lk_head_plan fewer = plan; /* chunks */
-        fewer.chunk_tokens = plan.chunks > 1 ? lk_head_equal(s.rows, lk_ceil_div(s.rows, plan.chunks - 1), 128) : plan.chunk_tokens;
+        fewer.chunk_tokens =
+            plan.chunks > 1 ? lk_head_equal(s.rows, lk_ceil_div(s.rows, plan.chunks - 1), 128) : plan.chunk_tokens;
         if (s.two_heads && plan.slice_tokens < 512) fewer.slice_tokens = 512; /* those of a chunk are about equal, so shorter */
         expect(plan.path == LK_HEAD_PATH_FUSED || plan.chunks == 1 || lk_head_need(&planner, &fewer) > budget,
                "fewer chunks fit", budget);
@@ -133,7 +134,8 @@ static void expect_fits(int draws)
 {
     for (int i = 0; i < draws; i++) {
         lk_head_shape s = shape_of(false, draw() < 0.5 ? LK_DTYPE_F32 : LK_DTYPE_BF16);
-        s.rows = draw_size(1, 3000), s.hidden = draw_size(1, 300), s.vocab = s.classes = draw_size(1, 5000), s.dweight_stride = s.hidden;
+        s.rows = draw_size(1, 3000), s.hidden = draw_size(1, 300), s.vocab = s.classes = draw_size(1, 5000),
+        s.dweight_stride = s.hidden;
         s.no_panels = draw() < 0.7, s.two_heads = s.no_targets = s.no_panels && draw() < 0.8, s.gives_loss = !s.two_heads;
         s.several_passes = s.two_heads && draw() < 0.5, s.accumulate = draw() < 0.2, s.dbias = draw() < 0.3;
         if (draw() < 0.5) s.chunk_tokens = draw_size(1, (double)s.rows);
@@ -145,8 +147,8 @@ static void expect_fits(int draws)
         for (double bytes = (double)planner.least; bytes < 4.0 * (double)planner.least; bytes *= 1.0 + draw()) {
             lk_head_choose(&planner, (size_t)bytes, &plan);
             const lk_head_workspace w = lk_head_lay_out(&s, &plan, (void *)128);
-            expect((char *)w.cublas + plan.cublas_bytes <= (char *)128 + plan.workspace_bytes, "drawn: arrays end behind the workspace",
-                   (size_t)bytes);
+            expect((char *)w.cublas + plan.cublas_bytes <= (char *)128 + plan.workspace_bytes,
+                   "drawn: arrays end behind the workspace", (size_t)bytes);
         }
     }
 }
@@ -176,10 +178,13 @@ int main()
     expect_text(two, 1024,
                 "5 x 1640 tokens, 1 x 131072 columns, f32 logits of 448 tokens at a time, dweight rounded after each chunk, "
                 "4 matmuls: exact");
-    expect_text(two, 2400, "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
+    expect_text(two, 2400,
+                "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
     expect_plans(two);
-    two.several_passes = true; /* a rank's: one slice has all tokens, so no logits are computed again; where it does not fit, as above */
-    expect_text(two, 2400, "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
+    two.several_passes =
+        true; /* a rank's: one slice has all tokens, so no logits are computed again; where it does not fit, as above */
+    expect_text(two, 2400,
+                "1 x 8192 tokens, 1 x 131072 columns, f32 logits of 1024 tokens at a time in dweight, 4 matmuls: exact");
     two.vocab = two.classes = 32768;
     expect_text(two, 3000, "1 x 8192 tokens, 1 x 32768 columns, f32 logits of 8192 tokens at a time, 4 matmuls: exact");
     expect_plans(two);

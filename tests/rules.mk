@@ -11,7 +11,7 @@ only ?= # "kl link", say: these of make test and make sanitize; all where it is 
 
 # Tests of what all ops share. lk_check has -DLK_CHECK: nothing that threads see.
 shared := lk $(if $(filter tsan,$(SAN)),,lk_check)
-parts := cross_entropy_ids linear_cross_entropy_ids linear_cross_entropy_probabilities srms_norm_fp8 # headers beside an op's that have tests and mutants of their own
+parts := cross_entropy_ids linear_cross_entropy_ids linear_cross_entropy_probabilities srms_norm_fp8 srms_norm_gated # headers beside an op's that have tests and mutants of their own
 longest := linear_cross_entropy cross_entropy $(shared) linear_cross_entropy_ids linear_kl # first, so that the others fill the gaps at the end
 chosen = $(filter $(or $(strip $(only)),%),$(longest) $(filter-out $(longest),$(parts) $(ops)) $(if $(simt),simt) link)
 programs = $(if $(filter simt,$(chosen)),$(simt_tests) test_rewrite) $(filter-out simt,$(chosen))

@@ -31,6 +31,7 @@
 #include "lk/md_lrpe_cosine.cuh"
 #include "lk/rope.cuh"
 #include "lk/srms_norm_fp8.cuh"
+#include "lk/srms_norm_gated.cuh"
 
 namespace ffi = xla::ffi;
 using ffi::AnyBuffer, ffi::Error, ffi::ErrorCode, std::string_view;
@@ -145,6 +146,9 @@ FIELDS(srms_norm_fp8, COMMON(x) COMMON(residual) COMMON(residual_out) COMMON(wei
        FIELD(scale) FIELD(q_transposed) FIELD(transposed_scale) COMMON(rows) COMMON(cols) COMMON(eps) COMMON(weight_offset)
        COMMON(residual_dtype) COMMON(weight_dtype) FIELD(scaling) FIELD(format) FIELD(power_of_two)
        FIELD(scale_rounding))
+FIELDS(srms_norm_gated, COMMON(x) COMMON(weight) COMMON(y) COMMON(dy) COMMON(dx) COMMON(dweight) COMMON(workspace)
+       COMMON(workspace_bytes) COMMON(rows) COMMON(cols) COMMON(groups) COMMON(eps) COMMON(weight_offset) COMMON(weight_dtype)
+       COMMON(dweight_dtype) FIELD(gate) FIELD(dgate) FIELD(gate_first))
 
 /* Sets one field; false if there is none of that name and kind. */
 template <class Args, class V> static bool set(Args &args, string_view name, V value)
@@ -191,6 +195,7 @@ static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_args 
 static lk_linear_cross_entropy_args &common_of(lk_linear_cross_entropy_ids_parallel_args &args) { return args.common.common; }
 static lk_linear_kl_args &common_of(lk_linear_kl_parallel_args &args) { return args.common; }
 static lk_srms_norm_args &common_of(lk_srms_norm_fp8_args &args) { return args.common; }
+static lk_srms_norm_args &common_of(lk_srms_norm_gated_args &args) { return args.common; }
 
 /* Takes the first word off a list of words. */
 static string_view next_word(string_view &list)
@@ -356,6 +361,7 @@ static int64_t bytes_of(PlanFor plan_for, const char *tensors, int count, const 
     complete(args, 4);
     // XLA may give a slice of a larger tensor, which starts anywhere. Without these two the ops answer for any alignment.
     if constexpr (std::is_same_v<Args, lk_srms_norm_args>) args.x = nullptr, args.residual_out = nullptr;
+    if constexpr (std::is_same_v<Args, lk_srms_norm_gated_args>) args.common.x = nullptr;
     if constexpr (has_context<Args>) common_of(args).x = nullptr, common_of(args).weight = nullptr;
     size_t bytes = 0, budget = 0;
     if constexpr (has_context<Args>) budget = common_of(args).workspace_bytes;
@@ -402,6 +408,7 @@ struct Named {
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                        \
     LK_DECLARE_SRMS_NORM(T)                                                                                             \
     LK_DECLARE_SRMS_NORM_FP8(T)                                                                                         \
+    LK_DECLARE_SRMS_NORM_GATED(T)                                                                                       \
     LK_DECLARE_SCALE(T)                                                                                                 \
     static const Named lk_jax_named_rescale_##T("rescale_" #T " ");                                                     \
     XLA_FFI_DEFINE_HANDLER_SYMBOL(lk_jax_rescale_##T, handle_rescale<lk_rescale_##T>,                                   \
@@ -452,7 +459,9 @@ struct Named {
     FUNCTION(md_lrpe_cosine, backward, T, nullptr)                                                                      \
     FUNCTION(srms_norm, forward, T, nullptr)                                                                            \
     FUNCTION(srms_norm, backward, T, nullptr)                                                                           \
-    FUNCTION(srms_norm_fp8, forward, T, nullptr)
+    FUNCTION(srms_norm_fp8, forward, T, nullptr)                                                                        \
+    FUNCTION(srms_norm_gated, forward, T, nullptr)                                                                      \
+    FUNCTION(srms_norm_gated, backward, T, nullptr)
 
 FUNCTIONS(f32)
 FUNCTIONS(f16)

@@ -1036,6 +1036,29 @@ def rms_norm():
             compare(f"{name} weight_offset with a gradient", lambda x, w, b, o: lk.rms_norm(x, w, bias=b, weight_offset=o),
                     lambda x, w, b, o: exact_norm(x, None, w, bias=b, weight_offset=o)[0], [x, w, b, jnp.float32(0.75)], up,
                     3, jit=True)
+    def gated(x, gate, w=None, first=False):
+        silu = gate / (1 + jnp.exp(-gate))
+        y = exact_norm(x * silu if first else x, None, w)[0]
+        return y if first else y * silu
+    for dtype, first, (shape, ends) in itertools.product(DTYPES, (False, True), (((5, 64), (64,)), ((2, 3, 4, 33), (4, 33)), ((40,), None), ((0, 8), (8,)))):
+        x, gate, up = (normal(i, *shape, dtype=dtype) for i in (1, 2, 3))
+        for kind in dict.fromkeys((dtype, "float32")) if ends else (None,):
+            arrays = [x, gate] + ([normal(4, *ends, dtype=kind)] if ends else [])
+            compare(f"gate {dtype} {shape} first={first} weight {kind}",
+                    lambda x, gate, w=None: lk.rms_norm(x, w, gate=gate, gate_first=first), lambda *a: gated(*a, first=first)
+                    if len(a) == 3 else gated(*a, None, first), arrays, up, 2)
+    x, gate, w = normal(1, 2, 3, 8), normal(2, 2, 3, 8), normal(3, 8)
+    check("gate under vmap", np.allclose(jax.vmap(lambda a, g: lk.rms_norm(a, w, gate=g))(x, gate), lk.rms_norm(x, w, gate=gate), 1e-6))
+    calls = calls_in(jax.grad(lambda x: lk.rms_norm(x, w, gate=gate).sum()), x)
+    check("gate: a frozen one has no gradient", calls == [("srms_norm_gated_backward_f32", "weight x gate dy", "dx")], calls)
+    for says, error, f in (("gate", ValueError, lambda: lk.rms_norm(x, gate=gate[:1])), ("gate", TypeError, lambda: lk.rms_norm(
+            x, gate=gate.astype("bfloat16"))), ("bias", ValueError, lambda: lk.rms_norm(x, w, bias=w, gate=gate)),
+                           ("gate_first", ValueError, lambda: lk.rms_norm(x, gate_first=True))):
+        try:
+            f()
+            check(f"gate: {says}: refused", False)
+        except error as e:
+            check(f"gate: {says}: the message", says in str(e), e)
     x, w = normal(1, 4, 8), normal(2, 8)
     close("eps", lk.rms_norm(x, w, 0.5), exact_norm(x, None, w, 0.5)[0], 4)
     check("srms_norm", np.array_equal(lk.srms_norm(x), lk.rms_norm(x)))
@@ -1319,6 +1342,7 @@ def launches():
                 ("rms_norm bias", lambda x, w, b: lk.rms_norm(x, w, bias=b), [x, w, w], [], each(norm)),
                 ("rms_norm float32 weight", lk.rms_norm, [x, w.astype("float32")], [], each(norm)),
                 ("srms_norm", lk.srms_norm, [x], [], each(norm)),
+                ("rms_norm gate", lambda x, r, w: lk.rms_norm(x, w, gate=r), [x, r, w], [], each("srms_norm_gated")),
                 ("glu", lk.glu, [x, r], [], each("glu")), ("glu halves", lk.glu, [x], [], each("glu")),
                 ("glu in turns", lambda x: lk.glu(x, None, "gelu", interleaved=True), [x], [], each("glu")),
                 ("glu row_weight", lambda x, r, w: lk.glu(x, r, row_weight=w), [x, r, w32], [], each("glu")),

@@ -20,6 +20,7 @@
 #include "lk/md_lrpe_cosine.cuh"
 #include "lk/rope.cuh"
 #include "lk/srms_norm_fp8.cuh"
+#include "lk/srms_norm_gated.cuh"
 
 static void *library;
 static std::string noted, told;
@@ -83,6 +84,12 @@ static void note(const lk_srms_norm_args &a, bool backward, int bytes)
     else ROWS(y);
     tensor("weight", a.weight, a.cols, columns), tensor("bias", a.bias, a.cols, columns);
 }
+static void note(const lk_srms_norm_gated_args &args, bool backward, int bytes)
+{
+    note(args.common, backward, bytes);
+    tensor("gate", args.gate, args.gate_stride ? args.gate_stride : args.common.cols, bytes);
+    if (backward) tensor("dgate", args.dgate, args.dgate_stride ? args.dgate_stride : args.common.cols, bytes);
+}
 static void note(const lk_srms_norm_fp8_args &args, bool, int bytes)
 {
     const lk_srms_norm_args &a = args.common;
@@ -127,6 +134,8 @@ CALLS(cross_entropy_ids, backward, common.vocab)
 CALLS(srms_norm, forward, cols)
 CALLS(srms_norm, backward, cols)
 CALLS(srms_norm_fp8, forward, common.cols)
+CALLS(srms_norm_gated, forward, common.cols)
+CALLS(srms_norm_gated, backward, common.cols)
 CALLS(md_lrpe_cosine, forward, dim)
 CALLS(md_lrpe_cosine, backward, dim)
 CALLS(linear_cross_entropy, forward_backward, hidden)

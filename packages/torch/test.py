@@ -652,6 +652,53 @@ def norms():
                  norm_bounds(1, eps, True, True, F32))
 
 
+def gated_norms():
+    def exact(x, gate, w, first, offset=0.0):
+        scale = 1.0 if w is None else offset + w
+        s = x * F.silu(gate) if first else x
+        y = s * torch.rsqrt(s.square().mean(-1, keepdim=True) + 2.0**-20) * scale
+        return y if first else y * F.silu(gate)
+    for t, first, (shape, groups) in itertools.product(TYPES, (False, True), (((6, 64), 1), ((3, 5, 33), 1), ((2, 3, 4, 128), 4), ((40,), 1))):
+        for weight_type in dict.fromkeys((None, t, F32)):
+            x, gate = (leaf(normal(*shape, sigma=1.5), t, rng.choice(LAYOUTS)) for _ in range(2))
+            affine, offset = shape[-1:] if groups == 1 else (groups, shape[-1]), rng.choice((0.0, 1.0))
+            w = None if weight_type is None else leaf(normal(*affine), weight_type)
+            leaves, name = [v for v in (x, gate, w) if v is not None], f"{NAMES[t]} {shape} first={first} weight {NAMES.get(weight_type)}"
+            y = LF.rms_norm(x, shape[-1:], w, 2.0**-20, weight_offset=offset if w is not None else 0.0, groups=groups, gate=gate, gate_first=first)
+            doubles = [v.detach().double().requires_grad_() for v in leaves]
+            right = exact(*doubles, *([None] if w is None else []), first, offset)
+            up = normal(*shape).to(t)
+            close(f"gate, {name}", [y, *torch.autograd.grad(y, leaves, up)], [right, *torch.autograd.grad(right, doubles, up.double())],
+                  3 * HALF[t] + 64 * U)
+            verdict(f"gate, {name}: the type is input's", y.dtype == t)
+            with torch.no_grad():
+                verdict(f"gate, {name}: no_grad", torch.equal(y, LF.rms_norm(
+                    x, shape[-1:], w, 2.0**-20, weight_offset=offset if w is not None else 0.0, groups=groups, gate=gate, gate_first=first)))
+    x, gate, w = leaf(normal(6, 40)), leaf(normal(6, 40)), leaf(normal(40))
+    for wants in ([x], [gate], [w], [gate, w]):
+        frozen = [v if any(v is u for u in wants) else v.detach() for v in (x, gate, w)]
+        ours = torch.autograd.grad(LF.rms_norm(frozen[0], 40, frozen[2], 2.0**-20, gate=frozen[1]).sum(), wants)
+        close(f"gate, {len(wants)} gradients wanted", ours, torch.autograd.grad(exact(*frozen, False).sum(), wants), 1e-5)
+    module = lk_torch.GatedRMSNorm(40, eps=2.0**-20, device=D, gate_first=True)
+    close("GatedRMSNorm", module(x, gate), exact(x.double(), gate.double(), None, True), 1e-6)
+    verdict("GatedRMSNorm's repr", "gate_first=True" in repr(module) and list(module.state_dict()) == ["weight"])
+    many = leaf(normal(2, 3, 4, 5)), leaf(normal(2, 3, 4, 5))
+    close("gate, two dimensions", LF.rms_norm(many[0], (4, 5), None, 2.0**-20, gate=many[1]),
+          exact(*(v.double().flatten(-2) for v in many), None, False).view(2, 3, 4, 5), 1e-6)
+    for shape in ((0, 8), (3, 0, 8)):
+        x0, g0, w0 = leaf(torch.zeros(shape)), leaf(torch.zeros(shape)), leaf(normal(8))
+        found = torch.autograd.grad(LF.rms_norm(x0, 8, w0, gate=g0).sum(), [x0, g0, w0])
+        verdict(f"gate, empty {shape}", found[0].shape == shape and float(found[2].abs().sum()) == 0)
+    for says, kind, f in (("gate", ValueError, lambda: LF.rms_norm(x, 40, gate=gate[:3])), ("gate", TypeError, lambda: LF.rms_norm(x, 40, gate=gate.to(BF16))),
+                          ("bias", ValueError, lambda: LF.rms_norm(x, 40, w, bias=w, gate=gate)),
+                          ("out_dtype", ValueError, lambda: LF.rms_norm(x, 40, gate=gate, out_dtype=torch.float8_e4m3fn)),
+                          ("gate_first", ValueError, lambda: LF.rms_norm(x, 40, gate_first=True)),
+                          ("normalized_shape", ValueError, lambda: LF.rms_norm(x, 41, gate=gate)),
+                          ("gate", TypeError, lambda: LF.rms_norm(x, 40, gate=1.0))):
+        raises(f"gate: {says}", f, says, kind=kind)
+    raises("gate: a second derivative", lambda: torch.autograd.grad(LF.rms_norm(x, 40, gate=gate), x, torch.ones_like(x), create_graph=True)[0].sum().backward(), "second")
+
+
 # ---- glu --------------------------------------------------------------------------------------------------------------------
 
 def normal_share(g):
@@ -4322,7 +4369,7 @@ def fp8():
         raises(f"fp8: {name}", f, *words)
 
 
-GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "glu": glu, "rope": rope, "fp8": fp8,
+GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "gated_norms": gated_norms, "glu": glu, "rope": rope, "fp8": fp8,
           "cross_entropy": cross_entropy, "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,

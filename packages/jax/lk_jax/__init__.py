@@ -1414,8 +1414,11 @@ def _md_lrpe_cosine(shape, prefix, activation, layout):
 
 @public
 def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
-             power_of_two=False, scale_rounding="up", amax=False, transposed=False):
+             power_of_two=False, scale_rounding="up", amax=False, transposed=False, gate=None, gate_first=False):
     """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
+
+    gate, of x's shape and type: rms_norm(x) * silu(gate), or with gate_first=True rms_norm(x * silu(gate)), in one call: the gated norms
+    of Mamba-2 (whose norm_before_gate is not gate_first), of Gated DeltaNet, of Qwen3-Next. There is no bias and no out_dtype then.
 
     weight and bias [cols] are of one type, x's or float32. They may have more of x's last axes: a weight [heads, cols] is one
     for each head of x [..., heads, cols]. weight_offset is 1 in Gemma; it may be traced, and has a gradient then.
@@ -1436,6 +1439,13 @@ def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtyp
     gradient, straight through the rounding, by jax.vjp(lk_jax.rms_norm, x, weight)[1](dy): XLA drops its forward call.
     """
     x = _array(x, "x", 1)
+    if gate is not None:
+        _demand(bias is None and out_dtype is None, "bias or out_dtype is given; with gate there is neither")
+        gate = _array(gate, "gate")
+        _demand(gate.dtype == x.dtype, f"gate is {gate.dtype.name}; it must be {x.dtype.name}, as x is", TypeError)
+        _demand(gate.shape == x.shape, f"gate has the shape {gate.shape}; it must have {x.shape}")
+        return _norm(x, None, weight, None, eps, weight_offset, gate, _flag(gate_first, "gate_first"))[0]
+    _demand(not gate_first, "gate_first is given without gate")
     if out_dtype is not None:
         _demand(bias is None, "bias is given; with out_dtype there is none")
         return _norm_fp8(x, None, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax,
@@ -1525,7 +1535,7 @@ def srms_norm(x, eps=1e-6):
     return rms_norm(x, None, eps)
 
 
-def _norm(x, residual, weight, bias, eps, weight_offset):
+def _norm(x, residual, weight, bias, eps, weight_offset, gate=None, gate_first=0):
     eps, ends = _number(eps, "eps"), [x.shape[i:] for i in range(x.ndim)]
     given = {name: _array(a, name, 1) for name, a in (("weight", weight), ("bias", bias)) if a is not None}
     for name, a in given.items():
@@ -1538,8 +1548,42 @@ def _norm(x, residual, weight, bias, eps, weight_offset):
         bias = None if bias is None else bias.astype(_f32)
     _demand(len({a.dtype for a in given.values()}) < 2, f"weight is {getattr(weight, 'dtype', '')} and bias "
             f"{getattr(bias, 'dtype', '')}; they must have one type", TypeError)
-    weight_offset = _number(weight_offset, "weight_offset")
-    return _rms_norm(eps, weight_offset if weight is not None else 0.0)(*same_axes(x, residual, weight, bias))
+    weight_offset = _number(weight_offset, "weight_offset") if weight is not None else 0.0
+    if gate is not None:
+        return (_rms_norm_gated(eps, weight_offset, gate_first)(*same_axes(x, gate, weight)),)
+    return _rms_norm(eps, weight_offset)(*same_axes(x, residual, weight, bias))
+
+
+@functools.lru_cache(None)
+def _rms_norm_gated(eps, weight_offset, gate_first):
+    def run(direction, x, weight, inputs, outputs):
+        groups = 0 if weight is None else math.prod(weight.shape[:-1])
+        fields = dict(rows=math.prod(x.shape[:-1]), cols=x.shape[-1], groups=0 if groups == 1 else groups, eps=eps,
+                      weight_offset=weight_offset, gate_first=gate_first, weight_dtype=_dtype_field(weight, x.dtype),
+                      dweight_dtype=_dtype_field(weight, x.dtype))
+        return call(f"srms_norm_gated_{direction}_{TYPES[x.dtype.name]}", {"weight": weight, "x": x, **inputs}, outputs, fields,
+                    "rows", ("weight", "dweight"))
+
+    @jax.custom_vjp
+    def f(x, gate, weight):
+        return run("forward", x, weight, {"gate": gate}, {"y": _like(x)})["y"]
+
+    def fwd(x, gate, weight):
+        wanted = _wanted(dx=x, dgate=gate, dweight=weight)
+        x, gate, weight = _values(x, gate, weight)
+        return f(x, gate, weight), (x, gate, weight, _flags(wanted, ("dx", "dgate", "dweight")))
+
+    def bwd(kept, dy):  # rstd is not saved, as above
+        x, gate, weight, flags = kept
+        wanted = _flagged(flags)
+        if _given(dy) is None or not wanted:
+            return None, None, None
+        outputs = {name: _like(a) for name, a in (("dx", x), ("dgate", gate), ("dweight", weight)) if name in wanted}
+        made = run("backward", x, weight, {"gate": gate, "dy": dy}, outputs)
+        return made.get("dx"), made.get("dgate"), made.get("dweight")
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
 
 
 @functools.lru_cache(None)

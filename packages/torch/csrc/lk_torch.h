@@ -63,6 +63,8 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
              double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale,
              bool want_amax, bool want_transposed);
+Tensor rms_norm_gated(const Tensor &x, const Tensor &gate, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
+                      double weight_offset, bool gate_first);
 Tensor glu(const Tensor &gate, const Maybe &up, const Maybe &row_weight, int64_t activation, double alpha,
            std::optional<double> limit, double up_offset, bool interleaved);
 tuple<Tensor, Tensor> rope(const Tensor &q, const Maybe &k, const Maybe &inv_freq, const Maybe &position, const Maybe &cos,

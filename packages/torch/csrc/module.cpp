@@ -127,7 +127,8 @@ PyMODINIT_FUNC PyInit__C()
 {
     using namespace lk_torch;
 #define METHOD(op) Function<&op>::method(#op)
-    static PyMethodDef methods[] = {METHOD(rms_norm), METHOD(add_rms_norm), METHOD(rms_norm_fp8), METHOD(glu), METHOD(rope),
+    static PyMethodDef methods[] = {METHOD(rms_norm), METHOD(add_rms_norm), METHOD(rms_norm_fp8), METHOD(rms_norm_gated),
+                                    METHOD(glu), METHOD(rope),
                                     METHOD(logsumexp), METHOD(kl), METHOD(cross_entropy),
                                     METHOD(cross_entropy_with_grad), METHOD(cross_entropy_stats),
                                     METHOD(cross_entropy_ids), METHOD(linear_cross_entropy),

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// rms_norm and add_rms_norm: lk/srms_norm.cuh; the same with a result of 8 bits: lk/srms_norm_fp8.cuh.
+// rms_norm and add_rms_norm: lk/srms_norm.cuh; with a gate: lk/srms_norm_gated.cuh; with a result of 8 bits: lk/srms_norm_fp8.cuh.
 #include "lk_torch.h"
 
 #include "lk/srms_norm_fp8.cuh"
+#include "lk/srms_norm_gated.cuh"
 LK_DECLARE_ALL(SRMS_NORM)
 LK_DECLARE_ALL(SRMS_NORM_FP8)
+LK_DECLARE_ALL(SRMS_NORM_GATED)
 
 namespace lk_torch {
 
@@ -89,9 +91,9 @@ static Tensor make_scales(const Tensor &x, int64_t rows, int64_t cols, int64_t s
 
 // q, the scales unless scaling is TENSOR, amax if wanted, q_transposed and its scales if wanted, the sum, rstd
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps, double weight_offset, int64_t scaling,
-                     bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale, bool want_amax, bool want_transposed,
-                     bool keep)
+rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps, double weight_offset,
+                     int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale, bool want_amax,
+                     bool want_transposed, bool keep)
 {
     check_input(x, "input");
     const Stream stream(x);
@@ -252,6 +254,103 @@ tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10:
     return norm(x, residual, cols, weight, bias, eps, weight_offset);
 }
 
+// With a gate. y, and rstd if it is kept for backward
+static void check_gate(const Tensor &x, const Tensor &gate)
+{
+    TORCH_CHECK_VALUE(gate.sizes() == x.sizes(), "lk: gate has shape ", gate.sizes(), " and input ", x.sizes());
+    TORCH_CHECK_TYPE(gate.scalar_type() == x.scalar_type(), "lk: gate is ", dtype_name(gate.scalar_type()), "; it must be ",
+                     dtype_name(x.scalar_type()), ", as input is");
+}
+static tuple<Tensor, Tensor> rms_norm_gated_forward(const Tensor &x, const Tensor &gate, const Maybe &weight, double eps,
+                                                    double weight_offset, bool gate_first, bool keep)
+{
+    check_input(x, "input"), check_gate(x, gate);
+    const Stream stream(x);
+    const NormRows rows(x, "input"), gates(gate, "gate");
+    lk_srms_norm_gated_args args = {};
+    lk_srms_norm_args &a = args.common;
+    Tensor y = make(x.sizes(), x), rstd, w, b;
+    fill_affine(a, x, weight, {}, rows.cols, &w, &b);
+    if (keep) {
+        rstd = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
+        a.rstd = rstd.mutable_data_ptr<float>();
+    }
+    a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
+    a.weight_offset = (float)weight_offset, a.y = y.mutable_data_ptr();
+    args.gate = gates.data(), args.gate_stride = gates.stride, args.gate_first = gate_first;
+    if (rows.cols) LK_RUN(lk_srms_norm_gated_forward, x, &args, stream);
+    return {y, rstd};
+}
+
+// dx, dgate, dweight
+static tuple<Tensor, Tensor, Tensor> rms_norm_gated_backward(const Tensor &dy, const Tensor &x, const Tensor &gate,
+                                                             const Tensor &rstd, const Maybe &weight, double weight_offset,
+                                                             bool gate_first, bool want_dx, bool want_dgate, bool want_dweight)
+{
+    const Stream stream(x);
+    const NormRows rows(x, "input"), gates(gate, "gate"), up(dy, "the gradient");
+    lk_srms_norm_gated_args args = {};
+    lk_srms_norm_args &a = args.common;
+    Tensor dx, dgate, dweight, w, b, r = rstd.contiguous();
+    if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
+    if (want_dgate) dgate = make(x.sizes(), x), args.dgate = dgate.mutable_data_ptr();
+    fill_affine(a, dy, weight, {}, rows.cols, &w, &b);
+    a.weight_offset = (float)weight_offset, a.dweight_dtype = a.weight_dtype;
+    if (want_dweight) dweight = make(w.sizes(), w), a.dweight = dweight.mutable_data_ptr();
+    a.x = rows.data(), a.x_stride = rows.stride, a.dy = up.data(), a.dy_stride = up.stride;
+    a.rows = rows.rows, a.cols = rows.cols, a.rstd = (float *)r.const_data_ptr();
+    args.gate = gates.data(), args.gate_stride = gates.stride, args.gate_first = gate_first;
+    if (!rows.cols || !(want_dx || want_dgate || want_dweight)) return {dx, dgate, dweight};
+    LK_RUN(lk_srms_norm_gated_backward_workspace_bytes, dy, &args, &a.workspace_bytes);
+    const Workspace workspace(a.workspace_bytes);
+    a.workspace = workspace.start;
+    LK_RUN(lk_srms_norm_gated_backward, dy, &args, stream);
+    return {dx, dgate, dweight};
+}
+
+// Edges: x, gate, weight.
+struct RmsNormGatedBackward : Node {
+    SavedVariable x, gate, rstd, weight;
+    double weight_offset;
+    bool gate_first;
+    variable_list apply(variable_list &&up) override
+    {
+        LK_OP(rms_norm_gated_backward);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!up[0].defined()) return variable_list(3);
+        const Tensor in = x.unpack(), g = gate.unpack(), r = rstd.unpack(), w = weight.unpack();
+        const Below below;
+        auto [dx, dgate, dweight] = rms_norm_gated_backward_op.call(up[0], in, g, r, maybe(w), weight_offset, gate_first,
+                                                                    task_should_compute_output(0), task_should_compute_output(1),
+                                                                    task_should_compute_output(2));
+        return once(*this, up, {dx, dgate, dweight}, "rms_norm");
+    }
+    void release_variables() override { x.reset_data(), gate.reset_data(), rstd.reset_data(), weight.reset_data(); }
+};
+
+Tensor rms_norm_gated(const Tensor &x, const Tensor &gate, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
+                      double weight_offset, bool gate_first)
+{
+    LK_OP(rms_norm_gated_forward);
+    check_input(x, "input");
+    TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == cols, "lk: normalized_shape ends in ", cols, ", but input has shape ",
+                      x.sym_sizes());
+    const double e = eps.value_or(std::numeric_limits<float>::epsilon());
+    const bool wanted = wants_gradient(x, gate, weight);
+    const auto node = wanted ? make_node<RmsNormGatedBackward>(x, gate, weight.value_or(Tensor())) : nullptr;
+    Tensor y, rstd;
+    {
+        const Below below;
+        std::tie(y, rstd) = rms_norm_gated_forward_op.call(x, gate, weight, e, weight_offset, gate_first, wanted);
+    }
+    if (!wanted) return y;
+    node->weight_offset = weight_offset, node->gate_first = gate_first;
+    torch::autograd::set_history(y, node);
+    node->x = save(x), node->gate = save(gate), node->rstd = save(rstd), node->weight = save(weight);
+    node_is_made(node);
+    return y;
+}
+
 // With a result of 8 bits: q, the scales, amax, q_transposed, its scales, the sum; what was not asked for is undefined. The
 // gradient of q is one of y, straight through the rounding.
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
@@ -303,6 +402,15 @@ LK_OPS(m)
             &rms_norm);
     user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, Tensor? bias, float? eps, "
             "float weight_offset) -> (Tensor, Tensor)", &add_rms_norm);
+    user_op(m, "rms_norm_gated", "(Tensor x, Tensor gate, SymInt cols, Tensor? weight, float? eps, float weight_offset, "
+            "bool gate_first) -> Tensor", &rms_norm_gated);
+    kernel(m, "rms_norm_gated_forward",
+           "(Tensor x, Tensor gate, Tensor? weight, float eps, float weight_offset, bool gate_first, "
+           "bool keep) -> (Tensor, Tensor)",
+           &rms_norm_gated_forward);
+    kernel(m, "rms_norm_gated_backward", "(Tensor dy, Tensor x, Tensor gate, Tensor rstd, Tensor? weight, float weight_offset, "
+           "bool gate_first, bool want_dx, bool want_dgate, bool want_dweight) -> (Tensor, Tensor, Tensor)",
+           &rms_norm_gated_backward);
     kernel(m, "rms_norm_forward",
            "(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
            "bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);

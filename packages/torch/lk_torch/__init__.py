@@ -18,7 +18,7 @@ if _C.TORCH.split(".")[:2] != torch.__version__.split(".")[:2]:  # all symbols m
 from . import _fake, functional, nn
 from ._patch import Patched, patch, unpatch
 from .functional import CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, CrossEntropyOutput
-from .nn import AddRMSNorm, CrossEntropyLoss, GLU, LinearCrossEntropyLoss, LinearKLLoss, MdLrpeCosine, RMSNorm, SRMSNorm
+from .nn import AddRMSNorm, CrossEntropyLoss, GatedRMSNorm, GLU, LinearCrossEntropyLoss, LinearKLLoss, MdLrpeCosine, RMSNorm, SRMSNorm
 
 
 class _AfterImport:
@@ -50,5 +50,5 @@ _AfterImport("torch.utils.flop_counter", "lk_torch._flops")
 BACKEND = _C.BACKEND
 __version__ = f"{_C.LK_VERSION // 10000}.{_C.LK_VERSION // 100 % 100}.{_C.LK_VERSION % 100}"
 __all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "CrossEntropyLoss", "CrossEntropyOutput",
-           "GLU", "LinearCrossEntropyLoss", "LinearKLLoss", "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional",
+           "GatedRMSNorm", "GLU", "LinearCrossEntropyLoss", "LinearKLLoss", "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional",
            "nn", "patch", "unpatch"]

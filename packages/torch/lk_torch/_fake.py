@@ -87,6 +87,17 @@ def rms_norm_forward(x, residual, weight, bias, eps, weight_offset, keep):
 
 
 @fake
+def rms_norm_gated_forward(x, gate, weight, eps, weight_offset, gate_first, keep):
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=F32) if keep else None
+
+
+@fake
+def rms_norm_gated_backward(dy, x, gate, rstd, weight, weight_offset, gate_first, want_dx, want_dgate, want_dweight):
+    return (x.new_empty(x.shape) if want_dx else None, gate.new_empty(gate.shape) if want_dgate else None,
+            weight.new_empty(weight.shape) if want_dweight else None)
+
+
+@fake
 def glu_forward(gate, up, *options):
     return gate.new_empty((*gate.shape[:-1], gate.shape[-1] if up is not None else gate.shape[-1] // 2))
 

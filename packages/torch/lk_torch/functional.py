@@ -259,7 +259,7 @@ def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_off
         local = lambda x, r, w, b: _norm(name, x, r, normalized_shape, w, eps, b, weight_offset, groups)
         dims = len(normalized_shape) if hasattr(normalized_shape, "__len__") else 1
         return _dtensor.norm(local, input, residual, dims, groups, weight, bias)
-    op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
+    op = name if callable(name) else getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     first = (input,) if residual is None else (input, residual)
     if input.dtype == torch.float32:
         weight, bias = _bias_beside(weight, input), _bias_beside(bias, input)
@@ -290,6 +290,16 @@ def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_off
     flat = [t.flatten(-n) for t in first]
     out = op(*flat, flat[0].shape[-1], *affine, eps, weight_offset)
     return out.view(shape) if residual is None else tuple(t.view(shape) for t in out)
+
+
+def _norm_gated(input, gate, normalized_shape, weight, eps, weight_offset, groups, gate_first):
+    _tensors(**{name: t for name, t in (("input", input), ("gate", gate), ("weight", weight)) if t is not None})
+    _plain("rms_norm with a gate", input=input, gate=gate)
+    if gate.shape != input.shape:
+        raise ValueError(f"lk: gate has shape {list(gate.shape)} and input {list(input.shape)}")
+    op = _ops.rms_norm_gated.default if is_compiling() else _C.rms_norm_gated
+    norm = lambda x, cols, w, b, eps, offset: op(x, gate.reshape(x.shape), cols, w, eps, offset, bool(gate_first))
+    return _norm(norm, input, None, normalized_shape, weight, eps, None, weight_offset, groups)
 
 
 def _affine_shape(wanted, weight, bias):
@@ -332,9 +342,14 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1, out_dtype=None,
-             scaling="row", scale=None, power_of_two=False, scale_rounding="up", amax=False, transposed=False):
-    """F.rms_norm. weight has input's type or is float32, or has 16 bits beside a float32 input; the result has input's type. The factor is weight_offset + weight;
-    Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
+             scaling="row", scale=None, power_of_two=False, scale_rounding="up", amax=False, transposed=False, gate=None,
+             gate_first=False):
+    """F.rms_norm. weight has input's type or is float32, or has 16 bits beside a float32 input; the result has input's type. The
+    factor is weight_offset + weight; Gemma's weight_offset is 1. bias, of weight's shape and type, is added.
+
+    gate, of input's shape and type: rms_norm(input) * F.silu(gate), or with gate_first=True rms_norm(input * F.silu(gate)), in one
+    call, rounded once: the gated norms of Mamba-2 (whose norm_before_gate is not gate_first), of Gated DeltaNet, of Qwen3-Next. There
+    is no bias and no out_dtype then.
 
     groups: weight and bias are [groups, *normalized_shape], for an input of [..., groups, *normalized_shape]: one for each head
     of [batch, tokens, heads, head_dim], say.
@@ -353,6 +368,12 @@ def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weigh
     rows contiguous, with scales along its rows; not with "row".
     y has a gradient, in input's type: that of the norm, straight through the rounding. Give y itself to what has that gradient, an
     autograd.Function; of a view of y PyTorch would round it to 8 bits."""
+    if gate is not None:
+        if bias is not None or out_dtype is not None:
+            raise ValueError("lk: with gate a norm has neither bias nor out_dtype")
+        return _norm_gated(input, gate, normalized_shape, weight, eps, weight_offset, groups, gate_first)
+    if gate_first:
+        raise ValueError("lk: gate_first is given without gate")
     if out_dtype is not None:
         return _norm_fp8(input, None, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
                          power_of_two, scale_rounding, amax, transposed)

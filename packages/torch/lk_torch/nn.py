@@ -48,6 +48,21 @@ class AddRMSNorm(RMSNorm):
         return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps, **self._more())
 
 
+class GatedRMSNorm(RMSNorm):
+    """RMSNorm(x) * silu(gate), or with gate_first=True RMSNorm(x * silu(gate)), as Mamba-2 and Gated DeltaNet have it; without bias."""
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, weight_offset=0.0, groups=1,
+                 gate_first=False):
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, weight_offset=weight_offset, groups=groups)
+        self.gate_first = bool(gate_first)
+
+    def forward(self, x, gate):
+        return LF.rms_norm(x, self.normalized_shape, self.weight, self.eps, gate=gate, gate_first=self.gate_first, **self._more())
+
+    def extra_repr(self):
+        return super().extra_repr() + (", gate_first=True" if self.gate_first else "")
+
+
 class SRMSNorm(torch.nn.Module):
     """RMSNorm over the last dimension, without weight."""
 
