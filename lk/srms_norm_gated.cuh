@@ -73,8 +73,10 @@ template <bool First, int Num>
 LK_DEVICE void lk_srms_norm_gated_s(float (&s)[Num], float (&silu)[Num], const lk_srms_norm_gated_values<Num> &v)
 {
     float other;
-    LK_UNROLL for (int j = 0; j < Num; j++) silu[j] = v.gate[j] * lk_sigmoid(v.gate[j], &other),
-                                            s[j] = First ? v.x[j] * silu[j] : v.x[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) {
+        silu[j] = v.gate[j] * lk_sigmoid(v.gate[j], &other);
+        s[j] = First ? v.x[j] * silu[j] : v.x[j];
+    }
 }
 
 template <class T, int Num>
@@ -136,11 +138,14 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 1)
         lk_unpack(v.x, x[u][0]), lk_unpack(v.gate, gate[u][0]);
         total.sum += lk_srms_norm_gated_square<First>(v);
     }
-    LK_NO_UNROLL for (int i = Vecs * 32; i < count; i += 32) lk_srms_norm_add(
-        &total, lk_srms_norm_gated_square<First>(lk_srms_norm_gated_load<T, Num>(in, at.row, at.first + i * Num)));
-    for (int i = at.rank; i < edge; i += at.size)
-        lk_srms_norm_add(&total,
-                         lk_srms_norm_gated_square<First>(lk_srms_norm_gated_load<T, 1>(in, at.row, lk_srms_norm_edge(at, i))));
+    LK_NO_UNROLL for (int i = Vecs * 32; i < count; i += 32) {
+        v = lk_srms_norm_gated_load<T, Num>(in, at.row, at.first + i * Num);
+        lk_srms_norm_add(&total, lk_srms_norm_gated_square<First>(v));
+    }
+    for (int i = at.rank; i < edge; i += at.size) {
+        const lk_srms_norm_gated_values<1> one = lk_srms_norm_gated_load<T, 1>(in, at.row, lk_srms_norm_edge(at, i));
+        lk_srms_norm_add(&total, lk_srms_norm_gated_square<First>(one));
+    }
     lk_cluster_ready();
     float sum[1] = {total.sum + total.chain};
     lk_srms_norm_sum(in, sum, 0);
