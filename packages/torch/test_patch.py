@@ -5,6 +5,7 @@
 
 Both are held against the unpatched model in a wider type: the loss and each parameter's gradient, by the norm. The patched
 model may be off by twice what the unpatched one is, and by some units of the type."""
+import collections
 import contextlib
 import copy
 import functools
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 import warnings
 
 from testing import D, quiet, totals, verdict
@@ -54,7 +56,8 @@ def build(name, dtype=F32, **more):
     kw = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
               num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(1)
-    model = getattr(transformers, name + "ForCausalLM")(getattr(transformers, name + "Config")(**kw, **more))
+    cls = getattr(transformers, name + "ForCausalLM")
+    model = cls(cls.config_class(**kw, **more))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.2) if p.dim() > 1 else p.data.add_(torch.randn(p.shape) * 0.2)
     return model.to(D, dtype).train()
@@ -94,37 +97,71 @@ def compare(name, ours, theirs, wide, floor, logits=False, others=lambda: ()):
         verdict(f"{name}: {key}", error <= limit, f"relative error {error:.3g}, at most {limit:.3g}")
 
 
-FAMILIES = {  # norms, and more of the config
-    "Llama": (5, {}), "Mistral": (5, {}), "Qwen2": (5, {}), "Qwen3": (9, {}), "Gemma": (5, {}),
-    "Gemma2": (9, dict(final_logit_softcapping=3.0)),
-    "Mixtral": (5, dict(output_router_logits=True, num_local_experts=4, experts_implementation="eager")),
-    "Granite": (5, dict(logits_scaling=4.0)), "Cohere": (0, dict(logit_scale=0.25)), "Phi": (0, {}),
-    "OPT": (0, dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),  # its logits are made contiguous()
-    "Mamba": (3, dict(state_size=8))}  # its forward reads lm_head.weight.dtype
+MOE = dict(num_local_experts=4, num_experts_per_tok=2, experts_implementation="batched_mm")
+FAMILIES = {  # norms, norms that go with a rotation, MLPs, rotations, and more of the config
+    "Llama": (5, 0, 2, 2, {}), "Mistral": (5, 0, 2, 2, {}), "Qwen2": (5, 0, 2, 2, {}), "Qwen3": (9, 4, 2, 2, {}),
+    "Qwen3Moe": (9, 4, 2, 2, dict(MOE, num_experts=4, moe_intermediate_size=16)),
+    "Gemma": (5, 0, 2, 2, {}), "Gemma2": (9, 0, 2, 2, dict(final_logit_softcapping=3.0)), "Gemma3": (13, 4, 2, 2, {}),
+    "Gemma4": (16, 4, 2, 4, dict(num_kv_shared_layers=0, vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8,
+                                 global_head_dim=8)),  # turns q and k apart, with tokens before heads
+    "Mixtral": (5, 0, 0, 2, {**MOE, "output_router_logits": True, "experts_implementation": "eager"}),  # its own loop of experts
+    "GptOss": (5, 0, 2, 2, MOE),  # a clamped gate beside each up, tables of half the width
+    "Phi3": (5, 0, 2, 2, {}), "Glm": (5, 0, 2, 2, {}),  # neighbours, half of the head, from the first half of a table
+    "Granite": (5, 0, 2, 2, dict(logits_scaling=4.0)), "Cohere": (0, 0, 2, 2, dict(logit_scale=0.25)), "Phi": (0, 0, 0, 2, {}),
+    "OPT": (0, 0, 0, 0, dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),  # its logits are made contiguous()
+    "Mamba": (3, 0, 0, 0, dict(state_size=8))}  # its forward reads lm_head.weight.dtype
+
+
+class Seen(TorchDispatchMode):
+    """lk's ops that run, by name; the shapes of all results, and the values of workspace_mib."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops, self.shapes, self.workspaces = collections.Counter(), set(), []
+
+    def __torch_dispatch__(self, f, kinds, args=(), kwargs=None):
+        out = f(*args, **(kwargs or {}))
+        self.shapes |= {tuple(t.shape) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}
+        self.workspaces.extend(v for a, v in zip(f._schema.arguments, args) if a.name == "workspace_mib")
+        self.ops.update([f._schema.name] * f._schema.name.startswith("lk"))
+        return out
+
+
+def ops_of(call):
+    """How many norms, MLPs and rotations lk computes in it."""
+    with Seen() as seen, torch.no_grad():
+        call()
+    return tuple(sum(n for name, n in seen.ops.items() if f"::{op}" in name) for op in ("rms_norm", "glu", "rope"))
 
 
 def families():
-    for name, (norms, more) in FAMILIES.items():
-        for dtype in (F32, BF16) if name != "Mixtral" else (F32,):  # a rounding sends a token to another expert
-            attempt(name, family, name, norms, more, dtype)
+    for name, (*counts, more) in FAMILIES.items():
+        # in bfloat16 a rounding sends a token to another expert
+        for dtype in (F32, BF16) if name not in ("Mixtral", "Qwen3Moe", "GptOss") else (F32,):
+            attempt(name, family, name, *counts, more, dtype)
 
 
-def family(name, norms, more, dtype):
+def family(name, norms, turned, mlps, ropes, more, dtype):
     theirs = build(name, dtype, **more)
     ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).to(F64 if dtype == F32 else F32)
     said = lk_torch.patch(ours)
     label = f"{name} {str(dtype)[6:]}"
-    verdict(f"{label}: what was patched", (said.norms, said.heads) == (norms, 1), f"\n{said}")
-    verdict(f"{label}: weight_offset", ("weight_offset 1" in repr(said)) == (name in ("Gemma", "Gemma2")), f"\n{said}")
+    ids, labels = batch()
+    found = said.norms, said.heads, said.mlps, said.ropes
+    wanted = norms, 1, mlps, min(ropes, 2)
+    verdict(f"{label}: what was patched", found == wanted, f"{found}, not {wanted}\n{said}")
+    verdict(f"{label}: weight_offset", ("weight_offset 1" in repr(said)) == (name in ("Gemma", "Gemma2", "Gemma3")), f"\n{said}")
+    ran = ops_of(lambda: ours(ids))
+    wanted = norms - turned - (label == "Mamba bfloat16"), mlps, ropes  # its last norm's input is float32
+    verdict(f"{label}: what lk computes", ran == wanted, f"{ran}, not {wanted}\n{said}")
     for items in (None, 9, torch.tensor(9)) if dtype == F32 else (torch.tensor(9),):
         compare(f"{label}, items {items!r}", *(gradients(m, num_items_in_batch=items) for m in (ours, theirs, wide)), FLOOR[dtype])
-    ids, labels = batch()
     ours.eval(), theirs.eval()
     with torch.no_grad():
         a, b = ours(ids, labels=labels), theirs(ids, labels=labels)
         verdict(f"{label}: logits in eval()", off(a.logits, b.logits) <= 8 * FLOOR[dtype], f"{off(a.logits, b.logits):.3g}")
         lk_torch.unpatch(ours)
-        lk_torch.patch(ours, norms=False)
+        lk_torch.patch(ours, norms=False, mlp=False, rope=False)
         a, b = ours(ids), theirs(ids)
         verdict(f"{label}: the head without labels", torch.equal(a.logits, b.logits) and list(a) == list(b))
     lk_torch.unpatch(ours)
@@ -136,7 +173,7 @@ def family(name, norms, more, dtype):
 
 
 def generation():
-    for name in ("Llama", "Gemma2"):
+    for name in ("Llama", "Gemma2", "Qwen3"):
         theirs = build(name).eval()
         ours = copy.deepcopy(theirs)
         lk_torch.patch(ours)
@@ -145,10 +182,10 @@ def generation():
 
 
 def structure():
-    theirs = build("Llama")
+    theirs = build("Qwen3")
     ours = copy.deepcopy(theirs)
     said = lk_torch.patch(ours)
-    verdict("the table", "LlamaRMSNorm" in repr(said) and "lm_head" in repr(said) and repr(lk_torch.patch(ours)) == repr(said))
+    verdict("the table", all(f"Qwen3{part}" in repr(said) for part in ("RMSNorm", "MLP", "Attention")) and "lm_head" in repr(said) and repr(lk_torch.patch(ours)) == repr(said))
     verdict("names", [type(m).__name__ for m in ours.modules()] == [type(m).__name__ for m in theirs.modules()])
     verdict("isinstance", all(isinstance(a, type(b)) for a, b in zip(ours.modules(), theirs.modules())))
     verdict("state_dict", list(ours.state_dict()) == list(theirs.state_dict()))
@@ -179,21 +216,13 @@ def structure():
     lk_torch.patch(ours, eval_logits=False)
     verdict("eval_logits=False", ours(ids, labels=labels).logits is None)
     ours.train()
-
-    class Seen(TorchDispatchMode):
-        shapes, workspaces = set(), []
-
-        def __torch_dispatch__(self, f, kinds, args=(), kwargs=None):
-            out = f(*args, **(kwargs or {}))
-            self.shapes |= {tuple(t.shape) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}
-            self.workspaces.extend(v for a, v in zip(f._schema.arguments, args) if a.name == "workspace_mib")
-            return out
+    seen = Seen()
     for mib in (None, 7):
         lk_torch.patch(ours, workspace_mib=mib)
-        with Seen():
+        with seen:
             gradients(ours)
-    verdict("no tensor of all logits", not any(s[-1:] == (VOCAB,) for s in Seen.shapes), f"{Seen.shapes}")
-    verdict("workspace_mib", Seen.workspaces == [0, 7], f"{Seen.workspaces}")
+    verdict("no tensor of all logits", not any(s[-1:] == (VOCAB,) for s in seen.shapes), f"{seen.shapes}")
+    verdict("workspace_mib", seen.workspaces == [0, 7], f"{seen.workspaces}")
     try:
         lk_torch.patch(ours, workspace_mib=0)
         verdict("workspace_mib=0", False, "it raises nothing")
@@ -228,8 +257,9 @@ def left():
     config = build("Llama").config
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    said = lk_torch.patch(model)
-    verdict("meta", (said.norms, said.heads) == (5, 1), f"\n{said}")
+        said = lk_torch.patch(model), lk_torch.patch(model)
+    said = *said, lk_torch.patch(model)
+    verdict("meta", all((t.norms, t.heads, t.mlps, t.ropes) == (5, 1, 2, 2) for t in said), f"\n{said}")
     plain = torch.nn.RMSNorm(8, device=D)
     x, before = torch.randn(3, 8, device=D), plain(torch.ones(3, 8, device=D))
     verdict("torch.nn.RMSNorm", lk_torch.patch(plain).norms == 1 and off(plain(torch.ones(3, 8, device=D)), before) < 2**-20)
@@ -266,10 +296,299 @@ def left():
     verdict("a norm that makes another type", lk_torch.patch(Wide()).norms == 0)
 
 
+class Gated(torch.nn.Module):
+    """An MLP with a gate."""
+
+    def __init__(self, act, width=8, inner=12):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(width, inner), torch.nn.Linear(width, inner, bias=False)
+        self.three, self.act = torch.nn.Linear(inner, width), act
+
+    def forward(self, x):
+        return self.three(self.two(x) * self.act(self.one(x)))
+
+
+class Merged(Gated):
+    """Both Linears before the product in one."""
+
+    def __init__(self, act, width=8, inner=12):
+        torch.nn.Module.__init__(self)
+        self.out, self.both, self.act = torch.nn.Linear(inner, width), torch.nn.Linear(width, 2 * inner), act
+        self.swiglu_limit = 1.5
+
+    def forward(self, x):
+        gate, up = self.both(x).chunk(2, -1)
+        return self.out(self.act(gate.clamp(max=self.swiglu_limit)) * up.clamp(-self.swiglu_limit, self.swiglu_limit))
+
+
+def mlps():
+    """Which MLPs are taken, and when their own code runs."""
+    nn = torch.nn
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(5)).to(D)
+
+    def kind(forward, base=Gated, **more):
+        return type("Other", (base,), dict(forward=forward, **more))
+    alternate = lambda m, x: m.out(m.act(m.both(x)[..., ::2]) * (m.both(x)[..., 1::2]))
+    torch.manual_seed(6)
+    taken = {
+        "silu": (Gated(nn.SiLU()), "glu: silu"), "gelu": (Gated(nn.GELU()), "glu: gelu"), "relu": (Gated(nn.ReLU()), "glu: relu"),
+        "gelu_tanh": (Gated(nn.GELU("tanh")), "glu: gelu_tanh"), "sigmoid": (Gated(nn.Sigmoid()), "glu: sigmoid"),
+        "a function": (Gated(nn.functional.silu), "glu: silu"), "square": (Gated(nn.SiLU(), 8, 8), "glu: silu"),
+        "limit": (Merged(nn.SiLU()), "glu: silu, limit 1.5"),
+        "neighbours": (kind(alternate, Merged)(nn.SiLU()), "interleaved True")}
+    for name, (ours, what) in taken.items():
+        ours = ours.to(D)
+        theirs = copy.deepcopy(ours)
+        said = lk_torch.patch(ours)
+        verdict(f"mlp {name}: taken", said.mlps == 1 and what in repr(said), f"{said}")
+        for dtype in (F32,) if name == "limit" else (F32, BF16):  # in bfloat16 gates are at the limit, or not, by a rounding
+            sides = []
+            for m in (ours.to(dtype), theirs.to(dtype), copy.deepcopy(theirs).double()):
+                v = x.to(next(m.parameters()).dtype, copy=True).requires_grad_()
+                y = m(v)
+                y.backward(torch.ones_like(y))
+                sides.append((y.detach(), v.grad))
+            for a, b, wide in zip(*sides):
+                error, limit = off(a, wide), 2 * off(b, wide) + FLOOR[dtype]
+                right = error <= limit and a.dtype == b.dtype
+                verdict(f"mlp {name} {str(dtype)[6:]}", right, f"{error:.3g}, at most {limit:.3g}")
+        verdict(f"mlp {name}: lk's", ops_of(lambda: ours(x.to(dtype))) == (0, 1, 0))
+
+    class Swish(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.beta = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.beta * x)
+
+    def sliced(m, x):  # as Llama's pretraining_tp
+        return m.three(m.act(nn.functional.linear(x, m.one.weight, m.one.bias)) * m.two(x))
+    dropped, mixed = Gated(nn.SiLU()), Gated(nn.functional.silu)
+    dropped.drop = mixed.drop = nn.Dropout(0.0)
+    scaled = Gated(nn.SiLU())
+    scaled.scale = nn.Parameter(torch.ones(8))
+    refused = {
+        "tanh": Gated(nn.Tanh()), "hardswish": Gated(nn.Hardswish()), "a dropout": dropped, "a dropout alone": mixed,
+        "a factor of its own": scaled,
+        "a trained activation": Gated(Swish()), "weights taken": kind(sliced)(nn.SiLU()),
+        "another input": kind(lambda m, x: m.three(m.act(m.one(x)) * m.two(2 * x)))(nn.SiLU()),
+        "another output": kind(lambda m, x: m.three(m.act(m.one(x)) * m.two(x)) + x[..., :1])(nn.SiLU()),
+        "a factor": kind(lambda m, x: m.three(m.act(m.one(x)) * m.two(x) * 1.001))(nn.SiLU()),
+        "no last Linear": kind(lambda m, x: m.act(m.one(x)) * m.two(x))(nn.SiLU()),
+        "another type": kind(lambda m, x: m.three((m.act(m.one(x)) * m.two(x)).float()))(nn.SiLU())}
+    for name, m in refused.items():
+        said = lk_torch.patch(m)
+        verdict(f"mlp {name}: left", said.mlps == 0 and "left" in repr(said), f"{said}")
+    verdict("mlp, none asked for", lk_torch.patch(Gated(nn.SiLU()), mlp=False).mlps == 0)
+    square = nn.Module()
+    square.q, square.k, square.v, square.act = *(nn.Linear(8, 8) for _ in range(3)), nn.SiLU()
+    verdict("three Linears of one size", "nothing" in repr(lk_torch.patch(square)))
+
+    ours = Gated(nn.SiLU()).to(D)
+    theirs = copy.deepcopy(ours)
+    lk_torch.patch(ours)
+    for name, call, ops in (("float64", lambda m: copy.deepcopy(m).double()(x.double()), 0), ("by name", lambda m: m(x=x), 0),
+                            ("no rows", lambda m: m(x[:0]), 1), ("one dimension", lambda m: m(x[0, 0]), 1)):
+        a, b = call(ours), call(theirs)
+        verdict(f"mlp {name}", a.dtype == b.dtype and a.shape == b.shape and off(a, b) < FLOOR[F32])
+        verdict(f"mlp {name}: lk's", ops_of(lambda: call(ours)) == (0, ops, 0))
+    with torch.autocast(D, BF16):
+        verdict("mlp autocast", ours(x).dtype == theirs(x).dtype == BF16 and off(ours(x), theirs(x)) < 2 * FLOOR[BF16])
+    ours.two.register_forward_hook(lambda m, args, y: y.double() if y.dtype == F32 else None)
+    ours.three.double()
+    verdict("mlp of two types", ours(x).dtype == F64)
+    calls = []
+    ours, theirs = copy.deepcopy(theirs), theirs
+    lk_torch.patch(ours)
+    for name in ("one", "two", "three"):
+        getattr(ours, name).register_forward_hook(lambda m, args, y, name=name: calls.append(name))
+    verdict("hooks of Linears", ops_of(lambda: ours(x)) == (0, 1, 0) and sorted(calls) == ["one", "three", "two"], f"{calls}")
+    ours.act.register_forward_hook(lambda m, args, y: calls.append("act"))
+    verdict("a hook of the activation", ops_of(lambda: ours(x)) == (0, 0, 0) and "act" in calls, f"{calls}")
+    lk_torch.unpatch(ours)
+    model, ids = build("Qwen3Moe", **FAMILIES["Qwen3Moe"][-1]), batch()[0]
+    lk_torch.patch(model)
+    calls.clear()
+    model.model.layers[0].mlp.experts.act_fn.register_forward_hook(lambda m, args, y: calls.append("act"))
+    verdict("a hook of the experts' activation", ops_of(lambda: model(ids))[1] == len(calls) == 1, f"{calls}")
+    verdict("mlp unpatched", type(ours) is Gated and torch.equal(ours(x), theirs(x)))
+
+
+def halves(q, k, cos, sin, unsqueeze_dim=1):
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    turn = lambda x: torch.cat([-x[..., x.shape[-1] // 2:], x[..., :x.shape[-1] // 2]], -1)
+    return tuple(x * cos + turn(x) * sin for x in (q, k))
+
+
+def backwards(q, k, cos, sin):  # turns the other way
+    return halves(q, k, cos, -sin)
+
+
+def apart(q, k, cos, sin):  # neighbours come in halves
+    y = [x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k)]
+    return halves(*y, cos, sin)
+
+
+def wider(q, k, cos, sin):  # always float32
+    return halves(q.float(), k.float(), cos.float(), sin.float())
+
+
+def alone(q, k, cos, sin):  # no k
+    return halves(q, k, cos, sin)[:1]
+
+
+def decorated(f):
+    @functools.wraps(f)
+    def run(*args, **kwargs):
+        return f(*args, **kwargs)
+    return run
+
+
+class Decorated:
+    def __init__(self, f):
+        functools.update_wrapper(self, f)
+
+    def __get__(self, owner, kind=None):
+        return functools.partial(self.__wrapped__, owner)
+
+
+class Heads(torch.nn.Module):
+    """What an attention does up to its products: q and k of heads, with norms, turned."""
+    turn, between = "halves", staticmethod(lambda q: q)
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(16, 32), torch.nn.Linear(16, 16)
+        self.q_norm, self.k_norm = (torch.nn.RMSNorm(8, eps=1e-5) for _ in range(2))
+
+    @decorated
+    def forward(self, x, position_embeddings=None, scale=None, *, more=1.0):
+        q = self.q_norm(self.q(x).unflatten(-1, (-1, 8))).transpose(1, 2)
+        k = self.k_norm(self.k(x).unflatten(-1, (-1, 8))).transpose(1, 2)
+        q = self.between(q)
+        if position_embeddings is not None:
+            q, k = halves(q, k, *position_embeddings)
+        return q * more, k if scale is None else k * scale
+
+
+def tables(dtype=F32, width=8):
+    c = torch.arange(7.0)[:, None] * 0.7 ** torch.arange(width // 2)
+    return [torch.cat([t, t], -1)[None].to(D, dtype) for t in (c.cos(), c.sin())]
+
+
+def rotations():
+    """Which rotations are taken, and when their own code runs."""
+    from transformers.models.qwen3 import modeling_qwen3
+    before = modeling_qwen3.apply_rotary_pos_emb
+    other, model = build("Qwen3"), build("Qwen3")
+    ids = batch()[0]
+    first = other(ids).logits
+    lk_torch.patch(model)
+    verdict("transformers' own function", modeling_qwen3.apply_rotary_pos_emb is before and
+            ops_of(lambda: other(ids)) == (0, 0, 0) and torch.equal(other(ids).logits, first))
+    verdict("rope=False", lk_torch.patch(model, rope=False).ropes == 0)
+
+    scope = globals()
+    x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(7)).to(D)
+
+    def pair(**body):
+        torch.manual_seed(8)
+        ours = type("Heads", (Heads,), body)().to(D)
+        for p in (ours.q_norm.weight, ours.k_norm.weight):
+            p.data.add_(torch.rand(8, device=D))
+        return ours, copy.deepcopy(ours)
+
+    def near(ours, theirs, call, ops, name, floor=4 * FLOOR[F32]):
+        a, b = call(ours), call(theirs)
+        verdict(f"rope {name}", all(p.dtype == q.dtype and p.shape == q.shape and off(p, q) < floor for p, q in zip(a, b)),
+                f"{[off(p, q) for p, q in zip(a, b)]}")
+        ran = ops_of(lambda: call(ours))
+        verdict(f"rope {name}: what lk computes", ran == ops, f"{ran}, not {ops}")
+    ours, theirs = pair()
+    said = lk_torch.patch(ours)
+    verdict("rope: taken, with its norms", said.ropes == 1 and "rope, with q_norm and k_norm" in repr(said), f"{said}")
+    angles = tables()
+    each = [[t.repeat(2, 1, 1) for t in angles], [t.expand(2, -1, -1) for t in angles]]
+    for name, ops, call in (
+            ("one batch of tables", (0, 0, 1), lambda m: m(x, angles)), ("a batch each", (0, 0, 1), lambda m: m(x, each[0])),
+            ("expanded tables", (0, 0, 1), lambda m: m(x, position_embeddings=each[1])), ("no angles", (2, 0, 0), lambda m: m(x)),
+            ("other arguments", (0, 0, 1), lambda m: m(x, angles, 3.0, more=2.0)),
+            ("float64", (0, 0, 0), lambda m: copy.deepcopy(m).double()(x.double(), tables(F64))),
+            ("tables of another type", (2, 0, 0), lambda m: m(x, tables(F64)))):
+        near(ours, theirs, call, ops, name)
+    half = [copy.deepcopy(m).bfloat16() for m in (ours, theirs)]
+    near(*half, lambda m: m(x.bfloat16(), tables(BF16)), (0, 0, 1), "bfloat16", 4 * FLOOR[BF16])
+    near(*half, lambda m: m(x.bfloat16(), angles), (2, 0, 0), "float32 tables, of which it makes float32", 4 * FLOOR[BF16])
+    grads = []
+    for m in (ours, theirs):
+        c = [t.clone().requires_grad_() for t in angles]
+        sum(y.square().sum() for y in m(x, c)).backward()
+        grads.append([t.grad for t in c])
+    verdict("rope: gradients of the tables", all(off(a, b) < 2 * FLOOR[F32] for a, b in zip(*grads)))
+
+    seen = []
+    handle = ours.k_norm.register_forward_hook(lambda m, args, y: seen.append(type(y)))
+    near(ours, theirs, lambda m: m(x, angles), (1, 0, 1), "a hook of a norm")
+    verdict("rope: the hook gets a tensor", set(seen) == {torch.Tensor}, f"{seen}")
+    handle.remove()
+    lk_torch.patch(ours, norms=False)
+    lk_torch.unpatch(ours)
+    verdict("rope unpatched", ops_of(lambda: ours(x, angles)) == (0, 0, 0) and [type(m) for m in ours.modules()] == [
+        type(m) for m in theirs.modules()] and all(torch.equal(a, b) for a, b in zip(ours(x, angles), theirs(x, angles))))
+    verdict("rope, norms=False", "with" not in repr(lk_torch.patch(ours, norms=False)))
+    near(ours, theirs, lambda m: m(x, angles), (0, 0, 1), "norms=False")
+    verdict("rope, norms=False: no trace", vars(ours.q_norm).keys() == vars(theirs.q_norm).keys())
+    try:
+        ours(x, tables(width=4))
+        verdict("rope: narrow tables", False, "it raises nothing")
+    except RuntimeError as error:
+        verdict("rope: narrow tables", "must match" in str(error), str(error))
+
+    # What stands between a norm and the rotation: its class is tried, and where a call goes another way it gets the tensor.
+    for name, between, ops in (("a product", lambda q: 2.0 * q, (1, 0, 1)), ("contiguous", lambda q: q.contiguous(), (1, 0, 1)),
+                               ("in place", lambda q: q.mul_(2.0), (1, 0, 1)),
+                               ("two transpositions", lambda q: q.transpose(-1, 2).transpose(2, 3), (1, 0, 1)),
+                               ("a cat", lambda q: torch.cat([q, q], 1), (1, 0, 1)), ("an alias", alias, (1, 0, 1)),
+                               ("an alias of what is written", aliased, (1, 0, 1))):
+        ours, theirs = pair(between=staticmethod(between))
+        said = lk_torch.patch(ours)
+        one = name in ("a product", "contiguous", "a cat")
+        verdict(f"rope after {name}: said", ("rope, with k_norm" in repr(said)) == one, f"{said}")
+        near(ours, theirs, lambda m: m(x, angles), ops, f"after {name}")
+
+    kinds = []
+    ours, _ = pair(between=staticmethod(lambda q: kinds.append(type(q)) or q))
+    lk_torch.patch(ours)
+    kinds.clear()
+    ours(x), ours(x, None)
+    verdict("rope: a tensor where there are no angles", kinds == [torch.Tensor] * 2, f"{kinds}")
+
+    for name in ("backwards", "apart", "wider", "alone"):
+        kind = type("Heads", (Heads,), dict(forward=types.FunctionType(Heads.forward.__wrapped__.__code__,
+                                                                       {**scope, "halves": scope[name]})))
+        said = lk_torch.patch(kind())
+        verdict(f"rope {name}: left", said.ropes == 0 and "left: halves: " in repr(said), f"{said}")
+    kind = type("Heads", (Heads,), dict(forward=Decorated(Heads.forward.__wrapped__)))
+    verdict("a forward that is no function", lk_torch.patch(kind()).ropes == 0)
+
+
+def alias(q):
+    turned = q.transpose(1, 2)
+    turned.mul_(2.0)
+    return q
+
+
+def aliased(q):
+    turned = q.transpose(1, 2)
+    q.mul_(2.0)
+    return turned.transpose(1, 2)
+
+
 def steps():
     """What stands between a head and its loss: it passes, or all logits are made by the model's own code, and a warning says so."""
     from transformers import LlamaForCausalLM
-    few = VOCAB - 3
+    few, alone = VOCAB - 3, dict(norms=False, mlp=False, rope=False)
 
     def written(z):
         z.view(-1, VOCAB)[:, 5] = -9.0
@@ -309,13 +628,13 @@ def steps():
                 continue
             ours, theirs = copy.deepcopy(first), copy.deepcopy(first)
             ours.step = theirs.step = step
-            said, (ids, labels) = lk_torch.patch(ours, norms=False), batch()
+            said, (ids, labels) = lk_torch.patch(ours, **alone), batch()
             labels = labels.clamp(max=few - 1)
             with warnings.catch_warnings(record=True) as words:
                 warnings.simplefilter("always")
                 a, b = ([m(ids, labels=labels) for _ in range(2)][1] for m in (ours, theirs))
             words = [str(w.message) for w in words]
-            again, label = repr(lk_torch.patch(ours, norms=False)), f"{name} {str(dtype)[6:]}"
+            again, label = repr(lk_torch.patch(ours, **alone)), f"{name} {str(dtype)[6:]}"
             if name in passes:
                 verdict(f"{label}: no logits", len(a) == 1 and not words and "not so" not in again, f"{words}")
             else:
@@ -402,7 +721,7 @@ def trainer():
 
 def peft():
     from peft import LoraConfig, get_peft_model
-    for targets, fused in ((["q_proj", "v_proj"], True), (["q_proj", "lm_head"], False)):
+    for targets, fused in ((["q_proj", "v_proj", "gate_proj", "down_proj"], True), (["q_proj", "lm_head"], False)):
         for order in ("patch, then LoRA", "LoRA, then patch"):
             theirs = build("Llama")
             ours = copy.deepcopy(theirs)
@@ -427,7 +746,7 @@ def peft():
 
 
 def compiled():
-    for name in ("Llama", "Gemma2"):
+    for name, ops in dict(Llama=(5, 2, 2), Gemma2=(9, 2, 2), Qwen3=(5, 2, 2)).items():
         theirs = build(name)
         ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
         lk_torch.patch(ours)
@@ -441,6 +760,9 @@ def compiled():
         verdict(f"compile {name}: a second call", fast(input_ids=ids, labels=labels, use_cache=False).loss == out.loss)
         compare(f"compile {name}", (out, grads), gradients(theirs, use_cache=False), gradients(wide, use_cache=False), FLOOR[F32])
         verdict(f"compile {name}: graphs", count.frame_count == 1, f"{count.frame_count}, not 1")
+        targets = [str(node.target) for graph in count.graphs for node in graph.graph.nodes]
+        ran = tuple(targets.count(f"lk.{op}.default") for op in ("rms_norm", "glu", "rope"))
+        verdict(f"compile {name}: what lk computes", ran == ops, f"{ran}, not {ops}")
 
 
 def sharded(rank, ranks, port):
@@ -449,7 +771,7 @@ def sharded(rank, ranks, port):
     dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=ranks)
     ids, labels = batch()
     for own_head in (False, True):
-        plain = build("Llama")
+        plain = build("Qwen3")
         model = copy.deepcopy(plain)
         lk_torch.patch(model)
         for part in [*model.model.layers, *([model.lm_head] if own_head else [])]:
@@ -463,7 +785,7 @@ def sharded(rank, ranks, port):
         for (key, p), q in zip(model.named_parameters(), plain.parameters()):
             error = off(p.grad.full_tensor(), q.grad)
             verdict(f"rank {rank}: {key}", error < 8 * FLOOR[F32], f"relative error {error:.3g}")
-        verdict("unpatch", lk_torch.unpatch(model) == 7)
+        verdict("unpatch", lk_torch.unpatch(model) == 15)
         out = model(ids[rank:rank + 1], labels=labels[rank:rank + 1], num_items_in_batch=7)
         verdict(f"rank {rank}: unpatched", out.logits is not None and off(out.loss.detach(), losses[rank].detach()) < FLOOR[F32])
     from torch.distributed.device_mesh import init_device_mesh
@@ -518,7 +840,7 @@ def main():
         print("skip  patch: transformers is not installed: pip install transformers peft")
         return print("0 passed, 0 failed")
     print(f"lk_torch.patch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    groups = dict(families=families, generation=generation, structure=structure, left=left, steps=steps, heads=heads,
+    groups = dict(families=families, generation=generation, structure=structure, left=left, mlps=mlps, rotations=rotations, steps=steps, heads=heads,
                   checkpointing=checkpointing, trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
     for name in sys.argv[1:] or groups:
         needs = dict(peft="peft", trainer="accelerate").get(name)
