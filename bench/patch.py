@@ -10,9 +10,10 @@
 Model      Llama-3.2-1B's shape, random weights, bf16, attention by PyTorch (sdpa). All providers share one set of weights.
 Providers  transformers           its own modules
            liger                  apply_liger_kernel_to_llama's defaults: rope, RMSNorm, SwiGLU, the head with its loss
-           liger norms+head       what lk patches too: RMSNorm, the head with its loss
-           lk, lk 1024            lk_torch.patch(model), the same with workspace_mib=1024 (--workspace)
-           lk + liger, lk 1024 + liger  the same two, after Liger's rope and SwiGLU
+           liger norms+head       RMSNorm and the head with its loss alone
+           lk, lk 1024            lk_torch.patch(model): norms, rope, MLPs, the head; with workspace_mib=1024 (--workspace)
+           lk norms+head, lk 1024 norms+head  the same two with mlp=False, rope=False
+           lk + liger, lk 1024 + liger  norms and head by lk, after Liger's rope and SwiGLU
 Step       Forward with labels, backward, a fused AdamW with a rate of 0, so that all steps compute the same; no cache of keys.
            The providers take turns, a step each; medians. The GPU is idle before a step. ms by events.
 Memory     peak_mib: the most that PyTorch's allocator had given out in a step, weights, AdamW's state and workspaces included.
@@ -54,9 +55,9 @@ FLOOR = 2.0**-8  # one rounding to bf16, as in packages/torch/test_patch.py
 MIB = 2.0**20
 
 
-def lk(workspace=None):
+def lk(workspace=None, **which):
     import lk_torch
-    return lambda model: lk_torch.patch(model, workspace_mib=workspace)
+    return lambda model: lk_torch.patch(model, workspace_mib=workspace, **which)
 
 
 def liger(**which):
@@ -69,9 +70,11 @@ def liger(**which):
 def providers(workspace):
     """Name -> what is done to the model, in this order."""
     rest = liger(rms_norm=False, fused_linear_cross_entropy=False)  # rope and SwiGLU
+    own = dict(mlp=False, rope=False)  # norms and head
     return {"transformers": [], "liger": [liger()], "liger norms+head": [liger(rope=False, swiglu=False)],
             "lk": [lk()], f"lk {workspace}": [lk(workspace)],
-            "lk + liger": [rest, lk()], f"lk {workspace} + liger": [rest, lk(workspace)]}
+            "lk norms+head": [lk(**own)], f"lk {workspace} norms+head": [lk(workspace, **own)],
+            "lk + liger": [rest, lk(**own)], f"lk {workspace} + liger": [rest, lk(workspace, **own)]}
 
 
 class Provider:
