@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import inspect
 import io
+import itertools
 import os
 import pickle
 import socket
@@ -109,6 +110,8 @@ FAMILIES = {  # norms, norms that go with a rotation, MLPs, rotations, and more 
     "Phi3": (5, 0, 2, 2, {}), "Glm": (5, 0, 2, 2, {}),  # neighbours, half of the head, from the first half of a table
     "Granite": (5, 0, 2, 2, dict(logits_scaling=4.0)), "Cohere": (0, 0, 2, 2, dict(logit_scale=0.25)), "Phi": (0, 0, 0, 2, {}),
     "OPT": (0, 0, 0, 0, dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),  # its logits are made contiguous()
+    "Qwen3_5": (8, 2, 2, 1, dict(layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4, linear_num_key_heads=2,
+                                 linear_key_head_dim=8, linear_value_head_dim=8)),  # Gated DeltaNet: a norm with a gate
     "Mamba": (3, 0, 0, 0, dict(state_size=8))}  # its forward reads lm_head.weight.dtype
 
 
@@ -150,7 +153,7 @@ def family(name, norms, turned, mlps, ropes, more, dtype):
     found = said.norms, said.heads, said.mlps, said.ropes
     wanted = norms, 1, mlps, min(ropes, 2)
     verdict(f"{label}: what was patched", found == wanted, f"{found}, not {wanted}\n{said}")
-    verdict(f"{label}: weight_offset", ("weight_offset 1" in repr(said)) == (name in ("Gemma", "Gemma2", "Gemma3")), f"\n{said}")
+    verdict(f"{label}: weight_offset", ("weight_offset 1" in repr(said)) == (name in ("Gemma", "Gemma2", "Gemma3", "Qwen3_5")), f"\n{said}")
     ran = ops_of(lambda: ours(ids))
     wanted = norms - turned - (label == "Mamba bfloat16"), mlps, ropes  # its last norm's input is float32
     verdict(f"{label}: what lk computes", ran == wanted, f"{ran}, not {wanted}\n{said}")
@@ -289,11 +292,52 @@ def left():
 
         def forward(self, x):
             return super().forward(x.float()) if x.dtype == BF16 else super().forward(x)
-    gated, x = Gated().to(D), torch.randn(3, 8, device=D)
+    gated, x = Gated().to(D), torch.randn(3, 8, device=D)  # that is no gate of lk's
     before = gated(x), gated(x, x)
     verdict("a gate", lk_torch.patch(gated).norms == 1 and off(gated(x), before[0]) < FLOOR[F32] and
             torch.equal(gated(x, x), before[1]))
     verdict("a norm that makes another type", lk_torch.patch(Wide()).norms == 0)
+
+
+class GatedNorm(torch.nn.Module):
+    """A norm with a gate: Qwen3-Next's, and with first=True Mamba-2's, which may be without."""
+
+    def __init__(self, first, width=16):
+        super().__init__()
+        self.weight, self.eps, self.first = torch.nn.Parameter(torch.rand(width) + 0.5), 1e-3, first
+
+    def forward(self, x, gate=None):
+        silu = torch.nn.functional.silu(gate.float()) if gate is not None or not self.first else 1.0
+        v = x.float() * silu if self.first else x.float()
+        v = self.weight * (v * torch.rsqrt(v.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return (v if self.first else v * silu).to(x.dtype)
+
+
+def gated_norms():
+    """Norms with a gate, and when their own code runs."""
+    x, gate = (torch.randn(6, 16, generator=torch.Generator().manual_seed(i)).to(D) for i in (7, 8))
+    for first, dtype in itertools.product((False, True), (F32, BF16)):
+        torch.manual_seed(9)
+        ours = GatedNorm(first).to(D, dtype)
+        theirs, name = copy.deepcopy(ours), f"gated norm, first={first}, {str(dtype)[6:]}"
+        said = lk_torch.patch(ours)
+        verdict(f"{name}: taken", said.norms == 1 and ("with a gate first, or without" if first else "with a gate") in repr(said), f"{said}")
+        sides = []
+        for m in (ours, theirs, copy.deepcopy(theirs).double()):
+            v, g = (t.to(m.weight.dtype, copy=True).requires_grad_() for t in (x, gate))
+            y = m(v, gate=g) if m is ours else m(v, g)
+            y.backward(torch.ones_like(y))
+            sides.append((y.detach(), v.grad, g.grad, m.weight.grad))
+        for i, (a, b, wide) in enumerate(zip(*sides)):
+            error, limit = off(a, wide), 2 * off(b, wide) + FLOOR[dtype]
+            verdict(f"{name} [{i}]", error <= limit and a.dtype == b.dtype, f"{error:.3g}, at most {limit:.3g}")
+        a, g = x.to(dtype), gate.to(dtype)
+        verdict(f"{name}: lk's", ops_of(lambda: ours(a, g)) == (1, 0, 0), ops_of(lambda: ours(a, g)))
+        verdict(f"{name}: not of another type", ops_of(lambda: ours(a, g.double())) == (0, 0, 0))
+        if first:
+            verdict(f"{name}: without", ops_of(lambda: ours(a)) == (1, 0, 0) and off(ours(a), theirs(a)) <= 2 * FLOOR[dtype])
+        lk_torch.unpatch(ours)
+        verdict(f"{name}: unpatch", torch.equal(ours(a, g), theirs(a, g)))
 
 
 class Gated(torch.nn.Module):
@@ -840,7 +884,7 @@ def main():
         print("skip  patch: transformers is not installed: pip install transformers peft")
         return print("0 passed, 0 failed")
     print(f"lk_torch.patch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    groups = dict(families=families, generation=generation, structure=structure, left=left, mlps=mlps, rotations=rotations, steps=steps, heads=heads,
+    groups = dict(families=families, generation=generation, structure=structure, left=left, gated_norms=gated_norms, mlps=mlps, rotations=rotations, steps=steps, heads=heads,
                   checkpointing=checkpointing, trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
     for name in sys.argv[1:] or groups:
         needs = dict(peft="peft", trainer="accelerate").get(name)

@@ -61,18 +61,23 @@ _Stand.__hash__ = object.__hash__
 
 
 class _Norm:
-    """_lk is (eps, weight_offset, mixed) while patched. mixed: with a float32 weight a 16-bit result stays one of 16 bits. In a
-    forward of its _Attention _lk_call is True, and what it returns stands for its result."""
+    """_lk is (eps, weight_offset, mixed, plain, gate_first) while patched. mixed: with a float32 weight a 16-bit result stays one of
+    16 bits. plain: it takes x alone. gate_first: it takes a gate too, and where that stands; None: it takes none. In a forward of its
+    _Attention _lk_call is True, and what it returns stands for its result."""
 
     def forward(self, x, *args, **kwargs):
         lk = self._lk
-        if lk is None or args or kwargs or not _here(x) or x.dtype != self.weight.dtype and not (
-                lk[2] and self.weight.dtype == torch.float32):
+        gate = args[0] if len(args) == 1 and not kwargs else kwargs.get("gate") if len(kwargs) == 1 and not args else None
+        if lk is None or not _here(x) or x.dtype != self.weight.dtype and not (lk[2] and self.weight.dtype == torch.float32):
             return super().forward(x, *args, **kwargs)
-        return self._lk_norm(x) if self._lk_call is None else _Normed(self, x)
+        if not args and not kwargs and lk[3]:
+            return self._lk_norm(x) if self._lk_call is None else _Normed(self, x)
+        if lk[4] is not None and isinstance(gate, Tensor) and gate.shape == x.shape and gate.dtype == x.dtype and _here(gate):
+            return self._lk_norm(x, gate=gate, gate_first=lk[4])
+        return super().forward(x, *args, **kwargs)
 
-    def _lk_norm(self, x):
-        return LF.rms_norm(x, self.weight.shape, self.weight, self._lk[0], weight_offset=self._lk[1])
+    def _lk_norm(self, x, **more):
+        return LF.rms_norm(x, self.weight.shape, self.weight, self._lk[0], weight_offset=self._lk[1], **more)
 
 
 class _Normed(_Stand):
@@ -120,22 +125,40 @@ def _norm_of(module, _):
     x = torch.randn(3, 2, n, generator=generator, device="cpu")
     number = torch.finfo(torch.float32).eps if eps is None else eps
     x[1] *= number**0.5  # here eps is half of the result
-    try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            forward = functools.partial(type(module).forward, probe)
-            y, mixed = forward(x), forward(x.bfloat16()).dtype == torch.bfloat16
-            probe._parameters["weight"] = torch.nn.Parameter(w.bfloat16())
-            if forward(x.bfloat16()).dtype != torch.bfloat16:
-                return None, "of bfloat16 it makes another type"
-        wide = x.double()
-        unit = wide * (wide.square().mean(-1, keepdim=True) + number).rsqrt()
-        for offset in (0.0, 1.0):
-            # float32: the sum of squares, its square root and three products, each some units of 2^-24
-            if y.shape == x.shape and ((y - unit * (offset + w)).abs() <= 32 * 2.0**-24 * (unit * (offset + w)).abs()).all():
-                return (eps, offset, mixed), None
-    except Exception as error:
-        return None, f"on a small input it raises {type(error).__name__}"
-    return None, "on a small input it is no RMS norm"
+    gate = torch.randn(3, 2, n, generator=generator, device="cpu")
+    silu = torch.nn.functional.silu(gate.double())
+    unit = lambda s: s * (s.square().mean(-1, keepdim=True) + number).rsqrt()
+    forward, error = functools.partial(type(module).forward, probe), None
+
+    def tried(*more):
+        """(weight_offset, gate_first, mixed) of what it computes of x and a gate; None where it is no such norm."""
+        y, low = forward(x, *more), [t.bfloat16() for t in (x, *more)]
+        mixed = forward(*low).dtype == torch.bfloat16
+        probe._parameters["weight"] = torch.nn.Parameter(w.bfloat16())
+        narrow = forward(*low).dtype == torch.bfloat16
+        probe._parameters["weight"] = torch.nn.Parameter(w)
+        units = {False: unit(x.double()) * silu, True: unit(x.double() * silu)} if more else {None: unit(x.double())}
+        for offset, (first, right) in itertools.product((0.0, 1.0), units.items()):
+            # float32: the sum of squares, its square root and three products, each some units of 2^-24; with a gate silu's too
+            right, units_off = right * (offset + w), 128 if more else 32
+            if narrow and y.shape == x.shape and ((y - right).abs() <= units_off * 2.0**-24 * right.abs()).all():
+                return offset, first, mixed
+        return None
+    found = []
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        for more in ((), (gate,)):
+            try:
+                found.append(tried(*more))
+            except Exception as raised:
+                found.append(None)
+                error = error or raised
+    alone, gated = found
+    if alone is None and gated is None:
+        return None, "on a small input it " + (f"raises {type(error).__name__}" if error is not None else "is no RMS norm")
+    if alone is not None and gated is not None and (alone[0], alone[2]) != (gated[0], gated[2]):
+        gated = None
+    offset, _, mixed = alone or gated
+    return (eps, offset, mixed, alone is not None, None if gated is None else gated[1]), None
 
 
 # ---- Heads ------------------------------------------------------------------------------------------------------------------
@@ -834,7 +857,7 @@ def patch(model, *, norms=True, head=True, mlp=True, rope=True, eval_logits=True
 
     What is patched is found by what it is, not by names: its own code is tried with a small input on the CPU.
       norms   a module with a weight of one dimension and an eps, whose forward computes x / sqrt(mean(x^2) + eps) * weight, or
-              * (1 + weight) as Gemma's
+              * (1 + weight) as Gemma's; or that times silu(gate), or that of x silu(gate), for forward(x, gate)
       mlp     a module whose last Linear takes act(gate(x)) * up(x), of two Linears or of one that has both, with an act of glu's.
               Linears are called as before, so with hooks and adapters. The act is called where it has hooks, and there the
               model's own code runs. Also experts of transformers, where its grouped products call their method _apply_gate
@@ -899,6 +922,8 @@ def patch(model, *, norms=True, head=True, mlp=True, rope=True, eval_logits=True
                 what = state[-1] if kind is _Attention else "rms_norm" if kind is _Norm else "glu: "
                 if kind is _Attention and state[0] and norms:
                     what += f", with {' and '.join(state[0])}"
+                if kind is _Norm and state[4] is not None:
+                    what += " with a gate" + (" first" if state[4] else "") + (", or without" if state[3] else "")
                 if kind is _Norm and state[1]:
                     what += ", weight_offset 1"
                 if kind in (_Mlp, _Experts):
