@@ -35,6 +35,9 @@ typedef unsigned long long uint64_t, uintptr_t;
 #if defined(__cplusplus) && __cplusplus < 201703L
 #error "lk needs C++17 or later: -std=c++17"
 #endif
+#if defined(__CUDACC_VER_MAJOR__) && 100 * __CUDACC_VER_MAJOR__ + __CUDACC_VER_MINOR__ < 1204
+#error "lk needs CUDA 12.4 or later"
+#endif
 
 /* The version of these headers, as one number too: 300 for 0.3.0. lk_version() is that of the compiled functions. Before
  * 1.0 a new minor version may change the structs; a new patch version never does. */
@@ -448,6 +451,17 @@ LK_HOST lk_status lk_asked_device(const char *op, cudaError_t error)
     return error == cudaSuccess || error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction
                ? lk_launched(op, error)
                : lk_fail((lk_status)error, op, "no usable CUDA device: %s", cudaGetErrorString(error));
+}
+
+/* Finds a function of the driver, as it is since CUDA 12.0, so that no program has to link with libcuda. */
+LK_HOST cudaError_t lk_driver_function(const char *name, void **function)
+{
+    enum cudaDriverEntryPointQueryResult state;
+#if CUDART_VERSION >= 12050
+    return cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &state);
+#else /* CUDA 13 warns of this one */
+    return cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &state);
+#endif
 }
 
 /* The answer of a workspace query where no workspace is needed, once the arguments are checked. */

@@ -334,10 +334,9 @@ LK_HOST void lk_check_allocations(lk_checks *checks, const lk_tensor *list, int 
 #if defined(LK_CHECK)
     typedef int range_function(uintptr_t *base, size_t *bytes, uintptr_t pointer); /* CUresult (CUdeviceptr *, ...) */
     void *found = NULL;
-    enum cudaDriverEntryPointQueryResult state;
     int current = 0;
     cudaError_t error = cudaGetDevice(&current);
-    if (!error) error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000, cudaEnableDefault, &state);
+    if (!error) error = lk_driver_function("cuMemGetAddressRange", &found);
     if (error) return lk_check_device(checks, error);
     for (int i = 0; i < count; i++) {
         const lk_tensor *const t = &list[i];

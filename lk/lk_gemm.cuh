@@ -378,9 +378,7 @@ LK_HOST lk_status lk_gemm_map(const char *op, CUtensorMap *map, const void *matr
                               int box_rows)
 {
     void *found = NULL;
-    enum cudaDriverEntryPointQueryResult state;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &state);
+    const cudaError_t error = lk_driver_function("cuTensorMapEncodeTiled", &found);
     if (error || !found) return lk_launched(op, error ? error : cudaErrorNotSupported);
     const cuuint64_t size[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride * 2};
     const cuuint32_t box[2] = {LK_GEMM_DEPTH, (cuuint32_t)box_rows}, steps[2] = {1, 1};

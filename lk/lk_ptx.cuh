@@ -254,13 +254,20 @@ LK_DEVICE void lk_mbarrier_arrive_expect_tx(lk_mbarrier *bar, unsigned bytes)
 #endif
 }
 
+/* CUDA 12.8 is the first with .relaxed here. What stands for it before orders more, and costs time: lk_gemm's stages. */
+#if 100 * __CUDACC_VER_MAJOR__ + __CUDACC_VER_MINOR__ >= 1208
+#define LK_MBARRIER_RELAXED(before) "relaxed.cluster"
+#else
+#define LK_MBARRIER_RELAXED(before) before ".cluster"
+#endif
+
 /* mbarrier.arrive.relaxed.cluster.shared::cluster (9.7.13.15.13): one arrival at an mbarrier of any block of the cluster, whose
  * address is from lk_mapa_shared. That block must still be running. Relaxed: the arrival does not order what this thread wrote,
  * so it fits where only copies and wgmma have read and written. A release would be a fence for the whole GPU. */
 LK_DEVICE void lk_mbarrier_arrive_remote_relaxed(unsigned peer_bar)
 {
 #if LK_ARCH >= 900
-    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_bar) : "memory");
+    asm volatile("mbarrier.arrive." LK_MBARRIER_RELAXED("release") ".shared::cluster.b64 _, [%0];" ::"r"(peer_bar) : "memory");
 #endif
 }
 
@@ -288,7 +295,7 @@ LK_DEVICE void lk_mbarrier_wait_parity_cluster(lk_mbarrier *bar, unsigned parity
 }
 LK_DEVICE void lk_mbarrier_wait_parity_relaxed(lk_mbarrier *bar, unsigned parity)
 {
-    for (unsigned done = 0; !done;) LK_MBARRIER_TRY_WAIT(done, "relaxed.cluster");
+    for (unsigned done = 0; !done;) LK_MBARRIER_TRY_WAIT(done, LK_MBARRIER_RELAXED("acquire"));
 }
 
 /* st.async.weak.shared::cluster (9.7.9.12): stores 8 bytes into the shared memory of another block, and counts them on an

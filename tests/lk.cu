@@ -1095,9 +1095,8 @@ static char *end_of_allocation(const void *pointer, size_t *bytes)
 {
     typedef int range_function(uintptr_t *base, size_t *bytes, uintptr_t pointer);
     void *found = NULL;
-    enum cudaDriverEntryPointQueryResult state;
     uintptr_t base = 0;
-    TEST_CUDA(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, 12000, cudaEnableDefault, &state));
+    TEST_CUDA(lk_driver_function("cuMemGetAddressRange", &found));
     TEST_CUDA(((range_function *)found)(&base, bytes, (uintptr_t)pointer) ? cudaErrorUnknown : cudaSuccess);
     return (char *)base + *bytes;
 }
