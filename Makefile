@@ -4,7 +4,14 @@
 # check. The rules of the others lie with what they are about: packages/rules.mk, bench/rules.mk, tests/rules.mk.
 
 # What the command line may set.
-CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc 2>/dev/null))),/usr/local/cuda)
+# CUDA_HOME of the environment may be of another CUDA than NVCC= says.
+home_of = $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $1 2>/dev/null))),/usr/local/cuda)
+ifeq ($(origin NVCC),command line)
+ifneq ($(origin CUDA_HOME),command line)
+CUDA_HOME := $(call home_of,$(NVCC))
+endif
+endif
+CUDA_HOME ?= $(call home_of,nvcc)
 NVCC ?= $(CUDA_HOME)/bin/nvcc
 ARCH ?= native
 PYTHON ?= python3
@@ -15,6 +22,7 @@ LK_DIR ?= .
 
 # What there is on this machine.
 have_nvcc := $(shell command -v $(NVCC) 2>/dev/null)
+cuda = $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
 query = $(shell nvidia-smi --query-gpu=$1 --format=csv,noheader 2>/dev/null | head -n 1)
 gpu := $(call query,name)
 gpu_name := $(shell echo '$(gpu)' | sed 's/^NVIDIA //' | tr 'A-Z /,' 'a-z---')

@@ -35,6 +35,14 @@ def clear(folder):
             os.remove(old)
 
 
+def facts(*arguments):
+    """What `make lib` would build: (CUDA's version, the cards of machine code, that of PTX or None)."""
+    cuda, arches, ptx = subprocess.check_output(["make", "-s", "-C", ROOT, "facts", *arguments], text=True).splitlines()
+    if not cuda:
+        sys.exit("lk: the library for GPUs needs nvcc, and there is none; LK_BACKEND=cpu takes the simulator's")
+    return cuda, arches.split(), ptx or None
+
+
 def build(backend, folder, *arguments):
     """Builds the library by `make lib` and copies it into the folder, in place of what an earlier build left there."""
     jobs = os.environ.get("MAX_JOBS", os.cpu_count())
@@ -84,7 +92,8 @@ def take(backend, folder):
 
 def requirement(backend):
     """What a binding needs at run time: lk-kernels of this minor version, if its library is taken from there."""
-    return [f"lk-kernels~={version(2)}.0"] if installed(backend) else []
+    kernels = installed(backend)
+    return [f"{kernels.NAME}~={version(2)}.0"] if kernels else []
 
 
 def system(library, machine=None, least=0):

@@ -4,7 +4,13 @@
 # The library: where no GPU tells, machine code of these three. Of several, the last one's PTX too, without the letter, since
 # PTX of compute_100f runs on nothing but 10.0 and 10.3 and that of compute_100 on all that is newer: 12.0, say, which none of
 # the three's machine code runs on. 8.6 and 8.9 run that of 80, and 10.3 that of 100f: lk has no instruction that 100f lacks.
-lib_arches := $(if $(filter native,$(or $(capability),$(ARCH))),80 90a 100f,$(arches))
+# ARCH=all is for a wheel: code of each card. What nvcc lists are numbers alone; families (f) came with 103. Where there are none,
+# 100 without a letter runs on the same cards: README.md has the table.
+listed := $(if $(have_nvcc),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
+family = $(if $(filter 103,$(listed)),$1,$(patsubst %f,%,$1))
+taken = $(foreach a,$1,$(if $(filter $(patsubst %a,%,$(patsubst %f,%,$a)),$(listed)),$(call family,$a)))
+lib_arches := $(strip $(if $(filter native,$(or $(capability),$(ARCH))),$(call taken,80 90a 100f),$(if \
+	$(filter all,$(ARCH)),$(call taken,80 86 89 90a 100f 120f),$(arches))))
 lib_ptx := $(if $(word 2,$(lib_arches)),$(patsubst %a,%,$(patsubst %f,%,$(lastword $(lib_arches)))))
 lib_gencode := $(foreach a,$(lib_arches),-gencode arch=compute_$(a),code=sm_$(a)) \
 	$(foreach a,$(lib_ptx),-gencode arch=compute_$(a),code=compute_$(a))
@@ -19,15 +25,16 @@ exports := -Wl,--version-script=$(out)/lib/exports -Wl,-soname=liblk_simt.so
 else
 library := $(out)/liblk.so
 lib_is := has machine code of $(lib_arches)$(if $(lib_ptx), and PTX of $(lib_ptx))
-# It looks for cublasLt in the wheel nvidia-cublas, which lies so beside the package lk, and where nvcc found it, so that gcc
-# links a program with liblk.so alone.
-exports := -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) \
-	-Xlinker -rpath='$$ORIGIN/../../nvidia/cu13/lib' -Xlinker -rpath=$(CUDA_HOME)/lib64
+# It looks for cublasLt in the wheel nvidia-cublas, or nvidia-cublas-cu12, which lies so beside the package lk, and where nvcc
+# found it, so that gcc links a program with liblk.so alone.
+exports = -Xlinker --version-script=$(out)/lib/exports -Xlinker -soname=$(soname) \
+	-Xlinker -rpath='$$ORIGIN/../../nvidia/$(if $(filter 12.%,$(cuda)),cublas,cu13)/lib' -Xlinker -rpath=$(CUDA_HOME)/lib64
 endif
 # GLIBC=2.28: the library runs on systems with that glibc and later, whatever this machine has. The linker is zig's, of PyPI's
 # ziglang: it knows the symbols of each glibc, and needs no other system. Without GLIBC: this machine's glibc and later.
 # MACHINE=aarch64: for such a processor, by aarch64-linux-gnu-g++ and zig, on any. CUDA_LIB= is a folder with that processor's
-# libcudart_static.a and libcublasLt.so.13, as PyPI's nvidia-cuda-runtime and nvidia-cublas of that platform have them.
+# libcudart_static.a and libcublasLt.so.13, as PyPI's nvidia-cuda-runtime and nvidia-cublas of that platform have them; for nvcc 12
+# their -cu12.
 machine := $(or $(filter x86_64 aarch64,$(MACHINE)),$(shell uname -m))
 cross := $(if $(filter $(machine),$(shell uname -m)),,$(machine)-linux-gnu-)
 GLIBC ?= $(if $(cross),2.28)
@@ -85,10 +92,11 @@ dist: ## use: makes a tarball of the sources and each op as one header that need
 log = $(out)/$@.log
 hidden = > $(log) 2>&1 || { cat $(log); exit 1; }; grep -E '^[^ ]*(lk|simt|csrc|jax)/[^ /]*: warning:' $(log) || true
 quiet = @mkdir -p $(out); echo "BUILD $@"; $1 $(if $(Q),$(hidden))
+kernels = build/dist/$(if $(and $(filter gpu,$(lib_backend)),$(filter 12.%,$(cuda))),lk_kernels_cu12,lk_kernels)-*.whl
 wheel: ## use: builds lk-kernels, a Python package, into build/dist, and tests it; for all cards, or those of ARCH=
-	@mkdir -p $(out) build/dist; rm -f build/dist/lk_kernels-*.whl; echo "BUILD $@, backend $(lib_backend)"
+	@mkdir -p $(out) build/dist; rm -f $(kernels); echo "BUILD $@, backend $(lib_backend)"
 	@LK_BACKEND=$(lib_backend) $(if $(cross),MACHINE=$(machine) CUDA_LIB=$(CUDA_LIB)) $(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/dist packages/wheel $(if $(Q),$(hidden))
-	@$(if $(cross),echo "lk: built" build/dist/lk_kernels-*.whl"; it is not tested here",$(PYTHON) packages/wheel/test.py build/dist/lk_kernels-*.whl)
+	@$(if $(cross),echo "lk: built" $(kernels)"; it is not tested here",$(PYTHON) packages/wheel/test.py $(kernels))
 torch: | backend ## use: builds the PyTorch binding in its folder and tests it; PYTHON= has torch 2.11 or later
 	$(call quiet,LK_BACKEND=$(BACKEND) $(PYTHON) packages/torch/setup.py build_ext --inplace)
 	@PYTHONPATH=packages/torch $(PYTHON) packages/torch/test.py $(ARGS)
@@ -135,6 +143,8 @@ $(out)/lib/glibc: always # likewise, so that the library is linked again
 $(lib_parts:=.o): %.o: %.cu $(out)/lib/arches
 	$(call say,$(compiler),$<)
 	$(Q)$(compile) -c $< -o $@
+facts: # for packages/wheel/setup.py: CUDA's version, and what the library would have machine code and PTX of
+	@echo "$(cuda)"; echo "$(lib_arches)"; echo "$(lib_ptx)"
 api-pages: ## test: writes packages/torch/API.md and packages/jax/API.md from the docstrings
 	@python3 packages/api.py
-.PHONY: lib install install-headers uninstall dist wheel wheels torch torch-families hub jax api-pages
+.PHONY: lib install install-headers uninstall dist wheel wheels torch torch-families hub jax facts api-pages

@@ -25,6 +25,9 @@ from torch.utils import cpp_extension
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 TORCH = os.path.join(ROOT, "packages", "torch")
+sys.path.insert(0, os.path.join(ROOT, "packages"))
+import lk_library
+
 VERSION = 0  # of the kernel's interface, the Hub's number: 0 while names may change, then a new one where a caller must change
 
 
@@ -61,6 +64,9 @@ def build(backend):
         sys.exit(f"lk hub: the backend is cpu or gpu, not {backend}")
     if backend == "gpu" and torch.version.cuda is None:
         sys.exit(f"lk hub: PyTorch {torch.__version__} is built without CUDA; BACKEND=cpu builds the simulator's kernel")
+    cuda = backend == "gpu" and lk_library.facts()[0]
+    if cuda and cuda.split(".")[0] != torch.version.cuda.split(".")[0]:
+        sys.exit(f"lk hub: nvcc is of CUDA {cuda}, and PyTorch {torch.__version__} of CUDA {torch.version.cuda}; NVCC= names another")
     print(f"lk hub: {variant(backend)}, for PyTorch {torch.__version__}, backend {backend}; lk_torch first", flush=True)
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count()))
     subprocess.check_call(["make", "-C", ROOT, "lib", f"BACKEND={backend}", "-j" + jobs])

@@ -2,6 +2,7 @@
 """Builds lk-kernels, the Python package lk: liblk.so of all ops and types, and lk's headers. Needs nvcc, make and g++, no GPU.
 
     make wheel                                              writes build/dist/lk_kernels-<version>-py3-none-<system>.whl
+    make wheel NVCC=/a/cuda/12/bin/nvcc                     writes lk_kernels_cu12-...: lk-kernels-cu12, for drivers of CUDA 12
     pip install --no-build-isolation ./packages/wheel       builds and installs it
     ARCH="80 90a"                                           machine code of these cards alone; else of all that lk compiles for
     LK_BACKEND=cpu                                          the simulator's library, for tests
@@ -21,10 +22,13 @@ from setuptools.command.build_py import build_py
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import lk_library
 
-ALL = "80 86 89 90a 100f 120f"  # 100f also runs on 10.3, and 120f on 12.1
 BACKEND = lk_library.backend_asked()
-ARCHES = ALL if os.environ.get("ARCH", "native") == "native" else os.environ["ARCH"]
 ROOT = lk_library.ROOT
+ASKED = "all" if os.environ.get("ARCH", "native") == "native" else os.environ["ARCH"]
+CUDA, ARCHES, PTX = lk_library.facts(f"ARCH={ASKED}") if BACKEND == "gpu" else (None, [], None)
+NAME, CUBLAS = "lk-kernels", "nvidia-cublas>=13,<14"
+if CUDA and CUDA.startswith("12."):
+    NAME, CUBLAS = "lk-kernels-cu12", "nvidia-cublas-cu12>=12,<13"
 
 
 class Build(build_py):
@@ -34,17 +38,17 @@ class Build(build_py):
         shutil.rmtree(self.build_lib, ignore_errors=True)  # may hold those of another backend or version
         super().run()
         package = os.path.join(self.build_lib, "lk")
-        print(f"lk-kernels {lk_library.version()}: backend {BACKEND}" + (f", for {ARCHES}" if BACKEND == "gpu" else ""), flush=True)
+        on = f"CUDA {CUDA}, for {' '.join(ARCHES)}" if CUDA else "the simulator"
+        print(f"{NAME} {lk_library.version()}: {on}", flush=True)
         zig = ["GLIBC=2.28", f"PYTHON={sys.executable}"] if importlib.util.find_spec("ziglang") else []
-        lk_library.build(BACKEND, f"{package}/lib", *([f"ARCH={ARCHES}", *zig] if BACKEND == "gpu" else []))
+        lk_library.build(BACKEND, f"{package}/lib", *([f"ARCH={ASKED}", *zig] if BACKEND == "gpu" else []))
         headers = f"{package}/include/lk"
         os.makedirs(headers)
         for path in [*glob.glob(f"{ROOT}/lk/*.cuh"), *glob.glob(f"{ROOT}/lk/*.md"), f"{ROOT}/lk/LICENSE"]:
             shutil.copy2(path, headers)
-        arches = ARCHES.split() if BACKEND == "gpu" else []
         with open(f"{package}/_build.py", "w") as file:
-            file.write(f"VERSION = {lk_library.version()!r}\nBACKEND = {BACKEND!r}\nLIBRARY = {lk_library.name(BACKEND)!r}\n"
-                       f"ARCHES = {arches!r}\nPTX = {arches[-1].rstrip('af') if len(arches) > 1 else None!r}\n")
+            file.write(f"NAME = {NAME!r}\nVERSION = {lk_library.version()!r}\nBACKEND = {BACKEND!r}\n"
+                       f"LIBRARY = {lk_library.name(BACKEND)!r}\nCUDA = {CUDA!r}\nARCHES = {ARCHES!r}\nPTX = {PTX!r}\n")
 
 
 def system():
@@ -73,8 +77,8 @@ class Wheel(bdist_wheel):
 
 
 os.chdir(os.path.dirname(os.path.abspath(__file__)))
-setuptools.setup(name="lk-kernels", version=lk_library.version(), license="MIT", packages=["lk"], python_requires=">=3.10",
+setuptools.setup(name=NAME, version=lk_library.version(), license="MIT", packages=["lk"], python_requires=">=3.10",
                  description="Kernels of language-model training: lk's library and its headers", distclass=Binary,
                  long_description=open("README.md").read(), long_description_content_type="text/markdown",
-                 install_requires=["nvidia-cublas>=13,<14"] if BACKEND == "gpu" else [],
+                 install_requires=[CUBLAS] if BACKEND == "gpu" else [],
                  cmdclass={"build_py": Build, "bdist_wheel": Wheel})

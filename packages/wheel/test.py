@@ -44,11 +44,15 @@ version = ".".join(re.search(rf"#define LK_VERSION_{part} (\d+)", open(f"{ROOT}/
                    for part in ("MAJOR", "MINOR", "PATCH"))
 names = zipfile.ZipFile(wheel).namelist()
 cpu = "lk/lib/liblk_simt.so" in names
-print(f"lk-kernels as a wheel, {os.path.getsize(wheel) / 1e6:.1f} MB, {'the simulator' if cpu else 'CUDA'}, Python "
-      f"{sys.version.split()[0]}", flush=True)
+cuda = re.search(r"^CUDA = '?([\w.]+)", zipfile.ZipFile(wheel).read("lk/_build.py").decode(), re.M)[1]  # or None
+major = cuda.split(".")[0]
+name, cublas, where = (("lk_kernels_cu12", "nvidia-cublas-cu12<13,>=12", "cublas") if major == "12" else
+                       ("lk_kernels", "nvidia-cublas<14,>=13", "cu13"))
+print(f"{name.replace('_', '-')} as a wheel, {os.path.getsize(wheel) / 1e6:.1f} MB, {'the simulator' if cpu else f'CUDA {cuda}'}, "
+      f"Python {sys.version.split()[0]}", flush=True)
 
 # What is in it.
-check("its name", re.fullmatch(rf"lk_kernels-{version}-py3-none-manylinux_2_\d+_\w+\.whl", os.path.basename(wheel)), wheel)
+check("its name", re.fullmatch(rf"{name}-{version}-py3-none-manylinux_2_\d+_\w+\.whl", os.path.basename(wheel)), wheel)
 headers = {f"lk/include/lk/{os.path.basename(path)}" for pattern in ("*.cuh", "*.md", "LICENSE") for path in glob.glob(f"{ROOT}/lk/{pattern}")}
 library = "lk/lib/" + ("liblk_simt.so" if cpu else f"liblk.so.{version.rsplit('.', 1)[0]}")
 code = {"lk/__init__.py", "lk/__main__.py", "lk/_build.py"}
@@ -56,7 +60,7 @@ check("its files", {name for name in names if ".dist-info/" not in name} == head
 check("its headers are the sources'", all(zipfile.ZipFile(wheel).read(name) == open(f"{ROOT}/lk/{os.path.basename(name)}", "rb").read()
                                           for name in headers))
 metadata = next(name for name in names if name.endswith("METADATA"))
-check("it asks for cuBLASLt", cpu != ("Requires-Dist: nvidia-cublas<14,>=13" in zipfile.ZipFile(wheel).read(metadata).decode()))
+check("it asks for CUDA's cuBLASLt", cpu != (f"Requires-Dist: {cublas}" in zipfile.ZipFile(wheel).read(metadata).decode()))
 
 # Installed.
 python = f"{work}/venv/bin/python"
@@ -69,7 +73,7 @@ says("the same in a checkout, whose folder lk is no package", version, python, "
 if not cpu:
     found = run(python, "-c", "import lk; print(lk.library())")[0].strip()
     dynamic = run("readelf", "-d", found)[0]
-    check("it looks for cuBLASLt in nvidia-cublas' wheel", "[$ORIGIN/../../nvidia/cu13/lib:" in dynamic, dynamic)
+    check("it looks for cuBLASLt in nvidia-cublas' wheel", f"[$ORIGIN/../../nvidia/{where}/lib:" in dynamic, dynamic)
     symbols = run("readelf", "-W", "--dyn-syms", found)[0]
     most = {name: max((tuple(map(int, v.split("."))) for v in re.findall(rf"\b{name}_([\d.]+)", symbols)), default=(0,))
             for name in ("GLIBC", "GLIBCXX", "CXXABI")}
@@ -92,6 +96,22 @@ fits = ("import lk; lk.ARCHES, lk.PTX = ['80', '90a', '100f', '120a'], '120'; fr
 says("which code runs on which card", "[None, 'machine code of 80', 'machine code of 90a', None, 'machine code of 100f', "
      "'machine code of 100f', None, 'machine code of 120a', 'PTX of 120, compiled at the first call']", python, "-c", fits)
 
+# What the driver takes: a stand-in for it says CUDA 12.4, and has no card.
+with open(f"{work}/driver.c", "w") as file:
+    file.write("int cuDriverGetVersion(int *version) { *version = 12040; return 0; }\nint cuInit(unsigned flags) { return 100; }\n")
+check("a stand-in for the driver", run("gcc", "-shared", "-fPIC", "driver.c", "-o", "libcuda.so.1")[1])
+driver = {**os.environ, "LD_LIBRARY_PATH": f"{work}:" + os.environ.get("LD_LIBRARY_PATH", "")}
+says("driver_cuda()", "12.4\n", python, "-W", "ignore", "-c", "import lk; print(lk.driver_cuda())", env=driver)
+old = "lk-kernels was compiled with CUDA 13.0, and this machine's driver takes CUDA 12.4 and older: update the driver"
+says("which driver is too old", f"{old}; or install lk-kernels-cu12 in its place\nNone None None None None", python, "-W", "ignore",
+     "-c", "import lk; lk.CUDA, lk.NAME = '13.0', 'lk-kernels'; print(lk._too_old('12.4')); "
+     "a = [lk._too_old(driver) for driver in ('13.0', '14.1', None)]; lk.CUDA = '12.9'; a.append(lk._too_old('12.0')); "
+     "lk.CUDA = None; print(*a, lk._too_old('11.8'))")
+said = says("python -m lk with it", "lk: all" if cpu else "driver   takes CUDA 12.4", python, "-m", "lk", env=driver,
+            succeeds=major != "13")
+if major == "13":
+    check("it says so", f"RuntimeWarning: {old}" in said and f"lk: {old}" in said, said)
+
 # A user's program in C, linked with it.
 with open(f"{work}/main.c", "w") as file:
     file.write("""#include <stdio.h>
@@ -110,8 +130,16 @@ said, good = run("gcc", "-std=c11", "-Wall", "-Werror", *flags[0], "main.c", *fl
 check("gcc with --cflags and --libs", good, said)
 says("the program gets lk's sentence", "LK_ERR_NULL, lk_logsumexp_forward_bf16: x is NULL", f"{work}/program")
 
-# Builds of the bindings take it, if it has this checkout's headers and their backend.
+# Both wheels in one place.
 site = os.path.dirname(os.path.dirname(run(python, "-c", "import lk; print(lk.__file__)")[0].strip()))
+other = f"{site}/other-1.dist-info"
+os.mkdir(other)
+with open(f"{other}/METADATA", "w") as file:
+    file.write(f"Metadata-Version: 2.1\nName: {'lk-kernels' if major == '12' else 'lk-kernels-cu12'}\nVersion: 1\n")
+says("both wheels are too many", "lk-kernels and lk-kernels-cu12 are both installed", python, "-m", "lk", succeeds=False)
+shutil.rmtree(other)
+
+# Builds of the bindings take it, if it has this checkout's headers and their backend.
 backend, other = ("cpu", "gpu") if cpu else ("gpu", "cpu")
 take = "import lk_library, sys; found = lk_library.installed(sys.argv[1]); print(found and found.library())"
 environment = {name: value for name, value in os.environ.items() if name not in ("ARCH", "LK_KERNELS")}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""python -m lk            what is installed, and whether it fits this machine; the last line says so
+"""python -m lk            what is installed, and whether it fits this machine and its driver; the last line says so
 python -m lk --cflags   for a compiler
 python -m lk --libs     for a linker"""
 import ctypes
+import importlib.metadata
 import os
 import sys
 
@@ -37,6 +38,10 @@ def runs_on(capability):
     return f"PTX of {lk.PTX}, compiled at the first call" if lk.PTX and capability >= int(lk.PTX) else None
 
 
+def number(version):
+    return tuple(map(int, version.split(".")))
+
+
 def main(arguments):
     if arguments == ["--cflags"]:
         return print(f"-I{lk.include_dir()}")
@@ -48,24 +53,34 @@ def main(arguments):
     if lk.BACKEND == "cpu":
         code = "the simulator, which runs on the CPU and is for tests"
     else:
-        code = f"CUDA, machine code of {' '.join(lk.ARCHES)}" + (f", PTX of {lk.PTX}" if lk.PTX else "")
+        code = f"CUDA {lk.CUDA}, machine code of {' '.join(lk.ARCHES)}" + (f", PTX of {lk.PTX}" if lk.PTX else "")
     print(f"lk {lk.__version__}: {code}")
     print(f"library  {lk.library()}, {os.path.getsize(lk.library()) / 1e6:.1f} MB")
     print(f"headers  {lk.include_dir()}/lk, {sum(name.endswith('.cuh') for name in os.listdir(lk.include_dir() + '/lk'))} files")
     wrong = []
+    installed = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+    if {"lk-kernels", "lk-kernels-cu12"} <= installed:
+        wrong.append("lk-kernels and lk-kernels-cu12 are both installed, and have the same files: uninstall both, and install one")
     try:
         library = ctypes.CDLL(lk.library())
         print(f"loads    yes, as {'.'.join(str(library.lk_version() // n % 100) for n in (10000, 100, 1))}")
     except OSError as error:
         print(f"loads    no: {error}")
-        wrong.append("the library does not load: is nvidia-cublas installed?" if "cublas" in str(error) else "the library does not load")
+        cublas = "nvidia-cublas" + lk.NAME.removeprefix("lk-kernels")
+        wrong.append("the library does not load" + (f": is {cublas} installed?" if "cublas" in str(error) else ""))
     if lk.BACKEND == "gpu":
+        driver = lk.driver_cuda()
+        print(f"driver   {f'takes CUDA {driver} and older' if driver else 'none here'}")
+        if lk._too_old(driver):
+            wrong.append(lk._too_old(driver))
         found = cards()
         for name, capability in found:
             code = runs_on(capability)
             print(f"card     {name} ({capability / 10}): {code or 'no code that runs on it'}")
             if not code:
                 wrong.append(f"the library has no code for {name}")
+            elif code.startswith("PTX") and number(driver) < number(lk.CUDA):
+                wrong.append(f"for {name} there is PTX alone, which takes a driver of CUDA {lk.CUDA} or later: update the driver")
         if not found:
             print("card     none here")
     if wrong:
