@@ -532,6 +532,8 @@ static std::vector<wrong> all_wrong(const function &f)
                            (name == "vocab" && ranks) || (name == "statistics" && (backward || ids || prob)) ||
                            (ids && is_one_of(name, "target class_weight label_smoothing saved max_counted batch_invariant")) ||
                            (head_prob && is_one_of(name, "target saved max_counted batch_invariant target_prob_dtype")) ||
+                           (strstr(f.name, "_gated_") &&
+                            is_one_of(name, "residual residual_out bias dbias dresidual dresidual_out dy_dtype")) ||
                            (name == "divergence" && strstr(f.name, "between"));
         int64_t numbers[] = {0, address(i) + 1, address(0)};
         int count = name == "context" ? 1 : 3;
