@@ -262,9 +262,10 @@ LK_DEVICE void lk_kl_add_terms(float (&sum)[LK_KL_SUMS(Divergence)], const lk_kl
         sum[0] += a.beta * lk_kl_terms(v.q, m, of_q) + (1.0f - a.beta) * from_p, sum[2] += from_p;
     }
     if constexpr (Divergence == LK_KL_TOTAL_VARIATION) {
+        LK_UNROLL for (int j = 0; j < Num; j++) sum[0] += fabsf(v.q[j] - v.p[j]);
         LK_UNROLL for (int j = 0; j < Num; j++) {
-            const bool above = lk_kl_above(v, j);
-            sum[0] += fabsf(v.q[j] - v.p[j]), sum[2] += above ? v.p[j] : 0.0f, sum[3] += above ? 0.0f : v.p[j];
+            if (lk_kl_above(v, j)) sum[2] += v.p[j];
+            else sum[3] += v.p[j];
         }
     }
     if (!a.entropy) return;
