@@ -239,7 +239,7 @@ LK_DEVICE lk_kl_ratios lk_kl_ratios_of(float log2_p, float log2_q, float beta)
 /* The sums of a row: of the divergence, in TOTAL_VARIATION twice it; of the entropy (here in log2); then those of lk_kl_row. */
 #define LK_KL_SUMS(Divergence) (Divergence == LK_KL_TOTAL_VARIATION ? 4 : Divergence == LK_KL_JENSEN_SHANNON ? 3 : 2)
 
-/* TOTAL_VARIATION: whether a column counts as q > p. If one of them is NaN, so is the sum. */
+/* TOTAL_VARIATION: whether a column counts as q > p. NaN does not, but it makes the row's first sum NaN, and so its gradient. */
 template <int Num> LK_DEVICE bool lk_kl_above(const lk_kl_values<Num> &v, int j)
 {
     return v.q[j] > v.p[j];
@@ -802,7 +802,7 @@ LK_HOST lk_status lk_kl_launch(const char *op, const lk_device *device, const lk
     call.scale = a.softcap > 0.0f ? 1.0f : a.logit_scale, call.rate = call.scale * LK_LOG2E;
     call.teacher_scale = a.teacher_softcap > 0.0f ? 1.0f : a.teacher_scale, call.teacher_rate = call.teacher_scale * LK_LOG2E;
     lk_kl_lay_out(device, &call, a.vocab > 0 ? lk_ceil_div(a.vocab, LK_VEC<T>) : 1); /* a rank may have no columns */
-    constexpr int js = LK_KL_JENSEN_SHANNON; /* the first that has terms of its own; before them it has what TOTAL_VARIATION has */
+    constexpr int js = LK_KL_JENSEN_SHANNON; /* TERMS is for it and TOTAL_VARIATION alone; STATE is the same for both */
     constexpr bool terms = Step == LK_KL_TERMS, state = Step == LK_KL_STATE;
     void (*const kernels[])(lk_kl_call) = {
         lk_kl_kernel<T, Out, terms ? js : LK_KL_FORWARD, Step>, lk_kl_kernel<T, Out, terms ? js : LK_KL_REVERSE, Step>,

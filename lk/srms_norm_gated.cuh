@@ -174,16 +174,16 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_THREADS, 1)
 /* Num elements of a row in backward: v, s and silu(gate) as above; e is the gradient of the norm's result, w not in it. */
 template <int Num> struct lk_srms_norm_gated_row {
     lk_srms_norm_gated_values<Num> v;
-    float s[Num], silu[Num], e[Num];
+    float s[Num], silu[Num], dy[Num], e[Num];
 };
 template <class T, bool First, int Num, bool Copied> LK_DEVICE void
 lk_srms_norm_gated_get(lk_srms_norm_gated_row<Num> *r, const lk_srms_norm_input &in, lk_srms_norm_where<Copied> where)
 {
-    LK_UNROLL for (int j = 0; j < Num; j++) r->e[j] = 1.0f;
-    if (in.dy.data) lk_srms_norm_get<T>(r->e, in.dy, where);
+    LK_UNROLL for (int j = 0; j < Num; j++) r->dy[j] = 1.0f;
+    if (in.dy.data) lk_srms_norm_get<T>(r->dy, in.dy, where);
     lk_srms_norm_get<T>(r->v.x, in.x, where), lk_srms_norm_get<T>(r->v.gate, in.r, where);
     lk_srms_norm_gated_s<First>(r->s, r->silu, r->v);
-    LK_UNROLL for (int j = 0; j < Num && !First; j++) r->e[j] *= r->silu[j];
+    LK_UNROLL for (int j = 0; j < Num; j++) r->e[j] = First ? r->dy[j] : r->dy[j] * r->silu[j];
 }
 
 /* The sums of g s over Num elements of a row and, where rstd is not given, of s^2. */
@@ -203,17 +203,15 @@ LK_DEVICE void lk_srms_norm_gated_backward_put(const lk_srms_norm_call &call, lk
                                                lk_srms_norm_where<Copied> where)
 {
     lk_srms_norm_gated_row<Num> r;
-    float w[Num], dx[Num], dgate[Num], dy[Num], other;
+    float w[Num], dx[Num], dgate[Num], other;
     lk_srms_norm_gated_get<T, First>(&r, call.in, where);
-    LK_UNROLL for (int j = 0; j < Num; j++) dy[j] = 1.0f;
-    if (!First && call.in.dy.data) lk_srms_norm_get<T>(dy, call.in.dy, where);
     lk_srms_norm_load_w(w, call, where.group + where.col);
     LK_UNROLL for (int j = 0; j < Num; j++) {
         const float h = r.s[j] * row.rstd, sigmoid = lk_sigmoid(r.v.gate[j], &other), slope = fmaf(r.silu[j], other, sigmoid);
         if (Weight) sums[j] = fmaf(r.e[j], h, sums[j]);
         const float ds = row.rstd * fmaf(-r.s[j], row.slope, r.e[j] * w[j]);
         dx[j] = First ? ds * r.silu[j] : ds;
-        dgate[j] = (First ? ds * r.v.x[j] : dy[j] * (h * w[j])) * slope;
+        dgate[j] = (First ? ds * r.v.x[j] : r.dy[j] * (h * w[j])) * slope;
     }
     lk_srms_norm_backward_store<T, T>(call, row.number, where.col, dx, dgate);
 }

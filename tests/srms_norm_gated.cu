@@ -349,7 +349,7 @@ static void row_counts(int type, int direction, int path)
 static void places(int type, int direction, int path)
 {
     const int v = 16 / test_type_bytes[type];
-    for (int t = 0; t <= MATRICES + 1; t++) /* one tensor is elsewhere; then all are, apart; then all alike */
+    for (int t = 0; t <= MATRICES + 1; t++) /* one tensor is elsewhere; then each is at its own place; then all alike */
         for (int k = 0; k < 4; k++) {
             problem p = plain(type, direction, path, 5, k % 2 ? 37 : 40 * v);
             for (int i = 0; i < MATRICES; i++) {
