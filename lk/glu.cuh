@@ -29,10 +29,10 @@
  * Source     Shazeer, "GLU Variants Improve Transformer", 2020.
  * Read on    lk/glu.md: how exact results are, and what is read and written.
  *
- * The kernels: lk_glu_forward_kernel, and lk_glu_backward_kernel, which has a form that also sums drow_weight. A thread has at
- * most 2 vectors of 16 bytes of y or dy; with drow_weight a team of up to 256 threads has a row. Where rows are packed and there
- * are no row weights, all rows are one. For example 4096 rows of 14336 columns in bf16: 7,340,032 vectors, 28,672 blocks of 128
- * threads. The checks of arguments and the calls come last.
+ * The kernels: lk_glu_forward_kernel, and lk_glu_backward_kernel, which has a form that also sums drow_weight. A thread has 1 to 4
+ * vectors of 16 bytes of y or dy; with drow_weight a team of up to 256 threads has a row. Where rows are packed and there
+ * are no row weights, all rows are one. For example forward of 4096 rows of 14336 columns in bf16: 7,340,032 vectors, 2 of them a
+ * thread's, 28,672 blocks of 128 threads. The checks of arguments and the calls come last.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -101,7 +101,10 @@ typedef struct {
 
 #define LK_GLU_THREADS 128     /* of a block */
 #define LK_GLU_SUM_THREADS 256 /* with drow_weight: of a block, and the most of a row */
-#define LK_GLU_VECS 2          /* vectors of y or dy that a thread has at a time; no card has measured others */
+
+/* Vectors of y or dy that a thread has at a time; one where an SM would have fewer than LK_GLU_FEW of them. */
+template <class T, bool Back> constexpr int LK_GLU_VECS = Back && sizeof(T) == 2 ? 4 : 2;
+#define LK_GLU_FEW 2048
 
 /* ---- Activations --------------------------------------------------------------------------------------------------------- */
 
@@ -189,56 +192,73 @@ template <int Lie> LK_DEVICE bool lk_glu_in_turns(const lk_glu_args &a)
     return Lie == LK_GLU_TURNS || (Lie == LK_GLU_ANY && a.interleaved);
 }
 
-/* A vector; ANY: at any address. */
-template <int Lie, class T> LK_DEVICE lk_vec<T> lk_glu_load(const T *from)
+/* Where the elements of a thread's vector of y or dy are: columns col, col + step, ... ANY: neighbouring threads have neighbouring
+ * columns, one element at a time; else they are one vector, and step is 1. */
+typedef struct {
+    int64_t col;
+    int step;
+} lk_glu_place;
+
+template <int Lie, class T> LK_DEVICE lk_glu_place lk_glu_place_of(const lk_row<T> &row, int u)
 {
-    if constexpr (Lie == LK_GLU_ANY)
-        if ((uintptr_t)from % 16 != 0) {
-            T some[LK_VEC<T>];
-            lk_vec<T> v;
-            LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) some[j] = from[j];
-            memcpy(&v, some, sizeof v);
-            return v;
-        }
-    return lk_load_vec(from);
-}
-template <int Lie, int Num, class T> LK_DEVICE void lk_glu_store(T *to, const float (&x)[Num])
-{
-    if constexpr (Lie == LK_GLU_ANY)
-        if ((uintptr_t)to % 16 != 0) {
-            LK_UNROLL for (int j = 0; j < Num; j++) lk_put(to + j, x[j]);
-            return;
-        }
-    lk_store_n(to, x);
+    const int64_t col = lk_row_col(row, u);
+    if constexpr (Lie != LK_GLU_ANY) return {col, 1};
+    const int64_t before = (col - row.split.head) / LK_VEC<T> - row.rank,
+                  left = row.split.vecs - before; /* of the team's vectors */
+    return {row.split.head + before * LK_VEC<T> + row.rank, left >> row.size_log2 ? 1 << row.size_log2 : (int)left};
 }
 
-/* What a thread has of gate and up, two vectors: one of each, or, interleaved, two neighbours. */
+/* Num elements of a tensor: every times-th one from column times col on. */
+template <int Lie, class T> LK_DEVICE lk_vec<T> lk_glu_load(const T *from, lk_glu_place at, int times = 1)
+{
+    if constexpr (Lie == LK_GLU_ANY) {
+        T some[LK_VEC<T>];
+        lk_vec<T> v;
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) some[j] = from[times * (at.col + j * at.step)];
+        memcpy(&v, some, sizeof v);
+        return v;
+    } else {
+        return lk_load_vec(from + at.col);
+    }
+}
+template <int Lie, int Num, class T> LK_DEVICE void lk_glu_store(T *to, lk_glu_place at, const float (&x)[Num], int times = 1)
+{
+    if constexpr (Lie == LK_GLU_ANY) {
+        LK_UNROLL for (int j = 0; j < Num; j++) lk_put(to + times * (at.col + j * at.step), x[j]);
+    } else {
+        lk_store_n(to + at.col, x);
+    }
+}
+
+/* What a thread has of gate and up: a vector of each, or, in TURNS, two neighbours. */
 template <class T> struct lk_glu_pair {
     lk_vec<T> first, second;
 };
 template <int Lie, class T>
-LK_DEVICE lk_glu_pair<T> lk_glu_load_pair(const lk_glu_args &a, const T *gate, const T *up, int64_t col)
+LK_DEVICE lk_glu_pair<T> lk_glu_load_pair(const lk_glu_args &a, const T *gate, const T *up, lk_glu_place at)
 {
-    if (lk_glu_in_turns<Lie>(a)) return {lk_glu_load<Lie>(gate + 2 * col), lk_glu_load<Lie>(gate + 2 * col + LK_VEC<T>)};
-    return {lk_glu_load<Lie>(gate + col), lk_glu_load<Lie>(up + col)};
+    if (Lie == LK_GLU_TURNS) return {lk_load_vec(gate + 2 * at.col), lk_load_vec(gate + 2 * at.col + LK_VEC<T>)};
+    if (Lie == LK_GLU_ANY && a.interleaved) return {lk_glu_load<Lie>(gate, at, 2), lk_glu_load<Lie>(gate + 1, at, 2)};
+    return {lk_glu_load<Lie>(gate, at), lk_glu_load<Lie>(up, at)};
 }
-template <int Lie, int Num, class T>
-LK_DEVICE void lk_glu_unpack(const lk_glu_args &a, float (&gate)[Num], float (&up)[Num], const lk_glu_pair<T> &raw)
+template <int Lie, int Num, class T> LK_DEVICE void lk_glu_unpack(float (&gate)[Num], float (&up)[Num], const lk_glu_pair<T> &raw)
 {
     lk_unpack(gate, raw.first), lk_unpack(up, raw.second);
-    if (lk_glu_in_turns<Lie>(a)) lk_to_pairs(gate, up);
+    if (Lie == LK_GLU_TURNS) lk_to_pairs(gate, up);
 }
 /* Writes the gradients of Num columns, g and v; what is left in these means nothing. */
 template <int Lie, int Num, class T>
-LK_DEVICE void lk_glu_store_pair(const lk_glu_args &a, T *dgate, T *dup, int64_t col, float (&g)[Num], float (&v)[Num])
+LK_DEVICE void lk_glu_store_pair(const lk_glu_args &a, T *dgate, T *dup, lk_glu_place at, float (&g)[Num], float (&v)[Num])
 {
-    if (lk_glu_in_turns<Lie>(a)) {
+    if (Lie == LK_GLU_TURNS) {
         lk_from_pairs(g, v);
-        if (dgate) lk_glu_store<Lie>(dgate + 2 * col, g), lk_glu_store<Lie>(dgate + 2 * col + Num, v);
-        return;
+        if (dgate) lk_store_n(dgate + 2 * at.col, g), lk_store_n(dgate + 2 * at.col + Num, v);
+    } else if (Lie == LK_GLU_ANY && a.interleaved) {
+        if (dgate) lk_glu_store<Lie>(dgate, at, g, 2), lk_glu_store<Lie>(dgate + 1, at, v, 2);
+    } else {
+        if (dgate) lk_glu_store<Lie>(dgate, at, g);
+        if (dup) lk_glu_store<Lie>(dup, at, v);
     }
-    if (dgate) lk_glu_store<Lie>(dgate + col, g);
-    if (dup) lk_glu_store<Lie>(dup + col, v);
 }
 
 /* One column of both. */
@@ -260,26 +280,25 @@ LK_DEVICE void lk_glu_forward(const lk_glu_args &a, float weight, float (&y)[Num
     LK_UNROLL for (int j = 0; j < Num; j++) y[j] = weight * gate[j] * up[j];
 }
 
-/* A team owns a piece of a row: LK_GLU_VECS vectors of y per thread, and with the first piece the row's single elements. */
-template <class T, int Lie>
+/* A team owns a piece of a row: Vecs vectors of y of each thread, and with the first piece the row's single elements. */
+template <class T, int Lie, int Vecs>
 LK_KERNEL void __launch_bounds__(LK_GLU_THREADS) lk_glu_forward_kernel(const __grid_constant__ lk_glu_call call)
 {
     const lk_glu_args &a = call.a;
-    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_GLU_THREADS, LK_GLU_VECS>(call.team, (const T *)a.y, a.y_stride, a.rows,
-                                                                              a.cols);
+    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, LK_GLU_THREADS, Vecs>(call.team, (const T *)a.y, a.y_stride, a.rows, a.cols);
     const T *gate = (const T *)a.gate + row.number * a.gate_stride, *up = (const T *)a.up + row.number * a.up_stride;
     T *y = (T *)a.y + row.number * a.y_stride;
-    lk_glu_pair<T> raw[LK_GLU_VECS] = {};
+    lk_glu_pair<T> raw[Vecs] = {};
     lk_griddepcontrol_wait();
     if (!row.there) return;
-    LK_UNROLL for (int u = 0; u < LK_GLU_VECS; u++)
-        if (u < row.count) raw[u] = lk_glu_load_pair<Lie>(a, gate, up, lk_row_col(row, u));
+    LK_UNROLL for (int u = 0; u < Vecs; u++)
+        if (u < row.count) raw[u] = lk_glu_load_pair<Lie>(a, gate, up, lk_glu_place_of<Lie>(row, u));
     const float weight = a.row_weight ? a.row_weight[row.number] : 1.0f;
-    LK_UNROLL for (int u = 0; u < LK_GLU_VECS; u++) {
+    LK_UNROLL for (int u = 0; u < Vecs; u++) {
         float g[LK_VEC<T>], v[LK_VEC<T>], result[LK_VEC<T>];
-        lk_glu_unpack<Lie>(a, g, v, raw[u]);
+        lk_glu_unpack<Lie>(g, v, raw[u]);
         lk_glu_forward(a, weight, result, g, v);
-        if (u < row.count) lk_store_n(y + lk_row_col(row, u), result);
+        if (u < row.count) lk_glu_store<Lie>(y, lk_glu_place_of<Lie>(row, u), result);
     }
     lk_griddepcontrol_launch_dependents();
     LK_NO_UNROLL for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
@@ -308,14 +327,14 @@ LK_DEVICE float lk_glu_backward(const lk_glu_args &a, float weight, float (&gate
     return sum;
 }
 
-/* A team owns a piece of a row, as in forward; Sum: a row, LK_GLU_VECS vectors per thread at a time, and its drow_weight. */
-template <class T, int Lie, bool Sum>
+/* A team owns a piece of a row, as in forward; Sum: a row, some vectors of each thread at a time, and its drow_weight. */
+template <class T, int Lie, int Vecs, bool Sum>
 LK_KERNEL void __launch_bounds__(Sum ? LK_GLU_SUM_THREADS : LK_GLU_THREADS)
     lk_glu_backward_kernel(const __grid_constant__ lk_glu_call call)
 {
     const lk_glu_args &a = call.a;
-    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, Sum ? 0 : LK_GLU_THREADS, Sum ? 0 : LK_GLU_VECS>(call.team, (const T *)a.dy,
-                                                                                                 a.dy_stride, a.rows, a.cols);
+    const lk_row<T> row = lk_row_of<LK_TEAM_ANY, Sum ? 0 : LK_GLU_THREADS, Sum ? 0 : Vecs>(call.team, (const T *)a.dy,
+                                                                                          a.dy_stride, a.rows, a.cols);
     const T *gate = (const T *)a.gate + row.number * a.gate_stride, *up = (const T *)a.up + row.number * a.up_stride;
     const T *dy = (const T *)a.dy + row.number * a.dy_stride;
     T *const dgate = a.dgate ? (T *)a.dgate + row.number * a.dgate_stride : NULL;
@@ -325,23 +344,23 @@ LK_KERNEL void __launch_bounds__(Sum ? LK_GLU_SUM_THREADS : LK_GLU_THREADS)
     float weight = 1.0f, sum = 0.0f;
     int begin = 0;
     do {
-        lk_glu_pair<T> raw[LK_GLU_VECS] = {};
-        lk_vec<T> raw_dy[LK_GLU_VECS] = {};
-        LK_UNROLL for (int u = 0; u < LK_GLU_VECS; u++)
+        lk_glu_pair<T> raw[Vecs] = {};
+        lk_vec<T> raw_dy[Vecs] = {};
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
             if (begin + u < row.count) {
-                const int64_t col = lk_row_col(row, begin + u);
-                raw[u] = lk_glu_load_pair<Lie>(a, gate, up, col);
-                raw_dy[u] = lk_load_vec(dy + col);
+                const lk_glu_place at = lk_glu_place_of<Lie>(row, begin + u);
+                raw[u] = lk_glu_load_pair<Lie>(a, gate, up, at);
+                raw_dy[u] = lk_glu_load<Lie>(dy, at);
             }
         if (begin == 0 && a.row_weight && row.there) weight = a.row_weight[row.number];
-        LK_UNROLL for (int u = 0; u < LK_GLU_VECS; u++)
+        LK_UNROLL for (int u = 0; u < Vecs; u++)
             if (begin + u < row.count) {
                 float g[LK_VEC<T>], v[LK_VEC<T>], upstream[LK_VEC<T>];
-                lk_glu_unpack<Lie>(a, g, v, raw[u]), lk_unpack(upstream, raw_dy[u]);
+                lk_glu_unpack<Lie>(g, v, raw[u]), lk_unpack(upstream, raw_dy[u]);
                 sum += lk_glu_backward(a, weight, g, v, upstream);
-                lk_glu_store_pair<Lie>(a, dgate, dup, lk_row_col(row, begin + u), g, v);
+                lk_glu_store_pair<Lie>(a, dgate, dup, lk_glu_place_of<Lie>(row, begin + u), g, v);
             }
-        begin += LK_GLU_VECS;
+        begin += Vecs;
     } while (Sum && begin < row.count);
     lk_griddepcontrol_launch_dependents();
     LK_NO_UNROLL for (int i = row.rank; i < row.split.edge; i += 1 << row.size_log2) {
@@ -443,7 +462,10 @@ LK_HOST lk_status lk_glu_run(const char *op, const lk_glu_args *args, cudaStream
     }
     if (packed) a.cols = lk_count(a.rows, a.cols), a.rows = 1; /* all rows are one */
     const int lie = !alike ? LK_GLU_ANY : turns ? LK_GLU_TURNS : LK_GLU_ALIKE;
-    const int64_t wanted = lk_ceil_div(lk_ceil_div(a.cols, LK_VEC<T>), LK_GLU_VECS);
+    constexpr int Vecs = LK_GLU_VECS<T, direction == LK_BACKWARD>;
+    const int64_t vecs = lk_ceil_div(a.cols, LK_VEC<T>);
+    const bool few = lie == LK_GLU_ALIKE && !sum && lk_count(a.rows, vecs) < LK_GLU_FEW * (int64_t)device.sms;
+    const int64_t wanted = few ? vecs : lk_ceil_div(vecs, Vecs);
     if (sum) {
         const int log2 = lk_log2(wanted < LK_GLU_SUM_THREADS ? wanted : LK_GLU_SUM_THREADS);
         call.team = lk_team_of(a.rows, wanted, LK_GLU_SUM_THREADS, log2 > 5 ? 1 << log2 : LK_GLU_SUM_THREADS);
@@ -452,15 +474,16 @@ LK_HOST lk_status lk_glu_run(const char *op, const lk_glu_args *args, cudaStream
     }
     void (*kernel)(lk_glu_call) = NULL;
     if constexpr (direction == LK_FORWARD) {
-        void (*const kernels[])(lk_glu_call) = {lk_glu_forward_kernel<T, LK_GLU_ALIKE>, lk_glu_forward_kernel<T, LK_GLU_TURNS>,
-                                                lk_glu_forward_kernel<T, LK_GLU_ANY>};
-        kernel = kernels[lie];
+        void (*const kernels[])(lk_glu_call) = {lk_glu_forward_kernel<T, LK_GLU_ALIKE, Vecs>,
+                                                lk_glu_forward_kernel<T, LK_GLU_TURNS, Vecs>,
+                                                lk_glu_forward_kernel<T, LK_GLU_ANY, Vecs>};
+        kernel = few ? lk_glu_forward_kernel<T, LK_GLU_ALIKE, 1> : kernels[lie];
     } else {
         void (*const kernels[][2])(lk_glu_call) = {
-            {lk_glu_backward_kernel<T, LK_GLU_ALIKE, false>, lk_glu_backward_kernel<T, LK_GLU_ALIKE, true>},
-            {lk_glu_backward_kernel<T, LK_GLU_TURNS, false>, lk_glu_backward_kernel<T, LK_GLU_TURNS, true>},
-            {lk_glu_backward_kernel<T, LK_GLU_ANY, false>, lk_glu_backward_kernel<T, LK_GLU_ANY, true>}};
-        kernel = kernels[lie][sum];
+            {lk_glu_backward_kernel<T, LK_GLU_ALIKE, Vecs, false>, lk_glu_backward_kernel<T, LK_GLU_ALIKE, Vecs, true>},
+            {lk_glu_backward_kernel<T, LK_GLU_TURNS, Vecs, false>, lk_glu_backward_kernel<T, LK_GLU_TURNS, Vecs, true>},
+            {lk_glu_backward_kernel<T, LK_GLU_ANY, Vecs, false>, lk_glu_backward_kernel<T, LK_GLU_ANY, Vecs, true>}};
+        kernel = few ? lk_glu_backward_kernel<T, LK_GLU_ALIKE, 1, false> : kernels[lie][sum];
     }
     return lk_launch_pdl(op, &device, kernel, call.team.grid, 1, call.team.threads, 0, stream, call);
 }

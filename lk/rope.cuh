@@ -37,13 +37,14 @@
  * Source     Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
  * Read on    lk/rope.md: how exact results are, and what is read and written.
  *
- * The kernels, in the order of the file. A team of up to 32 lanes has some heads of a token, LK_ROPE_HEADS at most, and computes or
- * reads their angles once.
+ * The kernels, in the order of the file. A block has some tokens with all their heads. Its threads compute or read the tokens'
+ * angles, each once, into shared memory, while heads are loaded; a team of up to 32 lanes then turns a head.
  *   lk_rope_kernel                forward, and backward without a norm, which turns the other way
- *   lk_rope_norm_backward_kernel  backward with a norm; teams walk over tokens, and blocks keep sums for the weights' gradients
+ *   lk_rope_norm_backward_kernel  backward with a norm; blocks walk over tokens, and keep sums for the weights' gradients
  *   lk_rope_dweight_kernel        adds these sums
- * For example 8192 tokens of 32 + 8 heads of 128 in bf16: 8 lanes have a head, 16 bytes of both halves each; 4 heads of a token are
- * a team's, so 81,920 teams, 2,560 blocks of 256 threads. The checks of arguments, the workspace and the calls come last.
+ * For example 8192 tokens of 32 + 8 heads of 128 in bf16: 8 lanes have a head, 16 bytes of both halves each, and a team two heads
+ * in flight. A block of 32 teams has 3 tokens, 120 heads, so there are 2,731 blocks. The checks of arguments, the workspace and the
+ * calls come last.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -89,7 +90,8 @@ typedef struct {
     int64_t dk_out_stride[3]; /* B */
     int64_t dq_stride[3];    /* B: 0 means packed, or that of dq_out or q where dq is one of these */
     int64_t dk_stride[3];    /* B: the same of dk */
-    int64_t table_stride[2]; /* of cos and sin, between batches and between tokens; 0 means packed: rotary / 2 * table_step between
+    int64_t
+        table_stride[2]; /* of cos and sin, between batches and between tokens; 0 means packed: rotary / 2 * table_step between
                                 tokens */
     int table_step;          /* elements between pairs in cos and sin; 0 means 1. 2 where each cosine stands twice */
     int shared_positions;    /* not 0: position is [axes, tokens] and cos and sin are [tokens, ..], the same in each batch */
@@ -129,37 +131,46 @@ typedef struct {
 #include "lk_row.cuh"
 
 #define LK_ROPE_THREADS 256
+#define LK_ROPE_TOKENS 16    /* the most of a block at a time */
 #define LK_ROPE_NORM_DIM 256 /* the most of a head with a norm */
 
-/* Heads of a token that a team has at a time, their loads all in flight. Back: with a norm. Chosen by registers, with no card at
- * hand: two blocks of 256 threads fit on an SM. */
-template <bool Norm, bool Back> constexpr int LK_ROPE_HEADS = Back ? 1 : Norm ? 2 : 4;
+/* Heads of a run, which a team has at a time: forward has all their loads in flight, backward with a norm those of the next. */
+template <bool Back> constexpr int LK_ROPE_HEADS = Back ? 8 : 2;
 
 /* Groups of Num pairs that a lane has at a time. With a norm a team has a head at once: 32 lanes, LK_ROPE_NORM_DIM / 2 pairs. */
 template <int Num, bool Norm> constexpr int LK_ROPE_GROUPS = Norm && Num == 1 ? LK_ROPE_NORM_DIM / 64 : 1;
+
+/* Blocks that fit on an SM: as many as registers allow without spills. */
+template <bool Norm, bool Turns> constexpr int LK_ROPE_BLOCKS = !Norm ? 4 : Turns || LK_ARCH < 900 ? 2 : 3;
+
+/* The most pairs of a token that a block has at a time. */
+template <int Num, bool Norm> constexpr int LK_ROPE_PAIRS = Norm ? LK_ROPE_NORM_DIM / 2 : 32 * Num;
 
 /* q or k. in: q, or in backward dq_out; x: q in backward with a norm. Strides: of batch, token, head. */
 typedef struct {
     const void *in, *x, *weight;
     void *out;
-    float *rstd, *partial;          /* partial: [blocks, dim], sums for the weight's gradient; NULL: it is not wanted */
-    int64_t heads, splits, items;   /* splits: of the heads of a token; items: tokens times splits */
-    int64_t blocks;                 /* with a norm, in backward */
+    float *rstd, *partial; /* partial: [blocks, dim], sums for the weight's gradient; NULL: it is not wanted */
+    int64_t blocks;        /* with a norm, in backward */
     int64_t in_stride[3], x_stride[3], out_stride[3];
+    int heads, runs, tokens; /* heads: 0 where no result is wanted; runs: of a token's heads; tokens: of a block in backward */
 } lk_rope_side;
 
 typedef struct {
     lk_rope_side side[2];
     lk_rope_args a;            /* with defaults filled in */
-    int lanes_log2;            /* of a team */
+    int64_t rows;              /* batch tokens */
+    int tokens;                /* of a block */
+    int lanes, teams;          /* of a team; of a block */
     int pairs, groups, paired; /* pairs: rotary / 2. groups: of Num pairs, of the whole head; the first `paired` have angles */
-    float sign;                /* -1: the other way */
-    bool small;                /* items and tokens are below 2^31 */
+    float sign, inverse_dim;   /* sign: -1: the other way */
+    bool small;                /* rows, and where elements lie, are below 2^31 */
 } lk_rope_call;
 
 /* ---- Where things are ---------------------------------------------------------------------------------------------------- */
 
-/* A group's two vectors of Num features each; features behind the pairs are in groups too. second < 0: there is none. */
+/* A group's two vectors of Num features each; features behind the pairs are in groups too. second < 0: there is none. The lanes'
+ * first vectors lie one behind another, and so do their second ones, interleaved or not. */
 typedef struct {
     int first, second;
 } lk_rope_place;
@@ -167,89 +178,99 @@ typedef struct {
 template <int Num> LK_DEVICE lk_rope_place lk_rope_place_of(const lk_rope_call &call, int group)
 {
     if (group < call.paired) {
-        if (call.a.interleaved) return {2 * Num * group, 2 * Num * group + Num};
+        if (Num == 1 && call.a.interleaved) return {2 * group, 2 * group + 1};
         return {Num * group, call.pairs + Num * group};
     }
-    const int first = 2 * call.pairs + 2 * Num * (group - call.paired), second = first + Num;
+    const int first = 2 * call.pairs + Num * (group - call.paired), second = first + Num * (call.groups - call.paired);
     return {first, second < (int)call.a.dim ? second : -1};
 }
 
-/* An item: some heads of a token. */
-typedef struct {
-    int64_t batch, token, head; /* head: the first one */
-    bool there;
-} lk_rope_item;
-
-LK_DEVICE lk_rope_item lk_rope_item_of(const lk_rope_call &call, const lk_rope_side &side, int64_t item, int heads)
+/* The pair that is number j of a group. Interleaved, both vectors hold whole pairs. */
+template <int Num> LK_DEVICE int lk_rope_pair_of(const lk_rope_call &call, int group, int j)
 {
-    lk_rope_item at = {0, 0, 0, item < side.items};
-    if (!at.there) return at;
-    if (call.small) {
-        const uint32_t row = (uint32_t)item / (uint32_t)side.splits, batch = row / (uint32_t)call.a.tokens;
-        at.head = (int64_t)((uint32_t)item - row * (uint32_t)side.splits) * heads;
-        at.batch = batch, at.token = row - batch * (uint32_t)call.a.tokens;
-    } else {
-        const int64_t row = item / side.splits;
-        at.head = (item - row * side.splits) * heads;
-        at.batch = row / call.a.tokens, at.token = row - at.batch * call.a.tokens;
-    }
-    return at;
+    if (Num == 1 || !call.a.interleaved) return Num * group + j;
+    return j < Num / 2 ? Num / 2 * group + j : call.pairs / 2 + Num / 2 * (group - 1) + j;
 }
 
-LK_DEVICE int64_t lk_rope_offset(const int64_t (&stride)[3], const lk_rope_item &at)
+/* A token of a batch. */
+typedef struct {
+    int64_t batch;
+    int token;
+} lk_rope_row;
+
+LK_DEVICE lk_rope_row lk_rope_row_of(const lk_rope_call &call, int64_t row)
 {
-    return at.batch * stride[0] + at.token * stride[1] + at.head * stride[2];
+    if (row < call.a.tokens) return {0, (int)row};
+    const int64_t batch = call.small ? (uint32_t)row / (uint32_t)call.a.tokens : row / call.a.tokens;
+    return {batch, (int)(row - batch * call.a.tokens)};
+}
+LK_DEVICE lk_rope_row lk_rope_row_after(const lk_rope_call &call, lk_rope_row row, int steps)
+{
+    const unsigned tokens = (unsigned)call.a.tokens;
+    unsigned token = (unsigned)row.token + (unsigned)steps;
+    while (token >= tokens) token -= tokens, row.batch++;
+    return {row.batch, (int)token};
+}
+
+LK_DEVICE int64_t lk_rope_offset(const lk_rope_call &call, const int64_t (&stride)[3], lk_rope_row row, int head)
+{
+    if (call.small) return (int)row.batch * (int)stride[0] + row.token * (int)stride[1] + head * (int)stride[2];
+    return row.batch * stride[0] + row.token * stride[1] + head * stride[2];
 }
 
 /* ---- Angles -------------------------------------------------------------------------------------------------------------- */
 
-/* Num elements of a table from `at` on, every step-th. */
-template <int Num> LK_DEVICE void lk_rope_table(float (&x)[Num], const void *table, int dtype, int64_t at, int step)
+/* Num floats of shared memory. */
+template <int Num> LK_DEVICE void lk_rope_get(float (&x)[Num], const float *from)
 {
-    if constexpr (Num == 4 || Num == 8) {
-        const float *const from = (const float *)table + at;
-        if (dtype == LK_DTYPE_F32 && step == 1 && (uintptr_t)from % 16 == 0) {
-            LK_UNROLL for (int i = 0; i < Num; i += 4) {
-                const uint4 v = __ldca((const uint4 *)(from + i));
-                x[i] = __uint_as_float(v.x), x[i + 1] = __uint_as_float(v.y);
-                x[i + 2] = __uint_as_float(v.z), x[i + 3] = __uint_as_float(v.w);
-            }
-            return;
+    if constexpr (Num % 4 == 0) {
+        LK_UNROLL for (int i = 0; i < Num; i += 4) {
+            const float4 v = *(const float4 *)(from + i);
+            x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
         }
+    } else {
+        LK_UNROLL for (int j = 0; j < Num; j++) x[j] = from[j];
     }
-    LK_UNROLL for (int j = 0; j < Num; j++) x[j] = lk_get_as(table, dtype, at + (int64_t)j * step);
 }
 
-/* C and S of the pairs of a group at a token, S with the sign of the direction. */
-template <int Num>
-LK_DEVICE void lk_rope_angles(float (&c)[Num], float (&s)[Num], const lk_rope_call &call, const lk_rope_item &at, int group)
+/* C and S of a group in a block's angles, which has `size` pairs of all its tokens. */
+template <int Num> LK_DEVICE void lk_rope_angles(float (&c)[Num], float (&s)[Num], const float *from, int size)
+{
+    lk_rope_get(c, from), lk_rope_get(s, from + size);
+}
+
+/* A block's threads write C and S of the pairs of some groups from `group` on, for each of `tokens` tokens: C [tokens, pairs], and
+ * behind it S, with the sign of the direction. A thread has one pair. */
+template <int Num> LK_DEVICE void lk_rope_fill(float *angles, int pairs, const lk_rope_call &call, lk_rope_row row, int tokens,
+                                               int group)
 {
     const lk_rope_args &a = call.a;
-    const int pair = group * Num;
-    LK_UNROLL for (int j = 0; j < Num; j++) c[j] = 1.0f, s[j] = 0.0f;
-    if (group >= call.paired || !at.there) return;
+    if (pairs == 0) return; /* features without a pair */
+    const int step = LK_ROPE_THREADS / pairs, first = (int)threadIdx.x / pairs, slot = (int)threadIdx.x - first * pairs;
+    const int pair = lk_rope_pair_of<Num>(call, group + slot / Num, slot % Num);
+    if (first >= step) return;
+    float *const c = angles + slot, *const s = c + tokens * pairs;
     if (a.cos) {
-        const int64_t from = (a.shared_positions ? 0 : at.batch * a.table_stride[0]) + at.token * a.table_stride[1] +
-                             (int64_t)pair * a.table_step;
-        lk_rope_table(c, a.cos, a.table_dtype, from, a.table_step);
-        lk_rope_table(s, a.sin, a.table_dtype, from, a.table_step);
-        LK_UNROLL for (int j = 0; j < Num; j++) c[j] *= a.scale, s[j] *= call.sign * a.scale;
+        for (int t = first; t < tokens; t += step) {
+            const lk_rope_row own = lk_rope_row_after(call, row, t);
+            const int64_t at = (a.shared_positions ? 0 : own.batch * a.table_stride[0]) + own.token * a.table_stride[1] +
+                               (int64_t)pair * a.table_step;
+            c[t * pairs] = a.scale * lk_get_as(a.cos, a.table_dtype, at);
+            s[t * pairs] = call.sign * a.scale * lk_get_as(a.sin, a.table_dtype, at);
+        }
         return;
     }
-    const int64_t row = (a.shared_positions ? 0 : at.batch * a.tokens) + at.token;
-    const int64_t next_axis = a.shared_positions ? a.tokens : a.batch * a.tokens;
-    int axis = -1, position = (int)(a.offset + at.token);
-    LK_UNROLL for (int j = 0; j < Num; j++) {
-        const int wanted = a.pair_axis ? a.pair_axis[pair + j] : 0;
-        if (a.position && wanted != axis) { /* neighbours mostly have one axis */
-            const int64_t i = row + wanted * next_axis;
-            position = a.position_dtype ? ((const int32_t *)a.position)[i] : (int)((const int64_t *)a.position)[i];
-            axis = wanted;
-        }
-        const float theta = a.inv_freq[pair + j], phi = (float)(int)lk_phase(lk_make_turn(__float_as_uint(theta)), position) *
-                                                        LK_PHASE_UNIT;
-        const float size = lk_is_finite(theta) ? a.scale : NAN;
-        c[j] = size * lk_cos(phi), s[j] = call.sign * size * lk_sin(phi);
+    const float theta = a.inv_freq[pair], size = lk_is_finite(theta) ? a.scale : NAN;
+    const lk_turn turn = lk_make_turn(__float_as_uint(theta));
+    const int64_t axis = a.pair_axis ? a.pair_axis[pair] * (a.shared_positions ? a.tokens : call.rows) : 0;
+    for (int t = first; t < tokens; t += step) {
+        const lk_rope_row own = lk_rope_row_after(call, row, t);
+        const int64_t at = (a.shared_positions ? 0 : own.batch * a.tokens) + own.token + axis;
+        const int position = !a.position         ? (int)(a.offset + own.token)
+                             : a.position_dtype ? ((const int32_t *)a.position)[at]
+                                                : (int)((const int64_t *)a.position)[at];
+        const float phi = (float)(int)lk_phase(turn, position) * LK_PHASE_UNIT;
+        c[t * pairs] = size * lk_cos(phi), s[t * pairs] = call.sign * size * lk_sin(phi);
     }
 }
 
@@ -267,17 +288,17 @@ template <int Num, class T> LK_DEVICE lk_rope_raw<T> lk_rope_load(const T *head,
     return raw;
 }
 
-/* A group's features in pairs, (a[j], b[j]); lk_rope_store puts them back in order. */
-template <int Num, class T>
-LK_DEVICE void lk_rope_unpack(float (&a)[Num], float (&b)[Num], const lk_rope_raw<T> &raw, bool interleaved)
+/* A group's features in pairs, (a[j], b[j]); lk_rope_store puts them back in order. Turns: vectors that are interleaved. */
+template <bool Turns, int Num, class T>
+LK_DEVICE void lk_rope_unpack(float (&a)[Num], float (&b)[Num], const lk_rope_raw<T> &raw)
 {
     lk_unpack_n(a, raw.first), lk_unpack_n(b, raw.second);
-    if (interleaved) lk_to_pairs(a, b);
+    if (Turns) lk_to_pairs(a, b);
 }
-template <int Num, class T>
-LK_DEVICE void lk_rope_store(T *head, lk_rope_place at, float (&a)[Num], float (&b)[Num], bool interleaved)
+template <bool Turns, int Num, class T>
+LK_DEVICE void lk_rope_store(T *head, lk_rope_place at, float (&a)[Num], float (&b)[Num])
 {
-    if (interleaved) lk_from_pairs(a, b);
+    if (Turns) lk_from_pairs(a, b);
     lk_store_n<true>(head + at.first, a);
     if (at.second >= 0) lk_store_n<true>(head + at.second, b);
 }
@@ -291,163 +312,224 @@ template <int Num> LK_DEVICE void lk_rope_turn(float (&a)[Num], float (&b)[Num],
     }
 }
 
-/* weight_offset + weight of a group's features, in pairs; 1 where there is no norm. */
-template <class T, int Num>
-LK_DEVICE void lk_rope_weights(float (&a)[Num], float (&b)[Num], const lk_rope_call &call, const void *weight, lk_rope_place at)
+/* A block's threads write weight_offset + weight of a side, 1 where it has no norm. */
+template <class T> LK_DEVICE void lk_rope_fill_weights(float *to, const lk_rope_call &call, const void *weight)
 {
-    const int dtype = call.a.weight_dtype;
-    LK_UNROLL for (int j = 0; j < Num; j++) {
-        a[j] = weight ? call.a.weight_offset + lk_get_as(weight, dtype, at.first + j) : 1.0f;
-        b[j] = weight && at.second >= 0 ? call.a.weight_offset + lk_get_as(weight, dtype, at.second + j) : 1.0f;
-    }
-    if (call.a.interleaved) lk_to_pairs(a, b);
+    for (int f = (int)threadIdx.x; f < (int)call.a.dim; f += LK_ROPE_THREADS)
+        to[f] = weight ? call.a.weight_offset + lk_get_as(weight, call.a.weight_dtype, f) : 1.0f;
+}
+/* Those of a group's features, in pairs. */
+template <bool Turns, int Num>
+LK_DEVICE void lk_rope_weights(float (&a)[Num], float (&b)[Num], const float *weights, lk_rope_place at)
+{
+    LK_UNROLL for (int j = 0; j < Num; j++) b[j] = 1.0f;
+    lk_rope_get(a, weights + at.first);
+    if (at.second >= 0) lk_rope_get(b, weights + at.second);
+    if (Turns) lk_to_pairs(a, b);
 }
 
 /* ---- Forward, and backward without a norm -------------------------------------------------------------------------------- */
 
-/* A team owns an item of q, or behind them of k. */
-template <class T, int Num, bool Norm>
-LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS, 2) lk_rope_kernel(const __grid_constant__ lk_rope_call call)
+/* A block owns some tokens, all heads of q and k. A team has a run of heads of a token at a time. */
+template <class T, int Num, bool Norm, bool Turns> LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS, LK_ROPE_BLOCKS<Norm, Turns>)
+    lk_rope_kernel(const __grid_constant__ lk_rope_call call)
 {
-    constexpr int Heads = LK_ROPE_HEADS<Norm, false>, Groups = LK_ROPE_GROUPS<Num, Norm>;
-    const int64_t thread = (int64_t)blockIdx.x * LK_ROPE_THREADS + threadIdx.x, team = thread >> call.lanes_log2;
-    const int lanes = 1 << call.lanes_log2, lane = (int)thread & (lanes - 1);
-    const bool is_k = team >= call.side[0].items, interleaved = call.a.interleaved;
-    const lk_rope_side &side = call.side[is_k];
-    const lk_rope_item at = lk_rope_item_of(call, side, team - (is_k ? call.side[0].items : 0), Heads);
-    const int64_t left = at.there ? side.heads - at.head : 0;
-    const T *const in = (const T *)side.in + lk_rope_offset(side.in_stride, at);
-    T *const out = (T *)side.out + lk_rope_offset(side.out_stride, at);
+    constexpr int Heads = LK_ROPE_HEADS<false>, Groups = LK_ROPE_GROUPS<Num, Norm>;
+    constexpr int Size = 2 * LK_ROPE_TOKENS * LK_ROPE_PAIRS<Num, Norm>; /* of the angles */
+    LK_SHARED(float4, angles_4, [Size / 4]);
+    LK_SHARED(float4, weights_4, [Norm ? LK_ROPE_NORM_DIM / 2 : 1]);
+    float *const angles = (float *)angles_4, *const weights = (float *)weights_4;
+    const int lanes = call.lanes, team = (int)((unsigned)threadIdx.x / (unsigned)lanes), lane = (int)threadIdx.x - team * lanes;
+    const int64_t first_row = (int64_t)blockIdx.x * call.tokens;
+    const lk_rope_row row = lk_rope_row_of(call, first_row);
+    const int tokens = first_row + call.tokens <= call.rows ? call.tokens : (int)(call.rows - first_row);
+    const int q_runs = call.side[0].runs, runs = q_runs + call.side[1].runs, all = tokens * runs;
     lk_griddepcontrol_wait();
-    for (int first = lane; first - lane < call.groups; first += Groups * lanes) { /* with a norm once */
-        lk_rope_raw<T> raw[Groups][Heads] = {};
-        float c[Groups][Num], s[Groups][Num], rstd[Heads];
-        LK_UNROLL for (int i = 0; i < Groups; i++) {
-            const int group = first + i * lanes;
-            const lk_rope_place place = lk_rope_place_of<Num>(call, group);
-            LK_UNROLL for (int h = 0; h < Heads; h++)
-                if (h < left && group < call.groups) raw[i][h] = lk_rope_load<Num>(in + h * side.in_stride[2], place);
-        }
-        LK_UNROLL for (int i = 0; i < Groups; i++) lk_rope_angles(c[i], s[i], call, at, first + i * lanes);
-        if constexpr (Norm) {
-            LK_UNROLL for (int h = 0; h < Heads; h++) {
-                float sum = 0.0f;
-                LK_UNROLL for (int i = 0; i < Groups; i++) {
-                    float a[Num], b[Num];
-                    lk_rope_unpack(a, b, raw[i][h], false);
-                    LK_UNROLL for (int j = 0; j < Num; j++) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
-                }
-                sum = lk_sum_warp(sum, lanes);
-                rstd[h] = side.weight ? lk_rsqrt(__fdiv_rn(sum, (float)call.a.dim) + call.a.eps) : 1.0f;
-                if (side.rstd && h < left && lane == 0)
-                    side.rstd[(at.batch * call.a.tokens + at.token) * side.heads + at.head + h] = rstd[h];
+    lk_griddepcontrol_launch_dependents();
+    for (int base = 0; base < call.groups; base += Groups * lanes) { /* with a norm once */
+        const int less = call.paired - base, pairs = Num * (less < 0 ? 0 : less < Groups * lanes ? less : Groups * lanes);
+        for (int begin = 0; begin < all; begin += call.teams) {
+            const int own = team < call.teams ? begin + team : all; /* the last threads may have no team */
+            const int token = (int)((unsigned)own / (unsigned)runs), run = own - token * runs;
+            const bool is_k = run >= q_runs;
+            const lk_rope_side &side = call.side[is_k];
+            const int head = (run - (is_k ? q_runs : 0)) * Heads, left = own < all ? side.heads - head : 0;
+            const lk_rope_row at = lk_rope_row_after(call, row, token);
+            const T *const in = (const T *)side.in + lk_rope_offset(call, side.in_stride, at, head);
+            T *const out = (T *)side.out + lk_rope_offset(call, side.out_stride, at, head);
+            lk_rope_raw<T> raw[Groups][Heads] = {};
+            LK_UNROLL for (int i = 0; i < Groups; i++) {
+                const int group = base + lane + i * lanes;
+                const lk_rope_place place = lk_rope_place_of<Num>(call, group);
+                LK_UNROLL for (int h = 0; h < Heads; h++)
+                    if (h < left && group < call.groups) raw[i][h] = lk_rope_load<Num>(in + h * side.in_stride[2], place);
             }
-        }
-        LK_UNROLL for (int i = 0; i < Groups; i++) {
-            const int group = first + i * lanes;
-            if (group >= call.groups) break;
-            const lk_rope_place place = lk_rope_place_of<Num>(call, group);
-            float w_a[Num], w_b[Num];
-            if constexpr (Norm) lk_rope_weights<T>(w_a, w_b, call, side.weight, place);
-            LK_UNROLL for (int h = 0; h < Heads; h++) {
-                float a[Num], b[Num];
-                if (h >= left) break;
-                lk_rope_unpack(a, b, raw[i][h], interleaved);
+            if (begin == 0) { /* while the loads are in flight */
+                if (base > 0) __syncthreads(); /* all teams are done with the angles before */
+                lk_rope_fill<Num>(angles, pairs, call, row, tokens, base);
                 if constexpr (Norm) {
-                    LK_UNROLL for (int j = 0; j < Num; j++) a[j] *= rstd[h] * w_a[j], b[j] *= rstd[h] * w_b[j];
+                    lk_rope_fill_weights<T>(weights, call, call.side[0].weight);
+                    lk_rope_fill_weights<T>(weights + LK_ROPE_NORM_DIM, call, call.side[1].weight);
                 }
-                lk_rope_turn(a, b, c[i], s[i]);
-                lk_rope_store(out + h * side.out_stride[2], place, a, b, interleaved);
+                __syncthreads(); /* the angles and weights are there */
+            }
+            float rstd[Heads];
+            if constexpr (Norm) {
+                LK_UNROLL for (int h = 0; h < Heads; h++) {
+                    float sum = 0.0f;
+                    LK_UNROLL for (int i = 0; i < Groups; i++) {
+                        float a[Num], b[Num];
+                        lk_rope_unpack<false>(a, b, raw[i][h]);
+                        LK_UNROLL for (int j = 0; j < Num; j++) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
+                    }
+                    sum = lk_sum_warp(sum, lanes);
+                    rstd[h] = side.weight ? lk_rsqrt(fmaf(sum, call.inverse_dim, call.a.eps)) : 1.0f;
+                    if (side.rstd && h < left && lane == 0) side.rstd[(first_row + token) * side.heads + head + h] = rstd[h];
+                }
+            }
+            LK_UNROLL for (int i = 0; i < Groups; i++) {
+                const int group = base + lane + i * lanes;
+                if (group >= call.groups || left <= 0) break;
+                const lk_rope_place place = lk_rope_place_of<Num>(call, group);
+                float c[Num] = {}, s[Num] = {}, w_a[Num], w_b[Num];
+                if (group < call.paired) lk_rope_angles(c, s, angles + token * pairs + (group - base) * Num, tokens * pairs);
+                if constexpr (Norm)
+                    lk_rope_weights<Turns>(w_a, w_b, weights + (is_k ? LK_ROPE_NORM_DIM : 0), place);
+                LK_UNROLL for (int h = 0; h < Heads; h++) {
+                    float a[Num], b[Num];
+                    if (h >= left) break;
+                    if (Norm) lk_forget(&raw[i][h].first.raw), lk_forget(&raw[i][h].second.raw); /* or their floats stay too */
+                    lk_rope_unpack<Turns>(a, b, raw[i][h]);
+                    if constexpr (Norm) {
+                        LK_UNROLL for (int j = 0; j < Num; j++) a[j] *= rstd[h] * w_a[j], b[j] *= rstd[h] * w_b[j];
+                    }
+                    if (group < call.paired) lk_rope_turn(a, b, c, s);
+                    lk_rope_store<Turns>(out + h * side.out_stride[2], place, a, b);
+                }
             }
         }
     }
-    lk_griddepcontrol_launch_dependents();
 }
 
 /* ---- Backward with a norm ------------------------------------------------------------------------------------------------ */
 
-/* The first blocks are q's, the others k's. A team owns every so many-th item of its side, and keeps sums of dx z rstd. */
-template <class T, int Num>
-LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS) lk_rope_norm_backward_kernel(const __grid_constant__ lk_rope_call call)
+/* Loads head h of a run whose first one is at `in` and x, and has this number in rstd. */
+template <int Num, class T, int Groups>
+LK_DEVICE void lk_rope_load_head(lk_rope_raw<T> (&raw)[Groups], lk_rope_raw<T> (&raw_x)[Groups], float *rstd,
+                                 const lk_rope_call &call, const lk_rope_side &side, const T *in, const T *x, int64_t number,
+                                 int h, int left, int lane)
 {
-    constexpr int Heads = LK_ROPE_HEADS<true, true>, Groups = LK_ROPE_GROUPS<Num, true>;
-    LK_SHARED(float, sums, [2 * Num * Groups * LK_ROPE_THREADS]);
-    const bool is_k = blockIdx.x >= call.side[0].blocks, interleaved = call.a.interleaved;
+    if (h >= left || h >= LK_ROPE_HEADS<true>) return;
+    LK_UNROLL for (int i = 0; i < Groups; i++) {
+        const int group = lane + i * call.lanes;
+        if (group >= call.groups) break;
+        const lk_rope_place place = lk_rope_place_of<Num>(call, group);
+        raw[i] = lk_rope_load<Num>(in + h * side.in_stride[2], place);
+        if (side.weight) raw_x[i] = lk_rope_load<Num>(x + h * side.x_stride[2], place);
+    }
+    if (side.weight && side.rstd) *rstd = side.rstd[number + h];
+}
+
+/* The first blocks are q's, the others k's. A block owns every so many-th piece of some tokens, and its teams keep sums of dx z rstd. */
+template <class T, int Num, bool Turns>
+LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS, 2) lk_rope_norm_backward_kernel(const __grid_constant__ lk_rope_call call)
+{
+    constexpr int Heads = LK_ROPE_HEADS<true>, Groups = LK_ROPE_GROUPS<Num, true>;
+    constexpr int Size = 2 * LK_ROPE_TOKENS * LK_ROPE_PAIRS<Num, true>; /* of the angles of a piece */
+    LK_SHARED(float4, angles_4, [2 * Size / 4]); /* two pieces; the sums at the end */
+    LK_SHARED(float4, weights_4, [LK_ROPE_NORM_DIM / 4]);
+    float *const weights = (float *)weights_4;
+    const bool is_k = blockIdx.x >= call.side[0].blocks;
     const lk_rope_side &side = call.side[is_k];
     const int64_t block = blockIdx.x - (is_k ? call.side[0].blocks : 0);
-    const int lanes_log2 = call.lanes_log2, lanes = 1 << lanes_log2, lane = (int)threadIdx.x & (lanes - 1);
-    const int teams = LK_ROPE_THREADS >> lanes_log2, team = (int)threadIdx.x >> lanes_log2;
-    const float each = __fdiv_rn(1.0f, (float)call.a.dim);
-    float dw_a[Groups][Num] = {}, dw_b[Groups][Num] = {}, w_a[Groups][Num], w_b[Groups][Num];
-    lk_rope_place place[Groups];
+    const int lanes = call.lanes, team = (int)((unsigned)threadIdx.x / (unsigned)lanes), lane = (int)threadIdx.x - team * lanes;
+    const int runs = side.runs, pairs = Num * call.paired;
+    const float each = call.inverse_dim;
+    float dw_a[Groups][Num] = {}, dw_b[Groups][Num] = {};
     lk_griddepcontrol_wait();
-    LK_UNROLL for (int i = 0; i < Groups; i++) {
-        place[i] = lk_rope_place_of<Num>(call, lane + i * lanes);
-        LK_UNROLL for (int j = 0; j < Num; j++) w_a[i][j] = w_b[i][j] = 1.0f;
-        if (lane + i * lanes < call.groups) lk_rope_weights<T>(w_a[i], w_b[i], call, side.weight, place[i]);
-    }
-    for (int64_t begin = block * teams; begin < side.items; begin += side.blocks * teams) {
-        const lk_rope_item at = lk_rope_item_of(call, side, begin + team, Heads);
-        const int64_t left = at.there ? side.heads - at.head : 0;
-        const T *const in = (const T *)side.in + lk_rope_offset(side.in_stride, at);
-        const T *const x = (const T *)side.x + lk_rope_offset(side.x_stride, at);
-        T *const out = (T *)side.out + lk_rope_offset(side.out_stride, at);
-        lk_rope_raw<T> raw[Groups][Heads] = {}, raw_x[Groups][Heads] = {};
-        float c[Groups][Num], s[Groups][Num];
-        LK_UNROLL for (int i = 0; i < Groups; i++)
-            LK_UNROLL for (int h = 0; h < Heads; h++)
-                if (h < left && lane + i * lanes < call.groups) {
-                    raw[i][h] = lk_rope_load<Num>(in + h * side.in_stride[2], place[i]);
-                    if (side.weight) raw_x[i][h] = lk_rope_load<Num>(x + h * side.x_stride[2], place[i]);
-                }
-        LK_UNROLL for (int i = 0; i < Groups; i++) lk_rope_angles(c[i], s[i], call, at, lane + i * lanes);
-        LK_UNROLL for (int h = 0; h < Heads; h++) {
-            float square = 0.0f, dot = 0.0f, rstd = 1.0f;
-            LK_UNROLL for (int i = 0; i < Groups; i++) { /* of z^2, and of g z */
-                float a[Num], b[Num], z_a[Num], z_b[Num];
-                lk_rope_unpack(a, b, raw[i][h], interleaved), lk_rope_unpack(z_a, z_b, raw_x[i][h], interleaved);
-                lk_rope_turn(a, b, c[i], s[i]);
-                LK_UNROLL for (int j = 0; j < Num; j++) {
-                    square = fmaf(z_a[j], z_a[j], fmaf(z_b[j], z_b[j], square));
-                    dot = fmaf(a[j] * w_a[i][j], z_a[j], fmaf(b[j] * w_b[i][j], z_b[j], dot));
-                }
+    lk_rope_fill_weights<T>(weights, call, side.weight);
+    int odd = 0; /* which half of angles_4 */
+    for (int64_t first_row = block * side.tokens; first_row < call.rows; first_row += side.blocks * side.tokens, odd ^= 1) {
+        const lk_rope_row row = lk_rope_row_of(call, first_row);
+        const int tokens = first_row + side.tokens <= call.rows ? side.tokens : (int)(call.rows - first_row), all = tokens * runs;
+        float *const angles = (float *)angles_4 + odd * Size;
+        for (int begin = 0; begin < all; begin += call.teams) {
+            const int own = begin + team, token = (int)((unsigned)own / (unsigned)runs), head = (own - token * runs) * Heads;
+            const int left = own < all ? side.heads - head : 0;
+            const lk_rope_row at = lk_rope_row_after(call, row, token);
+            const T *in = (const T *)side.in + lk_rope_offset(call, side.in_stride, at, head);
+            const T *x = (const T *)side.x + lk_rope_offset(call, side.x_stride, at, head);
+            T *out = (T *)side.out + lk_rope_offset(call, side.out_stride, at, head);
+            const int64_t number = (first_row + token) * side.heads + head; /* of the first head */
+            lk_rope_raw<T> raw[Groups] = {}, raw_x[Groups] = {};
+            float kept = 1.0f;
+            lk_rope_load_head<Num>(raw, raw_x, &kept, call, side, in, x, number, 0, left, lane);
+            if (begin == 0) { /* while the loads are in flight; the other half is still read */
+                lk_rope_fill<Num>(angles, pairs, call, row, tokens, 0);
+                __syncthreads(); /* the angles, and the weights, are there */
             }
-            dot = lk_sum_warp(dot, lanes);
-            const int64_t row = (at.batch * call.a.tokens + at.token) * side.heads + at.head + h;
-            if (side.weight && side.rstd) rstd = h < left ? side.rstd[row] : 1.0f;
-            else if (side.weight) rstd = lk_rsqrt(fmaf(lk_sum_warp(square, lanes), each, call.a.eps));
-            if (h >= left) continue; /* lanes without a head took part in the sums */
-            const float factor = side.weight ? rstd * rstd * (dot * each) : 0.0f;
-            LK_UNROLL for (int i = 0; i < Groups; i++) {
-                float a[Num], b[Num], z_a[Num], z_b[Num];
-                if (lane + i * lanes >= call.groups) break;
-                lk_rope_unpack(a, b, raw[i][h], interleaved), lk_rope_unpack(z_a, z_b, raw_x[i][h], interleaved);
-                lk_rope_turn(a, b, c[i], s[i]);
-                LK_UNROLL for (int j = 0; j < Num; j++) {
-                    dw_a[i][j] = fmaf(a[j], z_a[j] * rstd, dw_a[i][j]), dw_b[i][j] = fmaf(b[j], z_b[j] * rstd, dw_b[i][j]);
-                    a[j] = rstd * fmaf(-z_a[j], factor, a[j] * w_a[i][j]),
-                    b[j] = rstd * fmaf(-z_b[j], factor, b[j] * w_b[i][j]);
+            LK_NO_UNROLL for (int h = 0; h < Heads && h < side.heads; h++) {
+                const bool there = h < left;
+                float a[Groups][Num], b[Groups][Num], z_a[Groups][Num], z_b[Groups][Num], square = 0.0f, dot = 0.0f, rstd = kept;
+                LK_UNROLL for (int i = 0; i < Groups; i++) {
+                    lk_rope_unpack<Turns>(a[i], b[i], raw[i]), lk_rope_unpack<Turns>(z_a[i], z_b[i], raw_x[i]);
                 }
-                if (side.out) lk_rope_store(out + h * side.out_stride[2], place[i], a, b, interleaved);
+                lk_rope_load_head<Num>(raw, raw_x, &kept, call, side, in, x, number, h + 1, left, lane);
+                LK_UNROLL for (int i = 0; i < Groups; i++) { /* of z^2, and of g z */
+                    const int group = lane + i * lanes;
+                    if (!there || group >= call.groups) continue;
+                    float w_a[Num], w_b[Num];
+                    if (group < call.paired) {
+                        lk_rope_angles(w_a, w_b, angles + token * pairs + group * Num, tokens * pairs);
+                        lk_rope_turn(a[i], b[i], w_a, w_b);
+                    }
+                    lk_rope_weights<Turns>(w_a, w_b, weights, lk_rope_place_of<Num>(call, group));
+                    LK_UNROLL for (int j = 0; j < Num; j++) {
+                        square = fmaf(z_a[i][j], z_a[i][j], fmaf(z_b[i][j], z_b[i][j], square));
+                        dot = fmaf(a[i][j] * w_a[j], z_a[i][j], fmaf(b[i][j] * w_b[j], z_b[i][j], dot));
+                    }
+                }
+                dot = lk_sum_warp(dot, lanes);
+                if (side.weight && !side.rstd) rstd = lk_rsqrt(fmaf(lk_sum_warp(square, lanes), each, call.a.eps));
+                if (!there) continue; /* lanes without a head took part in the sums */
+                const float factor = side.weight ? rstd * rstd * (dot * each) : 0.0f;
+                LK_UNROLL for (int i = 0; i < Groups; i++) {
+                    const int group = lane + i * lanes;
+                    if (group >= call.groups) break;
+                    const lk_rope_place place = lk_rope_place_of<Num>(call, group);
+                    float w_a[Num], w_b[Num];
+                    lk_rope_weights<Turns>(w_a, w_b, weights, place);
+                    LK_UNROLL for (int j = 0; j < Num; j++) {
+                        const float y = a[i][j], z = b[i][j];
+                        dw_a[i][j] = fmaf(y, z_a[i][j] * rstd, dw_a[i][j]), dw_b[i][j] = fmaf(z, z_b[i][j] * rstd, dw_b[i][j]);
+                        a[i][j] = rstd * fmaf(-z_a[i][j], factor, y * w_a[j]);
+                        b[i][j] = rstd * fmaf(-z_b[i][j], factor, z * w_b[j]);
+                    }
+                    if (side.out) lk_rope_store<Turns>(out + h * side.out_stride[2], place, a[i], b[i]);
+                }
             }
         }
     }
     lk_griddepcontrol_launch_dependents();
     if (!side.partial) return; /* the same in all threads of a block */
+    float *const sums = (float *)angles_4; /* [teams, dim] */
+    __syncthreads(); /* all teams are done with the angles */
     LK_UNROLL for (int i = 0; i < Groups; i++) {
+        const int group = lane + i * lanes;
         float a[Num], b[Num];
         LK_UNROLL for (int j = 0; j < Num; j++) a[j] = dw_a[i][j], b[j] = dw_b[i][j];
-        if (interleaved) lk_from_pairs(a, b);
-        if (lane + i * lanes >= call.groups) break;
+        if (Turns) lk_from_pairs(a, b);
+        if (group >= call.groups) break;
+        const lk_rope_place place = lk_rope_place_of<Num>(call, group);
         LK_UNROLL for (int j = 0; j < Num; j++) {
-            sums[team * (int)call.a.dim + place[i].first + j] = a[j];
-            if (place[i].second >= 0) sums[team * (int)call.a.dim + place[i].second + j] = b[j];
+            sums[team * (int)call.a.dim + place.first + j] = a[j];
+            if (place.second >= 0) sums[team * (int)call.a.dim + place.second + j] = b[j];
         }
     }
     __syncthreads(); /* all teams have written their sums */
     for (int f = (int)threadIdx.x; f < (int)call.a.dim; f += LK_ROPE_THREADS) {
         float sum = 0.0f;
-        for (int t = 0; t < teams; t++) sum += sums[t * (int)call.a.dim + f];
+        for (int t = 0; t < call.teams; t++) sum += sums[t * (int)call.a.dim + f];
         side.partial[block * call.a.dim + f] = sum;
     }
 }
@@ -472,35 +554,49 @@ LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS) lk_rope_dweight_kernel(const _
 
 /* ---- Checks, the workspace and the launches ------------------------------------------------------------------------------ */
 
-/* What backward with a norm has, by numbers of SMs and items alone, so that its workspace does not depend on where tensors lie: two
- * blocks for each SM, q's and k's shares of them as their items are. Lays out their sums; returns the bytes. */
+/* What backward with a norm has, by numbers of SMs and heads alone, so that its workspace does not depend on where tensors lie: two
+ * blocks for each SM, q's and k's shares of them as their heads are. Lays out their sums; returns the bytes. */
 LK_HOST size_t lk_rope_lay_out(lk_rope_call *call, int sms)
 {
     const lk_rope_args &a = call->a;
-    const int64_t most = 2 * (int64_t)sms, all = call->side[0].items + call->side[1].items;
+    const int64_t most = 2 * (int64_t)sms, all = (int64_t)call->side[0].heads + call->side[1].heads;
     lk_arena arena = {(uintptr_t)a.workspace, 0, 256};
     for (int i = 0; i < 2; i++) {
         lk_rope_side *const side = &call->side[i];
-        const int64_t share = all ? (int64_t)((double)side->items / (double)all * (double)most + 0.5) : 0;
+        const int64_t share = all ? (side->heads * most + all / 2) / all : 0, heads = lk_count(call->rows, side->heads);
         side->blocks = share < 1 ? 1 : share;
-        if (side->blocks > side->items) side->blocks = side->items;
+        if (side->blocks > heads) side->blocks = heads;
         lk_take(&side->partial, &arena, i ? a.dk_weight != NULL : a.dq_weight != NULL, lk_count(side->blocks, a.dim));
     }
     return arena.used;
 }
 
-/* Heads, splits and items of both sides; a side without an output has none. */
-LK_HOST void lk_rope_split(lk_rope_call *call, bool backward)
+/* Rows, and the heads of both sides; a side without a result has none. */
+LK_HOST void lk_rope_count(lk_rope_call *call, bool backward)
 {
     const lk_rope_args &a = call->a;
-    const bool norm = a.q_weight || a.k_weight;
-    const int heads = !norm ? LK_ROPE_HEADS<false, false> : backward ? LK_ROPE_HEADS<true, true> : LK_ROPE_HEADS<true, false>;
-    const bool wanted[] = {backward ? a.dq || a.dq_weight : a.q_out != NULL, backward ? a.dk || a.dk_weight : a.k_out != NULL};
-    for (int i = 0; i < 2; i++) {
-        lk_rope_side *const side = &call->side[i];
-        side->heads = i ? a.k_heads : a.q_heads, side->splits = lk_ceil_div(side->heads, heads);
-        side->items = wanted[i] ? lk_count(lk_count(a.batch, a.tokens), side->splits) : 0;
+    call->rows = lk_count(a.batch, a.tokens);
+    call->side[0].heads = (backward ? a.dq || a.dq_weight : a.q_out != NULL) ? (int)a.q_heads : 0;
+    call->side[1].heads = (backward ? a.dk || a.dk_weight : a.k_out != NULL) ? (int)a.k_heads : 0;
+    const bool norm = backward && (a.q_weight || a.k_weight);
+    for (int i = 0; i < 2; i++)
+        call->side[i].runs = (int)lk_ceil_div(call->side[i].heads, norm ? LK_ROPE_HEADS<true> : LK_ROPE_HEADS<false>);
+}
+
+/* Tokens of `runs` each that a block has at a time, up to `most`: as its teams are filled best and all of `blocks` have as much to
+ * do. alone: they are all there are. */
+LK_HOST int lk_rope_tokens(int64_t rows, int64_t runs, int64_t teams, int64_t most, int64_t blocks, bool alone)
+{
+    double best = 0.0;
+    int tokens = 1;
+    for (int n = 1; n <= most && n <= rows && runs > 0; n++) {
+        const int64_t pieces = lk_ceil_div(rows, n);
+        const double fill = (double)(n * runs) / (double)(lk_ceil_div(n * runs, teams) * teams);
+        const double even = alone ? (double)pieces / (double)(lk_ceil_div(pieces, blocks) * blocks)
+                                  : (double)pieces / ((double)pieces + 0.5 * (double)blocks);
+        if (fill * even > 1.02 * best) best = fill * even, tokens = n;
     }
+    return tokens;
 }
 
 #define LK_ROPE_TENSOR(name, side, use, ...)                                                                                   \
@@ -561,15 +657,15 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "batch", a->batch, 0, INT64_MAX);
     lk_check_size(&checks, "tokens", a->tokens, 0, INT32_MAX);
-    lk_check_size(&checks, "q_heads", a->q_heads, 0, (int64_t)1 << 30);
-    lk_check_size(&checks, "k_heads", a->k_heads, 0, (int64_t)1 << 30);
+    lk_check_size(&checks, "q_heads", a->q_heads, 0, (int64_t)1 << 28);
+    lk_check_size(&checks, "k_heads", a->k_heads, 0, (int64_t)1 << 28);
     lk_check_size(&checks, "dim", a->dim, 1, norm ? LK_ROPE_NORM_DIM : 1 << 20);
     if (a->rotary < 0 || a->rotary > a->dim || a->rotary % 2)
         lk_reject(&checks, LK_ERR_SHAPE, "rotary is %lld; it must be even, and at most dim, which is %lld",
                   (long long)a->rotary, (long long)a->dim);
     lk_check_shapes(&checks, list, count, query);
     if (!checks.status) {
-        lk_rope_split(call, backward);
+        lk_rope_count(call, backward);
         list[count - 1].width = query ? 0 : (int64_t)lk_rope_lay_out(call, device->sms);
         if (!query) lk_check_overlap(&checks, list, count); /* once more, with the workspace */
     }
@@ -577,7 +673,8 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     lk_check_number(&checks, "offset", (double)a->offset, by_table || a->position || !far,
                     "such that all positions are in (-2^31, 2^31)");
     if (!a->cos != !a->sin)
-        lk_reject(&checks, LK_ERR_VALUE, "%s is NULL, and %s is given; they go together", a->cos ? "sin" : "cos", a->cos ? "cos" : "sin");
+        lk_reject(&checks, LK_ERR_VALUE, "%s is NULL, and %s is given; they go together", a->cos ? "sin" : "cos",
+                  a->cos ? "cos" : "sin");
     lk_check_absent(&checks, "inv_freq", by_table && a->inv_freq, "so are cos and sin, and one of both says the angles");
     if (!by_table && !a->inv_freq && some)
         lk_reject(&checks, LK_ERR_VALUE, "inv_freq is NULL, and so are cos and sin; one of both says the angles");
@@ -594,10 +691,13 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
     if (checks.status) return checks.status;
     a->table_dtype = a->table_dtype == LK_DTYPE_T ? lk_dtype<T> : a->table_dtype;
     a->weight_dtype = a->weight_dtype == LK_DTYPE_T ? lk_dtype<T> : a->weight_dtype;
+    call->small = rows < INT32_MAX;
     *vector = a->dim % LK_VEC<T> == 0 && (a->interleaved ? a->rotary % (2 * LK_VEC<T>) : pairs % LK_VEC<T>) == 0;
     for (int i = 0; i < count; i++) /* those of T with three dimensions are q, k and their gradients */
-        for (int d = 0; d < 3 && list[i].dim[2].stride && list[i].pointer; d++)
+        for (int d = 0; d < 3 && list[i].dim[2].stride && list[i].pointer; d++) {
             *vector = *vector && *list[i].dim[d].stride % LK_VEC<T> == 0 && (uintptr_t)list[i].pointer % 16 == 0;
+            call->small = call->small && lk_count(list[i].dim[d].size, *list[i].dim[d].stride) < INT32_MAX / 3;
+        }
     if (!query) lk_check_workspace(&checks, a->workspace, a->workspace_bytes, (size_t)list[count - 1].width);
     lk_check_end(&checks, list, count);
     lk_check_warn(&checks, rows == 0, "there are no tokens; nothing is computed");
@@ -631,27 +731,34 @@ template <class T, int Num, bool backward>
 LK_HOST lk_status lk_rope_launch(const char *op, const lk_device *device, lk_rope_call *call, cudaStream_t stream)
 {
     const lk_rope_args &a = call->a;
-    const bool norm = a.q_weight || a.k_weight;
-    const int64_t items = call->side[0].items + call->side[1].items;
+    const bool norm = a.q_weight || a.k_weight, turns = a.interleaved;
+    const int64_t runs = (int64_t)call->side[0].runs + call->side[1].runs;
     call->pairs = (int)(a.rotary / 2), call->paired = call->pairs / Num;
     call->groups = call->paired + (int)lk_ceil_div(a.dim - a.rotary, 2 * Num);
-    call->lanes_log2 = call->groups < 32 ? lk_log2(call->groups) : 5;
-    call->sign = backward ? -1.0f : 1.0f, call->small = items < INT32_MAX && lk_count(a.batch, a.tokens) < INT32_MAX;
-    if (items == 0) return LK_OK;
+    call->lanes = call->groups >= 32 ? 32 : norm ? 1 << lk_log2(call->groups) : call->groups;
+    call->teams = LK_ROPE_THREADS / call->lanes, call->sign = backward ? -1.0f : 1.0f;
+    call->inverse_dim = 1.0f / (float)a.dim;
+    if (call->rows == 0 || runs == 0) return LK_OK;
+    const int64_t own = norm ? LK_ROPE_PAIRS<Num, true> : LK_ROPE_PAIRS<Num, false>; /* pairs that a token can have at a time */
+    const int64_t most = LK_ROPE_TOKENS * own / (call->pairs < own ? call->pairs : own), blocks = 4 * (int64_t)device->sms;
     if constexpr (backward) {
         LK_ROPE_SIDE(0, q, dq_out, dq);
         LK_ROPE_SIDE(1, k, dk_out, dk);
+        for (int i = 0; i < 2 && norm; i++)
+            call->side[i].tokens = lk_rope_tokens(call->rows, call->side[i].runs, call->teams, most, call->side[i].blocks, true);
         if (norm)
-            return lk_launch_pdl(op, device, lk_rope_norm_backward_kernel<T, Num>, call->side[0].blocks + call->side[1].blocks,
-                                 1, LK_ROPE_THREADS, 0, stream, *call);
+            return lk_launch_pdl(
+                op, device, turns ? lk_rope_norm_backward_kernel<T, Num, Num != 1> : lk_rope_norm_backward_kernel<T, Num, false>,
+                call->side[0].blocks + call->side[1].blocks, 1, LK_ROPE_THREADS, 0, stream, *call);
     } else {
         LK_ROPE_SIDE(0, q, q, q_out);
         LK_ROPE_SIDE(1, k, k, k_out);
     }
-    void (*kernel)(lk_rope_call) = lk_rope_kernel<T, Num, false>;
-    if constexpr (!backward) kernel = norm ? lk_rope_kernel<T, Num, true> : kernel;
-    const int64_t blocks = lk_ceil_div(items, LK_ROPE_THREADS >> call->lanes_log2);
-    return lk_launch_pdl(op, device, kernel, blocks, 1, LK_ROPE_THREADS, 0, stream, *call);
+    void (*kernel)(lk_rope_call) = turns ? lk_rope_kernel<T, Num, false, Num != 1> : lk_rope_kernel<T, Num, false, false>;
+    if constexpr (!backward)
+        if (norm) kernel = turns ? lk_rope_kernel<T, Num, true, Num != 1> : lk_rope_kernel<T, Num, true, false>;
+    call->tokens = lk_rope_tokens(call->rows, runs, call->teams, most, blocks, false);
+    return lk_launch_pdl(op, device, kernel, lk_ceil_div(call->rows, call->tokens), 1, LK_ROPE_THREADS, 0, stream, *call);
 }
 #undef LK_ROPE_SIDE
 

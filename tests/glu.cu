@@ -107,17 +107,22 @@ static bool has(const problem *p, int t)
 enum {
     DID_TYPE, DID_ACTIVATION = DID_TYPE + TEST_TYPES, DID_LAYOUT = DID_ACTIVATION + 5, DID_PLACE = DID_LAYOUT + 3,
     DID_SPECIAL = DID_PLACE + 4, DID_LIMIT = DID_SPECIAL + SPECIALS, DID_OFFSET, DID_ALPHA, DID_WEIGHT, DID_NO_DGATE, DID_NO_DUP,
-    DID_GAPS, DID_OFF, DID_ALL_OFF, DID_STRIDES, DID_NO_ROWS, DID_NO_COLS, DIDS
+    DID_GAPS, DID_OFF, DID_ALL_OFF, DID_MANY, DID_STRIDES, DID_NO_ROWS, DID_NO_COLS, DIDS
 };
 static const char *const did_name[] = {
     "f32", "f16", "bf16", "silu", "gelu", "gelu_tanh", "relu", "sigmoid", "apart", "halves", "interleaved", "new outputs",
-    "over gate", "over up or dy", "dup over dy", "nothing special", "-inf", "+inf", "nan", "large", "limit", "up_offset", "alpha", "row_weight",
-    "dgate NULL", "dup NULL", "gaps", "one tensor off", "all off alike", "strides given", "0 rows", "0 cols"};
+    "over gate", "over up or dy", "dup over dy", "nothing special", "-inf", "+inf", "nan", "large", "limit", "up_offset", "alpha",
+    "row_weight", "dgate NULL", "dup NULL", "gaps", "one tensor off", "all off alike", "several vectors", "strides given", "0 rows",
+    "0 cols"};
 static const char *const path_names[] = {"forward", "backward", "drow_weight"};
 static test_counts counts = {path_names, did_name, 3, DIDS, {}, {}};
 
+/* The vectors from which on a thread has several. */
+static int64_t many(void) { return 2048 * (int64_t)test.sms; }
+
 static bool possible(int path, int did)
 {
+    if (did == DID_MANY && (path == 2 || (test.small && many() > 1 << 16))) return false;
     if (did == DID_NO_DGATE || did == DID_NO_DUP || did == DID_PLACE + LAST) return path > 0;
     return true;
 }
@@ -132,6 +137,7 @@ static void count(const problem *p)
     did[DID_WEIGHT] = p->weight, did[DID_NO_DGATE] = p->no_dgate, did[DID_NO_DUP] = p->no_dup;
     for (int t = 0; t < MATRICES; t++) did[DID_GAPS] = did[DID_GAPS] || p->gap[t], same = same && p->at[t] == p->at[0];
     did[DID_OFF] = !same, did[DID_ALL_OFF] = same && p->at[0] % vec && p->layout != TURNS, did[DID_STRIDES] = p->strides;
+    did[DID_MANY] = path < 2 && p->rows * ((p->cols + vec - 1) / vec) >= many();
     did[DID_NO_ROWS] = p->rows == 0, did[DID_NO_COLS] = p->rows && p->cols == 0;
     counts.runs[path]++;
     for (int i = 0; i < DIDS; i++) counts.of[path][i] += did[i];
@@ -147,14 +153,14 @@ typedef struct {
 static value reference(int activation, double alpha, double g)
 {
     const double flushed = 0x1p-126 * (isfinite(g) ? 1 + fabs(g) : 1);
-    double share = 0, rise = 0, z = 0; /* act is g share, and its slope share + g rise */
+    double share = 0, rise = 0, z = 0, steep = 1; /* act is g share, and its slope share + g rise */
     if (activation == LK_GLU_RELU) return {g <= 0 ? 0 : g, g <= 0 ? 0.0 : 1.0, 0, 0};
     if (activation == LK_GLU_GELU) {
         share = 0.5 * erfc(-g / sqrt(2)), rise = exp(-0.5 * g * g) / sqrt(2 * 3.14159265358979323846), z = g * g;
     } else {
         const double c = sqrt(2 / 3.14159265358979323846);
         z = activation == LK_GLU_GELU_TANH ? 2 * c * (g + 0.044715 * g * g * g) : alpha * g;
-        const double steep = activation == LK_GLU_GELU_TANH ? 2 * c * (1 + 3 * 0.044715 * g * g) : alpha;
+        steep = activation == LK_GLU_GELU_TANH ? 2 * c * (1 + 3 * 0.044715 * g * g) : alpha;
         const double other = 1 / (1 + exp(z));
         share = 1 / (1 + exp(-z)), rise = share * other * (activation == LK_GLU_SIGMOID ? 1 : steep);
         if (g != g) share = rise = NAN;
@@ -163,7 +169,8 @@ static value reference(int activation, double alpha, double g)
     const double error = isfinite(z) ? (3 * fabs(z) + 10) * 0x1p-23 : 0;
     if (activation == LK_GLU_SIGMOID) return {share, rise, error * share + flushed, 2 * error * rise + flushed};
     const double act = g * share, slope = share + g * rise;
-    return {act, slope, error * fabs(act) + flushed, error * (share + fabs(g * rise)) + flushed};
+    const double flushed_slope = isfinite(g) ? 0x1p-126 * (1 + fabs(g) * fmax(1, fabs(steep))) : flushed; /* share was flushed */
+    return {act, slope, error * fabs(act) + flushed, error * (share + fabs(g * rise)) + flushed_slope};
 }
 
 /* ---- One checked call --------------------------------------------------------------------------------------------------- */
@@ -255,8 +262,8 @@ static void expect(const problem *p, int t, int64_t r, int64_t c, double want, d
     const float got = test_get(p->type, test_buffer_back(&buffer[at.buffer]), at.first + r * at.stride + c * at.step);
     if (!isfinite(want) || !isfinite(slack)) slack = 0;
     if (!test_near(p->type, got, want, slack))
-        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)r, (long long)c, (double)got, want,
-                    slack, describe(p));
+        test_detail("%s[%lld, %lld] is %.9g, want %.9g +- %.3g; %s", tensor_name[t], (long long)r, (long long)c, (double)got,
+                    want, slack, describe(p));
 }
 
 /* Holds the outputs against the formula. */
@@ -330,7 +337,8 @@ static void check_both(problem p)
 static void lengths(int type, int direction, int)
 {
     const int64_t v = 16 / test_type_bytes[type];
-    const int64_t cols[] = {1, 2, v - 1, v, v + 1, 2 * v + 1, 63 * v, 64 * v + 3, 256 * v, 256 * v + 1, 600 * v - 1, 2000 * v + 5};
+    const int64_t cols[] = {1,      2,          v - 1,   v,           v + 1,       2 * v + 1,
+                            63 * v, 64 * v + 3, 256 * v, 256 * v + 1, 600 * v - 1, 2000 * v + 5};
     for (int i = 0; i < LENGTH_OF(cols) - (test.small ? 1 : 0); i++)
         for (int layout = APART; layout <= TURNS; layout++) {
             problem p = plain(type, direction, cols[i] > 300 * v ? 2 : 5, cols[i]);
@@ -470,9 +478,29 @@ static void graphs(int type, int direction, int)
     }
 }
 
-static const test_theme themes[] = {{"empty", empty},           {"lengths", lengths},         {"rows", row_counts},
-                                    {"strides", strides},       {"off by elements", misaligned}, {"activations", activations},
-                                    {"every value", every_value}, {"options", options},       {"in place", in_place},
+/* So many elements that a thread has several vectors. */
+static void many_vectors(int type, int direction, int)
+{
+    if (!possible(0, DID_MANY)) return;
+    for (int layout = APART; layout <= TURNS; layout++) {
+        problem p = plain(type, direction, 3, (many() / 3 + 70) * (16 / test_type_bytes[type]) + 3);
+        p.layout = layout, p.weight = layout == HALVES;
+        check(&p);
+        p.rows = 5, p.cols /= 2, p.at[UP] = layout == APART; /* tensors that do not lie alike */
+        check(&p);
+    }
+}
+
+static const test_theme themes[] = {{"empty", empty},
+                                    {"lengths", lengths},
+                                    {"many", many_vectors},
+                                    {"rows", row_counts},
+                                    {"strides", strides},
+                                    {"off by elements", misaligned},
+                                    {"activations", activations},
+                                    {"every value", every_value},
+                                    {"options", options},
+                                    {"in place", in_place},
                                     {"graph", graphs}};
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------------- */
@@ -544,7 +572,9 @@ static problem draw(uint64_t seed)
     problem p = plain((int)test_below(r, 3), (int)test_below(r, 2), 0, 0);
     const int vec = 16 / test_type_bytes[p.type];
     p.seed = seed, p.activation = (int)test_below(r, 5), p.layout = (int)test_below(r, 3);
-    p.cols = test_chance(r, 3) ? 1 + test_below(r, 1500) : 1 + test_below(r, 60), p.rows = 1 + test_below(r, p.cols > 300 ? 4 : 40);
+    p.cols = test_chance(r, 3) ? 1 + test_below(r, 1500) : 1 + test_below(r, 60),
+    p.rows = 1 + test_below(r, p.cols > 300 ? 4 : 40);
+    if (test_chance(r, 300)) p.rows = 3, p.cols = many() * vec / 3 + 1 + test_below(r, 1500);
     if (test_chance(r, 30)) p.rows = 0;
     if (test_chance(r, 30)) p.cols = 0;
     p.dweight = p.direction == BACKWARD && test_chance(r, 2), p.weight = test_chance(r, 2);
@@ -593,7 +623,8 @@ static void huge(int64_t rows, int64_t cols, bool halves)
     uint64_t random = (uint64_t)n;
     for (int back = 0; back < 2; back++) {
         for (int s = 0; s < 200; s++) {
-            const int64_t row = s == 0 ? rows - 1 : test_below(&random, rows), col = s == 0 ? cols - 1 : test_below(&random, cols);
+            const int64_t row = s == 0 ? rows - 1 : test_below(&random, rows),
+                          col = s == 0 ? cols - 1 : test_below(&random, cols);
             const int64_t g = row * width + col, v = (up - both) + row * width + col;
             const value of = reference(LK_GLU_SILU, 1, (double)test_huge_value(g));
             const double second = (double)test_huge_value(v), dy = (double)test_huge_value(row * cols + col);

@@ -496,7 +496,7 @@ static void shapes(int type, int direction, int)
 
 static void token_counts(int type, int direction, int)
 {
-    static const int64_t tokens[] = {1, 2, 33, 300};
+    static const int64_t tokens[] = {1, 2, 33, 130, 300};
     for (int i = 0; i < LENGTH_OF(tokens) - (test.small ? 1 : 0); i++)
         for (int64_t batch = 1; batch <= 3; batch += 2) {
             problem p = plain(type, direction, tokens[i], 3, 1, 32);
