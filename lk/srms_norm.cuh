@@ -277,32 +277,33 @@ LK_DEVICE int lk_srms_norm_past(const lk_srms_norm_input &in, int64_t row, int N
 }
 
 /* The split of a block's `cols` columns of a row into vectors and single elements. vec: the thread's first vector; stop: its
- * warp's span ends there. */
-template <class T>
+ * warp's span ends there. Num 1: a "vector" is one element, and no element is a single one. */
+template <class T, int Num = LK_VEC<T>>
 LK_DEVICE lk_srms_norm_thread lk_srms_norm_split_row(lk_srms_norm_thread at, const lk_srms_norm_input &in, int cols, int vec,
                                                      int stop)
 {
-    constexpr int Num = LK_VEC<T>;
     int vecs = 0; /* where tensors are not aligned to each other all elements are single ones */
-    if (in.aligned) at.head = min(-lk_srms_norm_past(in, at.row, Num) & (Num - 1), cols), vecs = (cols - at.head) / Num;
+    if (Num == 1 || in.aligned)
+        at.head = min(-lk_srms_norm_past(in, at.row, Num) & (Num - 1), cols), vecs = (cols - at.head) / Num;
     at.edge = cols - vecs * Num, at.tail = vecs * Num;
     at.first = at.begin + at.head + vec * Num, at.count = min(vecs, stop) - vec;
     return at;
 }
-template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
+template <class T, int Num = LK_VEC<T>>
+LK_DEVICE lk_srms_norm_thread lk_srms_norm_thread_of(const lk_srms_norm_input &in, int cols)
 {
     lk_srms_norm_thread at = {};
     if (in.team_log2 >= 0) { /* several teams per block */
         const int teams = (int)blockDim.x >> in.team_log2;
         at.team = (int)threadIdx.x >> in.team_log2, at.size = 1 << in.team_log2, at.rank = (int)threadIdx.x & (at.size - 1);
         at.row = (int64_t)blockIdx.x * teams + at.team, at.step = (int)gridDim.x * teams;
-        return lk_srms_norm_split_row<T>(at, in, cols, at.rank, cols); /* in each branch: fewer registers than behind them */
+        return lk_srms_norm_split_row<T, Num>(at, in, cols, at.rank, cols); /* in each branch: fewer registers than behind them */
     }
     const unsigned blocks = lk_cluster_nctarank();
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     at.row = blockIdx.x / blocks, at.step = (int)(gridDim.x / blocks), at.rank = (int)threadIdx.x, at.size = (int)blockDim.x;
     at.begin = min((int)lk_cluster_ctarank() * in.segment, cols), cols = min(cols - at.begin, in.segment);
-    return lk_srms_norm_split_row<T>(at, in, cols, warp * in.warp_span + lane, (warp + 1) * in.warp_span);
+    return lk_srms_norm_split_row<T, Num>(at, in, cols, warp * in.warp_span + lane, (warp + 1) * in.warp_span);
 }
 /* The column of single element i. */
 LK_DEVICE int lk_srms_norm_edge(const lk_srms_norm_thread &at, int i)
@@ -509,6 +510,7 @@ typedef struct {
     bool few;    /* the kernel for few rows takes them */
     bool short_rows; /* the kernel for short rows takes them */
     bool reread; /* backward's Reread */
+    int gated;   /* the kernel of srms_norm_gated.cuh */
     size_t smem, workspace;
 } lk_srms_norm_layout;
 
@@ -975,10 +977,11 @@ LK_DEVICE float *lk_srms_norm_bias_partial(const lk_srms_norm_call &call, int64_
 /* Reread's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements; bias:
  * its row with those of dbias. clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as
  * for held elements, but in short chains (see lk_srms_norm_total). put: writes the results and adds to partial and bias. */
-template <int Num> LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
+template <int Num, int Vecs = LK_SRMS_NORM_BACKWARD_VECS>
+LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
 {
     for (int i = at.rank; i < at.edge; i += at.size) partial[lk_srms_norm_edge(at, i)] = 0.0f;
-    for (int i = LK_SRMS_NORM_BACKWARD_VECS * 32; i < at.count; i += 32)
+    for (int i = Vecs * 32; i < at.count; i += 32)
         for (int j = 0; j < Num; j++) partial[at.first + i * Num + j] = 0.0f;
 }
 template <class T, class Res, class Dy, bool Weight, int Num>
@@ -1351,44 +1354,51 @@ template <class T> LK_HOST bool lk_srms_norm_packs_w(const lk_srms_norm_args *a,
     return !a->weight || (a->weight_dtype == lk_dtype<T> && starts && (a->groups == 1 || a->cols % LK_VEC<T> == 0));
 }
 
-/* The launch for checked arguments. gated: of a kernel for any rows. */
-template <class T>
-LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a, bool gated = false)
+/* Persistent blocks, as many as fit, and the workspace. sums: how many of dweight and dbias are wanted. sm_threads: per SM. */
+template <class T> LK_HOST void lk_srms_norm_backward_fill(const lk_device *device, const lk_srms_norm_args *a, int sums,
+                                                           int sm_threads, lk_srms_norm_layout *layout)
+{
+    constexpr int Num = LK_VEC<T>;
+    lk_srms_norm_call *const call = &layout->call;
+    lk_srms_norm_input *const in = &call->in;
+    call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
+    const int64_t fit = device->smem * 1024 / ((int64_t)layout->smem + 8 * 1024); /* static shared memory and the system's */
+    const int64_t by_smem = fit > 1 ? fit : 1;
+    const int64_t resident = sm_threads / layout->threads;
+    const int64_t most = (resident < by_smem ? resident : by_smem) * device->sms;
+    const int64_t cap = ((int64_t)64 << 20) / (4 * call->pitch) + 2; /* 64 MiB and two rows */
+    const int64_t teams = in->team_log2 < 0 ? 1 : layout->threads >> in->team_log2;
+    int64_t blocks = layout->grid / layout->cluster;
+    if (layout->grid > most) blocks = lk_ceil_div(most, layout->cluster);
+    if (sums && blocks * teams > cap) blocks = cap / teams;
+    const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
+    int64_t period = in->offset_step ? turn * lk_ceil_div(Num, teams) : turn; /* every Num-th row starts at the same offset */
+    if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
+    if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
+    if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
+    layout->grid = blocks * layout->cluster;
+    call->partials = blocks * teams;
+    layout->workspace = (size_t)(sums * call->partials * call->pitch) * sizeof(float);
+}
+
+/* The launch for checked arguments. */
+template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
 {
     constexpr int Num = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
     const bool weight = a->weight || a->dweight || a->dbias;
-    const bool few = !gated && !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
+    const bool few = !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
     const int few_rows_limit = few ? 256 : 0; /* see forward */
     const int part_bytes = 16 * vecs * LK_SRMS_NORM_BACKWARD_STAGES(weight), sums = (a->dweight != NULL) + (a->dbias != NULL);
     const int bias_bytes = a->dbias ? LK_SRMS_NORM_BIAS_BYTES(T) : 0;
     const lk_srms_norm_traits traits = {vecs, vecs, part_bytes, bias_bytes, LK_SRMS_NORM_BACKWARD_THREADS(weight),
                                         LK_SRMS_NORM_TEAM_THREADS, 1, few_rows_limit};
     lk_srms_norm_layout layout = lk_srms_norm_lay_out<T>(device, a, true, traits);
-    lk_srms_norm_call *const call = &layout.call;
-    lk_srms_norm_input *const in = &call->in;
-    if (!gated) lk_srms_norm_backward_are_short<T>(device, a, &layout);
+    lk_srms_norm_input *const in = &layout.call.in;
+    lk_srms_norm_backward_are_short<T>(device, a, &layout);
     layout.smem = sizeof(lk_srms_norm_smem) + (size_t)((part_bytes * in->parts + bias_bytes) * layout.threads);
     if (layout.few || layout.short_rows) layout.smem = 0;
-    if (weight && !layout.few && !layout.short_rows && a->rows > 0) { /* persistent blocks, as many as fit; a row of the workspace per team */
-        call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
-        const int64_t fit = device->smem * 1024 / ((int64_t)layout.smem + 8 * 1024); /* static shared memory and the system's */
-        const int64_t by_smem = fit > 1 ? fit : 1;
-        const int64_t resident = 2 * LK_SRMS_NORM_BACKWARD_THREADS(true) / layout.threads;
-        const int64_t most = (resident < by_smem ? resident : by_smem) * device->sms;
-        const int64_t cap = ((int64_t)64 << 20) / (4 * call->pitch) + 2; /* 64 MiB and two rows */
-        const int64_t teams = in->team_log2 < 0 ? 1 : layout.threads >> in->team_log2;
-        int64_t blocks = layout.grid / layout.cluster;
-        if (layout.grid > most) blocks = lk_ceil_div(most, layout.cluster);
-        if (sums && blocks * teams > cap) blocks = cap / teams;
-        const int64_t turn = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* a team has rows of one group */
-        int64_t period = in->offset_step ? turn * lk_ceil_div(Num, teams) : turn; /* every Num-th row starts at the same offset */
-        if (blocks * teams < a->rows && blocks < period) in->aligned = period == turn && in->aligned, period = turn;
-        if (blocks * teams < a->rows) blocks = blocks < period ? period : blocks - blocks % period;
-        if (blocks * teams > a->rows) blocks = lk_ceil_div(a->rows, teams);
-        layout.grid = blocks * layout.cluster;
-        call->partials = blocks * teams;
-        layout.workspace = (size_t)(sums * call->partials * call->pitch) * sizeof(float);
-    }
+    else if (weight && a->rows > 0)
+        lk_srms_norm_backward_fill<T>(device, a, sums, 2 * LK_SRMS_NORM_BACKWARD_THREADS(true), &layout);
     const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
                            (in->team_log2 < 0 || lk_ceil_div(a->cols, Num) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* s is one tensor */
@@ -1506,7 +1516,8 @@ LK_HOST lk_status lk_srms_norm_run(const char *op, const lk_srms_norm_args *args
  * the most for any tensors: s from x, from x and residual or from residual_out; each other tensor given or not (an output in place
  * counts as not given); all on 16 bytes, all off by one element, or not aligned to each other. */
 template <class T>
-LK_HOST lk_status lk_srms_norm_ask(const char *op, const lk_srms_norm_args &given, bool gated, size_t *bytes)
+LK_HOST lk_status lk_srms_norm_ask(const char *op, const lk_srms_norm_args &given,
+                                   lk_srms_norm_layout (*lay_out)(const lk_device *, lk_srms_norm_args *), size_t *bytes)
 {
     lk_device device = {};
     if (!(given.dweight || given.dbias) || given.rows == 0) return lk_no_workspace(LK_OK, bytes);
@@ -1528,7 +1539,7 @@ LK_HOST lk_status lk_srms_norm_ask(const char *op, const lk_srms_norm_args &give
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */
             a.dresidual = which & 8 ? address + 4096 + (shift == 1 ? residual : 0) : NULL;
         }
-        const size_t needed = lk_srms_norm_backward_lay_out<T>(&device, &a, gated).workspace;
+        const size_t needed = lay_out(&device, &a).workspace;
         if (needed > most) most = needed;
     }
     if (bytes) *bytes = most;
@@ -1542,7 +1553,7 @@ LK_HOST lk_status lk_srms_norm_query(const char *op, const lk_srms_norm_args *ar
     lk_srms_norm_args given = {};
     const lk_status status = lk_srms_norm_check<T>(op, args, direction, NULL, &given);
     if (status || direction == LK_FORWARD) return lk_no_workspace(status, bytes);
-    return lk_srms_norm_ask<T>(op, given, false, bytes);
+    return lk_srms_norm_ask<T>(op, given, lk_srms_norm_backward_lay_out<T>, bytes);
 }
 
 #endif /* CUDA or the simulator */
