@@ -83,20 +83,50 @@ static const char *const did_name[] = {
     "f32", "f16", "bf16", "gate last", "gate first", "nothing special", "-inf", "+inf", "nan", "a row of 0", "weight NULL",
     "weight_offset", "groups", "rstd NULL", "y or dx NULL", "dgate NULL", "dweight NULL", "dy NULL", "in place", "gaps",
     "one tensor off", "all off alike", "strides given", "weight of another type", "accumulate", "many rows"};
-static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "bwd auto", "warp", "block", "cluster"};
-static test_counts counts = {counted_paths, did_name, 2 * PATHS, DIDS, {}, {}};
+/* Of each direction the paths, and then the kinds of kernels. */
+enum { KINDS = LK_SRMS_NORM_GATED_SINGLES + 1, COUNTED = PATHS + KINDS };
+static const char *const counted_paths[] = {"fwd auto", "warp", "block", "cluster", "whole", "short", "few", "any", "singles",
+                                            "bwd auto", "warp", "block", "cluster", "whole", "short", "few", "any", "singles"};
+static_assert(2 * (int)COUNTED <= (int)TEST_MOST_PATHS, "count fewer");
+static test_counts counts = {counted_paths, did_name, 2 * COUNTED, DIDS, {}, {}};
 
 static bool possible(int at, int did)
 {
-    const bool back = at >= PATHS;
-    if (at % PATHS == LK_SRMS_NORM_CLUSTER && !test_clusters()) return false;
+    const bool back = at >= COUNTED;
+    const int kind = at % COUNTED - PATHS;
+    if (at % COUNTED == LK_SRMS_NORM_CLUSTER && !test_clusters()) return false;
+    if (kind >= 0 && kind < LK_SRMS_NORM_GATED_ANY) {
+        if (did == DID_OFF || did == DID_ALIKE || (back && did == DID_NO_DY) || (!back && did == DID_OTHER_WEIGHT)) return false;
+        if (kind == LK_SRMS_NORM_GATED_FEW && back) return false;
+    }
+    if (kind == LK_SRMS_NORM_GATED_SINGLES && did == DID_ALIKE) return false;
     return back || !(did == DID_NO_DGATE || did == DID_NO_DWEIGHT || did == DID_NO_DY || did == DID_ACCUMULATE);
+}
+
+static lk_srms_norm_gated_args args; /* of the last checked call */
+
+/* The kind of the kernel that a call launches. */
+template <class T> static int kind_of_type(lk_direction direction)
+{
+    lk_device device = {};
+    lk_srms_norm_args a;
+    if (lk_srms_norm_gated_check<T>("op", &args, direction, &device, &a)) return LK_SRMS_NORM_GATED_ANY;
+    return (direction == LK_BACKWARD ? lk_srms_norm_gated_backward_lay_out<T>(&device, &a)
+                                     : lk_srms_norm_gated_forward_lay_out<T>(&device, &a)).gated;
+}
+static int kind_of(const problem *p)
+{
+    const lk_direction direction = p->direction == BACKWARD ? LK_BACKWARD : LK_FORWARD;
+    return p->type == TEST_F32   ? kind_of_type<lk_f32>(direction)
+           : p->type == TEST_F16 ? kind_of_type<lk_f16>(direction)
+                                 : kind_of_type<lk_bf16>(direction);
 }
 
 static void count(const problem *p)
 {
     const bool back = p->direction == BACKWARD;
-    const int at = p->direction * PATHS + p->path, vec = 16 / test_type_bytes[p->type];
+    const int first = p->direction * COUNTED, rows[] = {first + p->path, first + PATHS + kind_of(p)};
+    const int vec = 16 / test_type_bytes[p->type];
     bool did[DIDS] = {}, same = true;
     did[DID_TYPE + p->type] = did[DID_FIRST + p->first] = did[DID_SPECIAL + p->special] = true;
     did[DID_NO_WEIGHT] = !p->has[WEIGHT], did[DID_OFFSET] = p->has[WEIGHT] && p->weight_offset != 0;
@@ -108,13 +138,14 @@ static void count(const problem *p)
     did[DID_OFF] = !same, did[DID_ALIKE] = same && p->at[X] % vec, did[DID_STRIDES] = p->strides;
     did[DID_OTHER_WEIGHT] = p->has[WEIGHT] && p->weight_dtype && p->weight_dtype != p->type + 1;
     did[DID_ACCUMULATE] = p->has[DWEIGHT] && p->accumulate, did[DID_MANY] = p->rows >= 30;
-    counts.runs[at]++;
-    for (int i = 0; i < DIDS; i++) counts.of[at][i] += did[i];
+    for (int k = 0; k < (p->rows ? 2 : 1); k++) {
+        counts.runs[rows[k]]++;
+        for (int i = 0; i < DIDS; i++) counts.of[rows[k]][i] += did[i];
+    }
 }
 
 /* ---- One checked call --------------------------------------------------------------------------------------------------- */
 
-static lk_srms_norm_gated_args args; /* of the last checked call */
 static test_buffer buffer[BUFFERS];
 static unsigned char *kept[BUFFERS];
 static size_t kept_bytes[BUFFERS], room_bytes[2];
@@ -331,8 +362,12 @@ static void lengths(int type, int direction, int path)
 {
     const int64_t v = 16 / test_type_bytes[type];
     const int64_t cols[] = {1, 2, v - 1, v, v + 1, 16 * v, 33 * v + 1, 128 * v, 130 * v + 5, 600 * v - 1, 2600 * v, 5000 * v + 3};
-    for (int i = 0; i < LENGTH_OF(cols) - (test.small ? 2 : 0); i++)
-        check_both(plain(type, direction, path, cols[i] > 200 * v ? 2 : 5, cols[i]));
+    for (int i = 0; i < LENGTH_OF(cols) - (test.small ? 2 : 0); i++) {
+        problem p = plain(type, direction, path, cols[i] > 200 * v ? 2 : 5, cols[i]);
+        check_both(p);
+        p.at[GATE] = 1; /* now all elements are read one by one */
+        check(&p);
+    }
 }
 
 static void row_counts(int type, int direction, int path)
@@ -361,18 +396,37 @@ static void places(int type, int direction, int path)
         }
 }
 
+/* Whether a case of many short rows runs on a path: a device with many SMs needs more rows for them, and has them on one. */
+static bool runs_short(int path) { return path == LK_SRMS_NORM_AUTO || (path == LK_SRMS_NORM_WARP && test.sms <= 8); }
+
+/* As many rows as forward's kernel for short ones asks for; backward's takes any number, and here a team of it has several. */
+static int64_t short_count(int type, int direction, int64_t cols)
+{
+    int64_t teams = LK_SRMS_NORM_SHORT_THREADS;
+    while (LK_SRMS_NORM_SHORT_THREADS / teams * (16 / test_type_bytes[type]) < cols) teams /= 2;
+    return (direction == BACKWARD && test.sms > 8 ? 20 : 4 * test.sms + 1) * 2 * teams - 3;
+}
+
+/* Each option on rows with single elements, on whole ones, on those where tensors lie apart modulo 16 bytes, on short ones. */
 static void options(int type, int direction, int path)
 {
-    for (int k = 0; k < 32; k++) {
-        problem p = plain(type, direction, path, k % 3 ? 7 : 4, k % 2 ? 100 : 33);
+    const int v = 16 / test_type_bytes[type];
+    for (int k = 0; k < 4 * 32; k++) {
+        const int place = k / 32;
+        if (place == 3 && (!runs_short(path) || ((test.small || test.sms > 8) && k % 6 != 2 && k % 32 % 11 != 1))) continue;
+        const int64_t cols[] = {k % 2 ? 100 : 33, (k % 2 ? 3 : 9) * v, k % 2 ? 90 : 6 * v, (k % 2 ? 2 : 5) * v};
+        const int64_t rows = place == 3 ? short_count(type, direction, cols[3]) : k % 3 ? 7 : 34;
+        problem p = plain(type, direction, path, rows, cols[place]);
         p.has[RSTD] = !(k & 1), p.has[WEIGHT] = k % 5 > 0, p.weight_offset = k & 4 ? 1 : 0, p.groups = k & 8 ? 3 : 1;
-        p.weight_dtype = k % 4, p.dweight_dtype = k / 2 % 4, p.accumulate = k & 2, p.eps = k % 7 == 1 ? 0.3f : 0;
-        p.in_place = k & 16;
+        p.weight_dtype = k / 2 % 4, p.dweight_dtype = k / 3 % 4, p.accumulate = k & 2, p.eps = k % 7 == 1 ? 0.3f : 0;
+        p.in_place = k & 16, p.at[GATE] = place == 2, p.strides = k % 11 == 1;
+        for (int t = 0; t < MATRICES; t++) p.gap[t] = k % 4 == 1 ? v : 0;
         if (direction == BACKWARD) {
             p.has[DX] = k % 5 != 1, p.has[DGATE] = k % 5 != 2, p.has[DWEIGHT] = k % 3 != 1, p.has[DY] = k % 6 > 0 || p.in_place;
             if (k % 10 == 3) p.has[DX] = p.has[DGATE] = false, p.has[DWEIGHT] = true;
         } else {
             p.has[Y] = k % 6 != 2;
+            if (place != 0 && k % 3) p.weight_dtype = 0;
         }
         check_both(p);
     }
@@ -380,12 +434,14 @@ static void options(int type, int direction, int path)
 
 static void specials(int type, int direction, int path)
 {
+    const int v = 16 / test_type_bytes[type];
+    const int64_t cols[] = {9, 300, 12 * v, 9 * v, 2 * v};
     for (int special = NOTHING + 1; special < SPECIALS; special++)
         for (int victim = X; victim <= DY; victim++)
-            for (int k = 0; k < 2; k++) {
-                if (victim == DY && direction == FORWARD) continue;
-                problem p = plain(type, direction, path, 4, k ? 300 : 9);
-                p.special = special, p.victim = victim, p.has[DWEIGHT] = direction == BACKWARD && k;
+            for (int k = 0; k < 5; k++) {
+                if ((victim == DY && direction == FORWARD) || (k == 4 && (!runs_short(path) || victim > X))) continue;
+                problem p = plain(type, direction, path, k == 4 ? short_count(type, direction, cols[4]) : 4, cols[k]);
+                p.special = special, p.victim = victim, p.has[DWEIGHT] = direction == BACKWARD && k, p.at[GATE] = k == 3;
                 check_both(p);
             }
 }
@@ -407,7 +463,23 @@ static void graphs(int type, int direction, int path)
     test_graph(op, &p);
 }
 
+/* Short rows, many and few: lanes without a vector; fewer groups than a block has teams and more; teams with several rows. */
+static void short_rows(int type, int direction, int path)
+{
+    const int v = 16 / test_type_bytes[type], shapes[][2] = {{16, 1}, {5, 3}, {32, 8}, {1, 64}, {16, 32}, {12, 5}, {2, 300}};
+    for (int i = 0; i < LENGTH_OF(shapes) && runs_short(path); i++)
+        for (int k = 0; k < 3; k++) {
+            if (test.sms > 8 && (i + k + type + path) % 3) continue;
+            const int64_t cols = shapes[i][0] * v, many = short_count(type, FORWARD, cols);
+            problem p = plain(type, direction, path, k ? many * (direction == BACKWARD ? k : 1) : 60, cols);
+            p.groups = shapes[i][1], p.has[RSTD] = k < 2, p.in_place = k == 1;
+            p.first = (i + k) % 2;
+            check(&p);
+        }
+}
+
 static const test_theme themes[] = {{"lengths", lengths}, {"rows", row_counts},       {"places", places}, {"options", options},
+                                    {"short rows", short_rows},
                                     {"special values", specials}, {"wide gates", wide_gates}, {"graphs", graphs}};
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------------- */
@@ -498,7 +570,13 @@ static problem draw(uint64_t seed)
     }
     if (test_chance(r, 3))
         for (int t = 0; t < MATRICES; t++) p.at[t] = at, p.gap[t] = gap;
-    p.at[WEIGHT] = (int)test_below(r, 3);
+    p.at[WEIGHT] = test_chance(r, 2) ? 0 : (int)test_below(r, 3);
+    if (test_chance(r, 4)) { /* whole rows */
+        p.cols = (p.cols + vec - 1) / vec * vec;
+        for (int t = 0; t < MATRICES; t++) p.gap[t] = gap / vec * vec, p.at[t] = 0;
+        const bool many = test_chance(r, test.sms > 8 ? 20 : 6);
+        if (many) p.cols = vec * (1 + test_below(r, 32)), p.rows = short_count(p.type, p.direction, p.cols);
+    }
     p.has[RSTD] = test_chance(r, 2), p.has[WEIGHT] = !test_chance(r, 4), p.weight_offset = test_chance(r, 3) ? 1 : 0;
     p.groups = test_chance(r, 3) ? 2 + (int)test_below(r, 5) : (int)test_below(r, 2);
     p.weight_dtype = (int)test_below(r, 4), p.dweight_dtype = (int)test_below(r, 4), p.accumulate = test_chance(r, 2);

@@ -376,7 +376,7 @@ __attribute__((format(printf, 1, 2))) static inline void test_note(const char *f
 
 /* ---- Counts of what ran: path by option ------------------------------------------------------------------------------ */
 
-enum { TEST_MOST_PATHS = 16, TEST_MOST_OPTIONS = 80 };
+enum { TEST_MOST_PATHS = 18, TEST_MOST_OPTIONS = 80 };
 typedef struct {
     const char *const *paths, *const *options; /* names */
     int path_count, option_count;
