@@ -1470,16 +1470,17 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
 
 /* ---- The calls, and the workspace ---------------------------------------------------------------------------------------- */
 
+/* teams: those that have the rows among them; 0: there is one for each row. */
 template <class T>
 LK_HOST lk_status lk_srms_norm_backward_launch(const char *op, const lk_device *device, const lk_srms_norm_args &a,
                                                const lk_srms_norm_layout &layout, void (*kernel)(lk_srms_norm_call),
-                                               cudaStream_t stream)
+                                               cudaStream_t stream, int64_t teams)
 {
     lk_checks checks = {op, LK_OK};
     lk_check_workspace(&checks, a.workspace, a.workspace_bytes, layout.workspace);
     lk_status status = checks.status;
     /* Persistent blocks of many rows start when the previous kernel has ended: see lk_launch_blocks. */
-    const bool pdl = device->arch >= 90 && (layout.call.partials == 0 || a.rows <= 4 * layout.call.partials);
+    const bool pdl = device->arch >= 90 && (teams == 0 || a.rows <= 4 * teams);
     if (!status && a.rows > 0)
         status = lk_launch_blocks(op, pdl, kernel, layout.grid, layout.cluster, layout.threads, layout.smem, stream, layout.call);
     if (status || !(a.dweight || a.dbias)) return status;
@@ -1498,7 +1499,7 @@ LK_HOST lk_status lk_srms_norm_backward(const char *op, const lk_device *device,
     const bool other = a.residual_dtype != lk_dtype<T>;
     void (*const kernel)(lk_srms_norm_call) =
         other ? lk_srms_norm_backward_choose<T, float>(layout) : lk_srms_norm_backward_choose<T, T>(layout);
-    return lk_srms_norm_backward_launch<T>(op, device, a, layout, kernel, stream);
+    return lk_srms_norm_backward_launch<T>(op, device, a, layout, kernel, stream, layout.call.partials);
 }
 
 template <class T, lk_direction direction>

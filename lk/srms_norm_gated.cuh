@@ -596,8 +596,10 @@ LK_HOST lk_status lk_srms_norm_gated_launch(const char *op, const lk_device *dev
 {
     if (direction == LK_BACKWARD) {
         const lk_srms_norm_layout layout = lk_srms_norm_gated_backward_lay_out<T>(device, a);
+        const int log2 = layout.call.in.team_log2;
+        const int64_t teams = log2 < 0 ? layout.grid / layout.cluster : layout.grid * (layout.threads >> log2);
         return lk_srms_norm_backward_launch<T>(op, device, *a, layout, lk_srms_norm_gated_backward_choose<T, First>(layout.gated),
-                                               stream);
+                                               stream, teams);
     }
     const lk_srms_norm_layout layout = lk_srms_norm_gated_forward_lay_out<T>(device, a);
     return lk_launch_pdl(op, device, lk_srms_norm_gated_forward_choose<T, First>(layout.gated), layout.grid, layout.cluster,
