@@ -252,7 +252,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_SHORT_THREADS, LK_SRMS_NORM_SHORT_
 /* Rows in flight, and the limits of a block. */
 #define LK_SRMS_NORM_GATED_STAGES(Kind) ((Kind) == LK_SRMS_NORM_GATED_SHORT ? 4 : (Kind) == LK_SRMS_NORM_GATED_SINGLES ? 1 : 2)
 #define LK_SRMS_NORM_GATED_THREADS(Kind) ((Kind) == LK_SRMS_NORM_GATED_SINGLES ? 512 : LK_SRMS_NORM_BACKWARD_THREADS(true))
-#define LK_SRMS_NORM_GATED_BLOCKS(Kind) ((Kind) == LK_SRMS_NORM_GATED_SHORT ? 3 : (Kind) == LK_SRMS_NORM_GATED_SINGLES ? 1 : 2)
+#define LK_SRMS_NORM_GATED_BLOCKS(Kind) ((Kind) == LK_SRMS_NORM_GATED_SINGLES ? 1 : 2)
 
 /* Num elements of a row as they are read; dy is 1 where there is none. */
 template <class T> struct lk_srms_norm_gated_raw {
