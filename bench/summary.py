@@ -31,6 +31,7 @@ H100, H100_COMPARE = "bench/results/h100.csv", "bench/results/h100-compare.csv"
 OPS = {
     "cross_entropy": ("a classifier's loss from its logits: PyTorch's `F.cross_entropy`, with options of language models such as "
                       "z-loss and softcap", "{rows} x {vocab}"),
+    "glu": ("the activation of an MLP times its other half: SwiGLU, GeGLU and their kin, gpt-oss' too", "{rows} x {cols}"),
     "kl": ("Kullback-Leibler divergence of a teacher's and a student's logits, the loss of distillation: forward, reverse, "
            "Jensen-Shannon; and total variation", "{rows} x {vocab}"),
     "linear_cross_entropy": ("a language model's last layer (LM head) and its cross entropy, fused: never stores all logits",
@@ -40,10 +41,13 @@ OPS = {
     "logsumexp": ("the log of a sum of exponentials, over any one dimension of a tensor", "{rows} x {cols}"),
     "md_lrpe_cosine": ("position encoding for linear attention, similar to RoPE: multiplies features by the cosine and sine of a "
                        "position's angle. Tokens lie on a grid of 1 to 8 axes: text, images, video", "{batch} x {heads} x {shape} x {dim}"),
+    "rope": ("rotary position embedding of queries and keys in one launch, with or without a norm of each head",
+             "{tokens} tokens, {heads} heads of {dim}"),
     "srms_norm": ("RMSNorm with weight, bias and residual; each of the three can be left out", "{rows} x {cols}"),
+    "srms_norm_gated": ("RMSNorm with a gate of each element, as Mamba-2 and Gated DeltaNet have it", "{rows} x {cols}"),
 }
 EXTRAS = re.compile(r" (workspace|path|lse_low|target_prob|offset|bias|groups|weights|ids|divergence|fast_logits|dlogits|upstream|"
-                    r"halves|interleaved|activation|row_weight|rotary|norm|tables|positions)=")  # no plain case
+                    r"halves|interleaved|activation|row_weight|rotary|norm|tables|positions|gate_first)=")  # no plain case
 
 
 def what(op):
