@@ -583,20 +583,22 @@ LK_HOST void lk_rope_count(lk_rope_call *call, bool backward)
         call->side[i].runs = (int)lk_ceil_div(call->side[i].heads, norm ? LK_ROPE_HEADS<true> : LK_ROPE_HEADS<false>);
 }
 
-/* Tokens of `runs` each that a block has at a time, up to `most`: as its teams are filled best and all of `blocks` have as much to
- * do. alone: they are all there are. */
+/* Tokens of `runs` each that a block has at a time, up to `most`: as its teams are filled best, in up to 8 more rounds than one token
+ * takes, and all of `blocks` have as much to do. alone: they are all there are. */
 LK_HOST int lk_rope_tokens(int64_t rows, int64_t runs, int64_t teams, int64_t most, int64_t blocks, bool alone)
 {
+    const int64_t least = lk_ceil_div(runs, teams), limit = most < rows ? most : rows;
     double best = 0.0;
-    int tokens = 1;
-    for (int n = 1; n <= most && n <= rows && runs > 0; n++) {
+    int64_t tokens = 1, n = 0;
+    for (int64_t rounds = least; runs > 0 && rounds < least + 8 && n < limit; rounds++) {
+        n = rounds * teams / runs < limit ? rounds * teams / runs : limit;
         const int64_t pieces = lk_ceil_div(rows, n);
         const double fill = (double)(n * runs) / (double)(lk_ceil_div(n * runs, teams) * teams);
         const double even = alone ? (double)pieces / (double)(lk_ceil_div(pieces, blocks) * blocks)
                                   : (double)pieces / ((double)pieces + 0.5 * (double)blocks);
         if (fill * even > 1.02 * best) best = fill * even, tokens = n;
     }
-    return tokens;
+    return (int)tokens;
 }
 
 #define LK_ROPE_TENSOR(name, side, use, ...)                                                                                   \
