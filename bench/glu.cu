@@ -13,7 +13,8 @@ typedef struct {
     float alpha, limit, up_offset;
 } shape;
 
-/* The hidden sizes of MLPs: Llama 8B 14336, Llama 1B 8192, Qwen3 1.7B 6144, an expert of Qwen3 30B 768, gpt-oss 2880. */
+/* The hidden sizes of MLPs: Llama 8B 14336, Llama 1B 8192, Qwen3 1.7B 6144, an expert of Qwen3 30B 768, gpt-oss 2880.
+ * But in the halves of 5461 columns, tensors start on 256 bytes, as allocators give them. */
 static const shape shapes[] = {
     {"rows=4096 cols=14336", "bf16", 4096, 14336, 0, 0, 0, 0, 0, 0, 0},
     {"rows=8192 cols=8192", "bf16", 8192, 8192, 0, 0, 0, 0, 0, 0, 0},

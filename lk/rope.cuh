@@ -347,7 +347,7 @@ template <class T, int Num, bool Norm, bool Turns> LK_KERNEL void __launch_bound
     lk_griddepcontrol_wait();
     lk_griddepcontrol_launch_dependents();
     for (int base = 0; base < call.groups; base += Groups * lanes) { /* with a norm once */
-        const int less = call.paired - base, pairs = Num * (less < 0 ? 0 : less < Groups * lanes ? less : Groups * lanes);
+        const int rest = call.paired - base, pairs = Num * (rest < 0 ? 0 : rest < Groups * lanes ? rest : Groups * lanes);
         for (int begin = 0; begin < all; begin += call.teams) {
             const int own = team < call.teams ? begin + team : all; /* the last threads may have no team */
             const int token = (int)((unsigned)own / (unsigned)runs), run = own - token * runs;
@@ -430,7 +430,7 @@ LK_DEVICE void lk_rope_load_head(lk_rope_raw<T> (&raw)[Groups], lk_rope_raw<T> (
     if (side.weight && side.rstd) *rstd = side.rstd[number + h];
 }
 
-/* The first blocks are q's, the others k's. A block owns every so many-th piece of some tokens, and its teams keep sums of dx z rstd. */
+/* The first blocks are q's, the others k's. A block takes some tokens at a time, and its teams keep sums of dx z rstd. */
 template <class T, int Num, bool Turns>
 LK_KERNEL void __launch_bounds__(LK_ROPE_THREADS, 2) lk_rope_norm_backward_kernel(const __grid_constant__ lk_rope_call call)
 {
@@ -583,7 +583,7 @@ LK_HOST void lk_rope_count(lk_rope_call *call, bool backward)
         call->side[i].runs = (int)lk_ceil_div(call->side[i].heads, norm ? LK_ROPE_HEADS<true> : LK_ROPE_HEADS<false>);
 }
 
-/* Tokens of `runs` each that a block has at a time, up to `most`: as its teams are filled best, in up to 8 more rounds than one token
+/* Tokens of `runs` each that a block has at a time, up to `most`: as its teams are filled best, in up to 7 more rounds than one token
  * takes, and all of `blocks` have as much to do. alone: they are all there are. */
 LK_HOST int lk_rope_tokens(int64_t rows, int64_t runs, int64_t teams, int64_t most, int64_t blocks, bool alone)
 {
@@ -742,6 +742,7 @@ LK_HOST lk_status lk_rope_launch(const char *op, const lk_device *device, lk_rop
     call->inverse_dim = 1.0f / (float)a.dim;
     if (call->rows == 0 || runs == 0) return LK_OK;
     const int64_t own = norm ? LK_ROPE_PAIRS<Num, true> : LK_ROPE_PAIRS<Num, false>; /* pairs that a token can have at a time */
+    /* blocks: that run at once, without a norm; with one 2 or 3 on an SM do, and these tokens were timed */
     const int64_t most = LK_ROPE_TOKENS * own / (call->pairs < own ? call->pairs : own), blocks = 4 * (int64_t)device->sms;
     if constexpr (backward) {
         LK_ROPE_SIDE(0, q, dq_out, dq);

@@ -550,11 +550,11 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_gated_backward_lay_o
         while (layout.threads > 64 && (a->rows << log2) < (int64_t)layout.threads / 2 * device->sms) layout.threads /= 2;
         layout.grid = lk_ceil_div(a->rows, layout.threads >> log2);
     }
-    const int stages = LK_SRMS_NORM_GATED_STAGES(layout.gated), blocks = LK_SRMS_NORM_GATED_BLOCKS(layout.gated);
+    const int stages = LK_SRMS_NORM_GATED_STAGES(layout.gated);
     const int bytes = stages > 1 ? 16 * LK_SRMS_NORM_GATED_VECS(layout.gated) * stages * call->in.parts : 0;
     layout.smem = sizeof(lk_srms_norm_smem) + (size_t)(bytes * layout.threads);
     if (a->rows == 0) return layout;
-    lk_srms_norm_backward_fill<T>(device, a, sums, (blocks > 2 ? blocks : 2) * most, &layout);
+    lk_srms_norm_backward_fill<T>(device, a, sums, 2 * most, &layout);
     const int64_t teams = log2 < 0 ? 1 : layout.threads >> log2;
     if (layout.gated == LK_SRMS_NORM_GATED_SHORT && teams % a->groups == 0) {
         call->partials = layout.grid * a->groups;

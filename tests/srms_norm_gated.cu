@@ -407,7 +407,7 @@ static int64_t short_count(int type, int direction, int64_t cols)
     return (direction == BACKWARD && test.sms > 8 ? 20 : 4 * test.sms + 1) * 2 * teams - 3;
 }
 
-/* Each option on rows with single elements, on whole ones, on those where tensors lie apart modulo 16 bytes, on short ones. */
+/* Each option on rows with single elements, on whole ones, on those where tensors do not lie alike modulo 16 bytes, on short ones. */
 static void options(int type, int direction, int path)
 {
     const int v = 16 / test_type_bytes[type];
