@@ -199,6 +199,47 @@ LK_HOST lk_status lk_cublas_launch(const lk_cublas_call *c, const lk_cublas_prod
     return lk_cublas_status(c->op, "cublasLtMatmul", status);
 }
 
+/* Whether an algorithm leaves the last terms of each sum out. Some of cuBLASLt's do, 12.8 to 13.2 at least, from sm_90 on: each of
+ * `splits` parts sums k / splits terms, rounded down and then up to a multiple of 64. Of k = 2945 in two parts both sum 1472, and no
+ * part has the last term. */
+LK_HOST bool lk_cublas_leaves_out(int64_t k, int32_t splits)
+{
+    return splits > 1 && splits * lk_ceil_div(k / splits, 64) * 64 < k;
+}
+
+/* Gives an algorithm another number of parts. Fails where it cannot have that many, or they need more workspace. */
+LK_HOST cublasStatus_t lk_cublas_split(cublasLtHandle_t handle, const lk_cublas_key *key, lk_cublas_description *s, int32_t splits,
+                                       cublasLtMatmulAlgo_t *algorithm)
+{
+    const uint32_t sums = splits > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    cublasLtMatmulHeuristicResult_t needs = {};
+    cublasStatus_t status =
+        cublasLtMatmulAlgoConfigSetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits);
+    if (!status)
+        status = cublasLtMatmulAlgoConfigSetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &sums, sizeof sums);
+    if (!status) status = cublasLtMatmulAlgoCheck(handle, &s->matmul, &s->a, &s->b, &s->d, &s->d, algorithm, &needs);
+    return status || needs.workspaceSize <= (size_t)key->workspace_bytes ? status : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Asks cuBLASLt for an algorithm. One that leaves terms out gets more parts, or a single one where these fail. */
+LK_HOST cublasStatus_t lk_cublas_choose(cublasLtHandle_t handle, const lk_cublas_key *key, lk_cublas_description *s,
+                                        cublasLtMatmulAlgo_t *algorithm)
+{
+    cublasLtMatmulHeuristicResult_t result = {};
+    int count = 0;
+    int32_t splits = 1;
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, &s->matmul, &s->a, &s->b, &s->d, &s->d, &s->preference, 1, &result, &count);
+    if (!status && (count == 0 || result.state)) status = CUBLAS_STATUS_NOT_SUPPORTED;
+    *algorithm = result.algo;
+    if (!status)
+        status = cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, NULL);
+    if (status || !lk_cublas_leaves_out(key->k, splits)) return status;
+    while (lk_cublas_leaves_out(key->k, splits)) splits++;
+    status = lk_cublas_split(handle, key, s, splits, algorithm);
+    return status ? lk_cublas_split(handle, key, s, 1, algorithm) : status;
+}
+
 /* A product with the algorithm that the context keeps for it. If there is none yet, cuBLASLt is asked. */
 LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_product *p)
 {
@@ -213,16 +254,12 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
     int at = 0;
     while (at < c->count && memcmp(&c->choices[at].key, key, sizeof *key)) at++;
     if (!status && at == c->count) {
-        cublasLtMatmulHeuristicResult_t result = {};
-        int count = 0;
-        cublasStatus_t found = cublasLtMatmulAlgoGetHeuristic(c->handle, &s.matmul, &s.a, &s.b, &s.d, &s.d, &s.preference,
-                                                              1, &result, &count);
-        if (!found && (count == 0 || result.state)) found = CUBLAS_STATUS_NOT_SUPPORTED;
-        status = lk_cublas_status(call->op, "cublasLtMatmulAlgoGetHeuristic", found);
+        cublasLtMatmulAlgo_t algorithm;
+        status = lk_cublas_status(call->op, "cuBLASLt's choice of an algorithm", lk_cublas_choose(c->handle, key, &s, &algorithm));
         if (status) return status;
         if (at == LK_CUBLAS_CHOICES) at--; /* a full table: all later products take its last entry */
         else c->count++;
-        c->choices[at] = {*key, result.algo};
+        c->choices[at] = {*key, algorithm};
     }
     if (status || call->mode == LK_CUBLAS_RESOLVE) return status;
     return lk_cublas_launch(call, p, &s, &c->choices[at].algorithm);

@@ -3057,6 +3057,50 @@ static void huge(int64_t tokens, int64_t hidden, int64_t vocab, int path, int64_
     test_huge_free();
 }
 
+/* Products of ones: an element is the number of terms that were summed. cuBLASLt has algorithms that leave some out. */
+static const char *const form_name[3] = {"dweight's", "dx's", "the logits'"};
+static void ones(int type, int form)
+{
+#if defined(LK_SIMT)
+    enum { DRAWS = 40, LONGEST = 700, SHAPES = 2, MOST = 64, SMALL = 4287 }; /* SMALL: two parts, and not three, have room */
+    static const int64_t shapes[SHAPES][2] = {{9, 8}, {64, 5}};
+#else
+    enum { DRAWS = 1000, LONGEST = 9000, SHAPES = 4, MOST = 4096, SMALL = 1 << 20 };
+    static const int64_t shapes[SHAPES][2] = {{768, 128}, {64, 64}, {4096, 8}, {100, 30}};
+#endif
+    static const int64_t rest[] = {0, 1, 2, 5, 9, 33};
+    static const size_t rooms[] = {(size_t)32 << 20, 0, SMALL};
+    const int64_t count = MOST * (LONGEST + 64);
+    const size_t bytes = (size_t)(count * test_type_bytes[type]), most = (size_t)(768 * 128 * 4);
+    void *const host = malloc(bytes), *const one = test_huge_allocate((int64_t)bytes);
+    float *const got = (float *)malloc(most), *const d = (float *)test_huge_allocate((int64_t)most);
+    void *const room = test_huge_allocate((int64_t)rooms[0]);
+    for (int64_t i = 0; i < count; i++) test_put(type, host, i, 1.0f);
+    TEST_CUDA(cudaMemcpy(one, host, bytes, cudaMemcpyHostToDevice));
+    uint64_t r = test_hash((uint64_t)(type * 3 + form));
+    bool right = true;
+    for (int i = 0; i < test_pick(DRAWS, 20) && right; i++) {
+        const int64_t *const shape = shapes[test_below(&r, SHAPES)], m = shape[0], n = shape[1];
+        const int64_t k = (1 + test_below(&r, LONGEST / 64)) * 64 + rest[test_below(&r, LENGTH_OF(rest))];
+        const size_t has = rooms[test_chance(&r, 4) ? 1 + test_below(&r, 2) : 0];
+        const lk_cublas_call call = {"test", test.stream, (lk_cublas_context *)&context, room, has, LK_CUBLAS_LAUNCH};
+        lk_cublas_product p = {};
+        p.key.factor_type = LK_DTYPE_F32 + type, p.key.type = LK_DTYPE_F32, p.key.transpose_b = form == 0, p.key.transpose_a = form == 2;
+        p.key.m = m, p.key.n = n, p.key.k = k, p.key.ldd = m;
+        p.key.lda = ((form == 2 ? k : m) + 7) / 8 * 8, p.key.ldb = ((form == 0 ? n : k) + 7) / 8 * 8;
+        p.a = p.b = one, p.d = d;
+        TEST_CUDA(cudaMemsetAsync(d, 0xff, (size_t)(m * n * 4), test.stream));
+        if (!test_launched(lk_cublas_multiply(&call, &p), "a product")) break;
+        TEST_CUDA(cudaMemcpyAsync(got, d, (size_t)(m * n * 4), cudaMemcpyDeviceToHost, test.stream));
+        TEST_CUDA(cudaStreamSynchronize(test.stream));
+        for (int64_t e = 0; e < m * n && right; e++) right = got[e] == (float)k;
+        if (!test_that(right))
+            test_detail("%lld x %lld x %lld, %zu bytes of workspace: the first element is %g", (long long)m, (long long)n, (long long)k, has,
+                        (double)got[0]);
+    }
+    test_huge_free(), free(host), free(got);
+}
+
 #if !defined(LK_SIMT)
 
 static void busy(int type, int direction, int path)
@@ -3133,6 +3177,9 @@ int main(int argc, char **argv)
     if (test_begin("tail columns")) tails(), test_finish();
     if (fused_here && test_begin("plans of any number of tokens")) plans_of_any_number_of_tokens(), test_finish();
     if (test_begin("queries from shapes alone")) shapes_alone(), test_finish();
+    for (int type = 0; type < TEST_TYPES; type++)
+        for (int form = 0; form < 3; form++)
+            if (test_begin("products of ones %s: %s", test_type_name[type], form_name[form])) ones(type, form), test_finish();
     if (test_begin("workspaces by default")) default_bytes(), test_finish();
     if (test_begin("plans where fused is left out")) left_out(), test_finish();
     all_sequences();

@@ -711,12 +711,11 @@ static void sizes(int type, int direction, int)
         if (i == 4) p.has[ID_WEIGHT] = false; /* weights that add up to 128 */
         check(&p);
     }
-    /* An H200 once gave a dweight of such a call in f16 that was off by 2 %. Why is not known. */
-    for (int i = 0; i < 10 && type != TEST_F32 && direction == BACKWARD && test.sms > 64 && !test.small; i++) {
-        problem p = plain(type, direction, 2945, 768, 128, 8);
-        p.seed += (uint64_t)i, p.has[DLOGP] = true, p.has[UPSTREAM] = i % 2;
-        check(&p);
-    }
+    /* dweight's first algorithm leaves a token out on an H200: see lk_cublas_leaves_out. */
+    if (type == TEST_F32 || direction != BACKWARD || test.sms < 64 || test.small) return;
+    problem p = plain(type, direction, 2945, 768, 128, 8);
+    p.has[DLOGP] = true;
+    check(&p);
 }
 
 static void chunks(int type, int direction, int)

@@ -15,7 +15,9 @@
 /* Column-major D = alpha op(A) op(B) + beta C (+ a bias for each row of D), f32, f16 or bf16, sums in float in the order of k. A
    matmul is a launch of a few blocks of one thread, so it is captured like a kernel and ASan sees every access. Beyond what
    cuBLASLt checks: ranges that leave an allocation, and pointers less aligned than the algorithm's heuristic was told, are
-   CUBLAS_STATUS_INVALID_VALUE; the workspace that an algorithm asked for is poisoned by the matmul, and beta = 0 reads no C. */
+   CUBLAS_STATUS_INVALID_VALUE; the workspace that an algorithm asked for is poisoned by the matmul, and beta = 0 reads no C. As on
+   a card, the first algorithm for 16-bit factors splits k where it has workspace, and leaves the last terms out where the parts'
+   lengths, which are multiples of 64, do not add up to k. */
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -49,6 +51,8 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 } cublasLtMatmulPreferenceAttributes_t;
 
+typedef enum { CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3 } cublasLtMatmulAlgoConfigAttributes_t;
+
 typedef struct cublasLtContext *cublasLtHandle_t;
 typedef struct {
     cudaDataType type;
@@ -69,7 +73,7 @@ typedef cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
 typedef cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
 typedef cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
 typedef struct {
-    uint64_t data[8]; // a magic number, its rank in the list, workspace bytes, the four alignments
+    uint64_t data[8]; // a magic number, its rank in the list, workspace bytes, the four alignments, the parts of k and how they are added
 } cublasLtMatmulAlgo_t;
 typedef struct {
     cublasLtMatmulAlgo_t algo;
@@ -79,7 +83,7 @@ typedef struct {
     int reserved[4];
 } cublasLtMatmulHeuristicResult_t;
 
-static const uint64_t SIMT_CUBLASLT_MAGIC = 0x51b1a5, SIMT_CUBLASLT_WORKSPACE = 4096;
+static const uint64_t SIMT_CUBLASLT_MAGIC = 0x51b1a5, SIMT_CUBLASLT_WORKSPACE = 4096, SIMT_CUBLASLT_SCHEME = 1 << 16;
 static const int SIMT_CUBLASLT_ALGORITHMS = 3;
 
 static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
@@ -153,7 +157,7 @@ struct simt_matmul {
     void *d, *workspace;
     const float *alpha, *beta; // in device memory; NULL: the two numbers
     float alpha_value, beta_value;
-    uint64_t m, n, k, tile, workspace_bytes;
+    uint64_t m, n, k, tile, workspace_bytes, terms; // terms: those of k that are summed
 };
 
 static inline size_t simt_cublaslt_bytes(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
@@ -182,7 +186,7 @@ static inline void simt_matmul_block(const simt_matmul &p) {
                                  : simt_cublaslt_get(p.b, p.b_layout.type, p.desc.transpose_b ? k * p.b_layout.ld + first + j : (first + j) * p.b_layout.ld + k);
         for (uint64_t i = 0; i < p.m; i++) {
             float sum[GROUP] = {};
-            for (uint64_t k = 0; k < p.k; k++) {
+            for (uint64_t k = 0; k < p.terms; k++) {
                 const float a = simt_cublaslt_get(p.a, p.a_layout.type, p.desc.transpose_a ? i * p.a_layout.ld + k : k * p.a_layout.ld + i);
                 for (uint64_t j = 0; j < GROUP; j++) sum[j] += a * b[k * GROUP + j];
             }
@@ -213,6 +217,13 @@ static inline bool simt_cublaslt_sizes(const cublasLtMatmulDescOpaque_t *desc, c
            c->type == d->type && c->ld == d->ld && (d->type == a->type || d->type == CUDA_R_32F);
 }
 
+/* How many terms so many parts sum. */
+static inline uint64_t simt_cublaslt_terms(uint64_t k, uint64_t splits) {
+    const uint64_t terms = splits * ((k / splits + 63) / 64 * 64);
+    return splits > 1 && terms < k ? terms : k;
+}
+static inline uint64_t simt_cublaslt_workspace(uint64_t splits) { return SIMT_CUBLASLT_WORKSPACE + (splits > 1 ? 64 * splits : 0); }
+
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                                             cublasLtMatmulPreference_t preference, int requested,
@@ -222,16 +233,49 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     if (simt_cublaslt_bad_handle(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!simt_cublaslt_sizes(desc, a, b, c, d, &p)) return CUBLAS_STATUS_INVALID_VALUE;
     if (simt_cublaslt_left >= 0 && simt_cublaslt_left-- == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const uint64_t want = preference->workspace_bytes < SIMT_CUBLASLT_WORKSPACE ? preference->workspace_bytes : SIMT_CUBLASLT_WORKSPACE;
     for (; *returned < requested && *returned < SIMT_CUBLASLT_ALGORITHMS; ++*returned) {
         cublasLtMatmulHeuristicResult_t *r = &results[*returned];
         *r = {};
         const uint32_t *align = preference->alignment;
-        const uint64_t data[8] = {SIMT_CUBLASLT_MAGIC, (uint64_t)*returned, want, align[0], align[1], align[2], align[3], 0};
+        uint64_t splits = *returned == 0 && a->type != CUDA_R_32F && p.k >= 128 ? 2 : 1;
+        while (splits > 1 && splits < 8 && simt_cublaslt_terms(p.k, splits) == p.k) splits++; // to one that leaves terms out, if any does
+        if (splits > 1 && preference->workspace_bytes < simt_cublaslt_workspace(splits)) splits = 1;
+        const uint64_t most = simt_cublaslt_workspace(splits), want = preference->workspace_bytes < most ? preference->workspace_bytes : most;
+        const uint64_t data[8] = {SIMT_CUBLASLT_MAGIC, (uint64_t)*returned, want, align[0], align[1], align[2], align[3],
+                                  splits | (splits > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE) * SIMT_CUBLASLT_SCHEME};
         memcpy(r->algo.data, data, sizeof data);
         r->workspaceSize = want;
         r->wavesCount = 1;
     }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what, void *value,
+                                                                  size_t bytes, size_t *) {
+    if (what != CUBLASLT_ALGO_CONFIG_SPLITK_NUM || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
+    const int32_t splits = (int32_t)(algo->data[7] % SIMT_CUBLASLT_SCHEME);
+    memcpy(value, &splits, 4);
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what, const void *value,
+                                                                  size_t bytes) {
+    int32_t number;
+    if (bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(&number, value, 4);
+    const uint64_t splits = algo->data[7] % SIMT_CUBLASLT_SCHEME, scheme = algo->data[7] / SIMT_CUBLASLT_SCHEME;
+    algo->data[7] = what == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? (uint64_t)number + scheme * SIMT_CUBLASLT_SCHEME : splits + (uint64_t)number * SIMT_CUBLASLT_SCHEME;
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+                                                     cublasLtMatmulHeuristicResult_t *result) {
+    simt_matmul p;
+    const uint64_t splits = algo->data[7] % SIMT_CUBLASLT_SCHEME, scheme = algo->data[7] / SIMT_CUBLASLT_SCHEME;
+    if (simt_cublaslt_bad_handle(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!simt_cublaslt_sizes(desc, a, b, c, d, &p) || algo->data[0] != SIMT_CUBLASLT_MAGIC || !splits) return CUBLAS_STATUS_INVALID_VALUE;
+    if ((splits > 1) != (scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    result->workspaceSize = splits > 1 ? simt_cublaslt_workspace(splits) : 0;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -242,13 +286,16 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     if (simt_cublaslt_bad_handle(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
     const bool host = desc->pointer_mode == CUBLASLT_POINTER_MODE_HOST;
     simt_matmul p = {*desc, *a_layout, *b_layout, *d_layout, a, b, c, d, workspace, host ? NULL : (const float *)alpha, host ? NULL : (const float *)beta,
-                     host ? *(const float *)alpha : 0, host ? *(const float *)beta : 0, 0, 0, 0, 0, 0};
+                     host ? *(const float *)alpha : 0, host ? *(const float *)beta : 0, 0, 0, 0, 0, 0, 0};
     if (!simt_cublaslt_sizes(desc, a_layout, b_layout, c_layout, d_layout, &p)) return CUBLAS_STATUS_INVALID_VALUE;
     if (!algo || algo->data[0] != SIMT_CUBLASLT_MAGIC || workspace_bytes < algo->data[2]) return CUBLAS_STATUS_INVALID_VALUE;
     const void *const at[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)at[i] % algo->data[3 + i]) return CUBLAS_STATUS_INVALID_VALUE;
-    p.workspace_bytes = algo->data[2];
+    const uint64_t splits = algo->data[7] % SIMT_CUBLASLT_SCHEME;
+    p.terms = simt_cublaslt_terms(p.k, splits);
+    p.workspace_bytes = splits > 1 ? simt_cublaslt_workspace(splits) : algo->data[2];
+    if (workspace_bytes < p.workspace_bytes) return CUBLAS_STATUS_INVALID_VALUE;
     if (p.workspace_bytes && ((uintptr_t)workspace % 256 || !simt_range_fits(workspace, p.workspace_bytes))) return CUBLAS_STATUS_INVALID_VALUE;
     if (!simt_cublaslt_layout_fits(a_layout, a) || !simt_cublaslt_layout_fits(b_layout, b) || !simt_cublaslt_layout_fits(d_layout, d) ||
         !simt_cublaslt_layout_fits(c_layout, c))
