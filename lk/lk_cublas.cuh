@@ -232,9 +232,9 @@ LK_HOST cublasStatus_t lk_cublas_choose(cublasLtHandle_t handle, const lk_cublas
         cublasLtMatmulAlgoGetHeuristic(handle, &s->matmul, &s->a, &s->b, &s->d, &s->d, &s->preference, 1, &result, &count);
     if (!status && (count == 0 || result.state)) status = CUBLAS_STATUS_NOT_SUPPORTED;
     *algorithm = result.algo;
-    if (!status)
-        status = cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, NULL);
-    if (status || !lk_cublas_leaves_out(key->k, splits)) return status;
+    if (status) return status;
+    if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, NULL)) splits = 1;
+    if (!lk_cublas_leaves_out(key->k, splits)) return status;
     while (lk_cublas_leaves_out(key->k, splits)) splits++;
     status = lk_cublas_split(handle, key, s, splits, algorithm);
     return status ? lk_cublas_split(handle, key, s, 1, algorithm) : status;
