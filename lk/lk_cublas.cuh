@@ -199,9 +199,10 @@ LK_HOST lk_status lk_cublas_launch(const lk_cublas_call *c, const lk_cublas_prod
     return lk_cublas_status(c->op, "cublasLtMatmul", status);
 }
 
-/* Whether an algorithm leaves the last terms of each sum out. Some of cuBLASLt's do, 12.8 to 13.2 at least, from sm_90 on: each of
- * `splits` parts sums k / splits terms, rounded down and then up to a multiple of 64. Of k = 2945 in two parts both sum 1472, and no
- * part has the last term. */
+/* Whether so many parts leave the last of k terms out. Algorithms with this id do, in cuBLASLt 12.8 to 13.2 at least, from sm_90 on:
+ * each part sums k / splits terms, rounded down and then up to a multiple of 64. Of k = 2945 in two parts both sum 1472, and no part
+ * has the last term. */
+#define LK_CUBLAS_ROUNDS_PARTS 66
 LK_HOST bool lk_cublas_leaves_out(int64_t k, int32_t splits)
 {
     return splits > 1 && splits * lk_ceil_div(k / splits, 64) * 64 < k;
@@ -227,15 +228,16 @@ LK_HOST cublasStatus_t lk_cublas_choose(cublasLtHandle_t handle, const lk_cublas
 {
     cublasLtMatmulHeuristicResult_t result = {};
     int count = 0;
-    int32_t splits = 1;
+    int32_t id = 0, splits = 1;
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, &s->matmul, &s->a, &s->b, &s->d, &s->d, &s->preference, 1, &result, &count);
     if (!status && (count == 0 || result.state)) status = CUBLAS_STATUS_NOT_SUPPORTED;
     *algorithm = result.algo;
-    if (status) return status;
-    if (cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, NULL)) splits = 1;
-    if (!lk_cublas_leaves_out(key->k, splits)) return status;
-    while (lk_cublas_leaves_out(key->k, splits)) splits++;
+    if (status || cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, NULL) ||
+        cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, NULL) ||
+        id != LK_CUBLAS_ROUNDS_PARTS || !lk_cublas_leaves_out(key->k, splits))
+        return status;
+    while (splits < key->k && lk_cublas_leaves_out(key->k, splits)) splits++;
     status = lk_cublas_split(handle, key, s, splits, algorithm);
     return status ? lk_cublas_split(handle, key, s, 1, algorithm) : status;
 }

@@ -3065,7 +3065,7 @@ static void ones(int type, int form)
     enum { DRAWS = 40, LONGEST = 700, SHAPES = 2, MOST = 64, SMALL = 4287 }; /* SMALL: two parts, and not three, have room */
     static const int64_t shapes[SHAPES][2] = {{9, 8}, {64, 5}};
 #else
-    enum { DRAWS = 1000, LONGEST = 9000, SHAPES = 4, MOST = 4096, SMALL = 1 << 20 };
+    enum { DRAWS = 500, LONGEST = 9000, SHAPES = 4, MOST = 4096, SMALL = 1 << 20 };
     static const int64_t shapes[SHAPES][2] = {{768, 128}, {64, 64}, {4096, 8}, {100, 30}};
 #endif
     static const int64_t rest[] = {0, 1, 2, 5, 9, 33};

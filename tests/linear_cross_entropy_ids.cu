@@ -712,8 +712,8 @@ static void sizes(int type, int direction, int)
         check(&p);
     }
     /* dweight's first algorithm leaves a token out on an H200: see lk_cublas_leaves_out. */
-    if (type == TEST_F32 || direction != BACKWARD || test.sms < 64 || test.small) return;
-    problem p = plain(type, direction, 2945, 768, 128, 8);
+    if (type == TEST_F32 || direction != BACKWARD || test_ranks.count > 1 || test.sms < 64 || test.small) return;
+    problem p = plain(type, direction, 4609, 64, 64, 8);
     p.has[DLOGP] = true;
     check(&p);
 }

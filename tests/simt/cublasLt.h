@@ -51,7 +51,7 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 } cublasLtMatmulPreferenceAttributes_t;
 
-typedef enum { CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3 } cublasLtMatmulAlgoConfigAttributes_t;
+typedef enum { CUBLASLT_ALGO_CONFIG_ID = 0, CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3 } cublasLtMatmulAlgoConfigAttributes_t;
 
 typedef struct cublasLtContext *cublasLtHandle_t;
 typedef struct {
@@ -252,9 +252,9 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
 
 static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what, void *value,
                                                                   size_t bytes, size_t *) {
-    if (what != CUBLASLT_ALGO_CONFIG_SPLITK_NUM || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
-    const int32_t splits = (int32_t)(algo->data[7] % SIMT_CUBLASLT_SCHEME);
-    memcpy(value, &splits, 4);
+    const int32_t splits = (int32_t)(algo->data[7] % SIMT_CUBLASLT_SCHEME), id = splits > 1 ? 66 : 21;
+    if ((what != CUBLASLT_ALGO_CONFIG_ID && what != CUBLASLT_ALGO_CONFIG_SPLITK_NUM) || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, what == CUBLASLT_ALGO_CONFIG_ID ? &id : &splits, 4);
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what, const void *value,
