@@ -50,15 +50,16 @@
  *   rows              per head have; a team's threads have 2 rows each
  *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight, dweight or
  *                     dbias, else 512, and 4 vectors per thread in shared memory. With one of these there are as many blocks as
- *                     run at once, and a team has many rows
+ *                     run at once, and a team has many rows. Where it would have more than 4, with dweight and without dbias,
+ *                     a thread has 2 vectors, and more threads run at once
  *   backward of few   lk_srms_norm_backward_few_kernel, as in forward
  *   rows, no sums
  *   backward of short lk_srms_norm_backward_short_kernel, as in forward: dy is given, s is one tensor, of the outputs of rows
  *   rows              there is dx alone, and no dbias
  *   dweight, dbias    lk_srms_norm_row_sum_kernel adds up the teams' sums, after the rows
  * For example 4096 rows of 4096 columns in bf16 with a weight, 512 vectors, on an H200: in forward a block of 128 threads has a
- * row, 4 vectors per thread. In backward with dweight 528 blocks of 128 threads have 7 or 8 rows each; then 128 blocks add up
- * their 528 sums of each column. 64 such rows have a block of 256 threads each in forward.
+ * row, 4 vectors per thread. In backward with dweight 396 blocks of 256 threads have 10 or 11 rows each; then 128 blocks add up
+ * their 396 sums of each column. 64 such rows have a block of 256 threads each in forward.
  * How the rows are divided comes before the kernels; the checks of arguments, the workspace and the calls come last.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -509,7 +510,7 @@ typedef struct {
     bool edges;  /* rows have single elements at their ends */
     bool few;    /* the kernel for few rows takes them */
     bool short_rows; /* the kernel for short rows takes them */
-    bool reread; /* backward's Reread */
+    bool reread, many; /* backward's Reread; its kernel for many rows */
     int gated;   /* the kernel of srms_norm_gated.cuh */
     size_t smem, workspace;
 } lk_srms_norm_layout;
@@ -789,6 +790,10 @@ LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *dev
 #define LK_SRMS_NORM_BACKWARD_VECS 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
+/* The same where teams have many rows each, with dweight: half the vectors leave registers for half as many threads more per SM.
+ * residual: beside its gradient fewer threads are faster, and one of another type takes registers. */
+#define LK_SRMS_NORM_MANY_VECS 2
+#define LK_SRMS_NORM_MANY_THREADS(residual) ((residual) ? 640 : 768)
 #define LK_SRMS_NORM_TEAM_THREADS 64 /* of a block with several teams */
 
 /* The vectors that threads hold, from the sums to the scaling: [warp][stage][part][vector][lane]. No barrier guards them, since
@@ -799,9 +804,9 @@ typedef struct {
 } lk_srms_norm_smem;
 #define LK_SRMS_NORM_BIAS_BYTES(T) (LK_SRMS_NORM_BACKWARD_VECS * LK_VEC<T> * 4)
 
-/* Where Num elements of a row are read: Copied: in the lane's slots for a vector; else in global memory. group: the first element
- * of the row's weight. */
-template <bool Copied> struct lk_srms_norm_where {
+/* Where Num elements of a row are read: in the lane's slots for a vector, which has slots for Copied vectors; Copied is 0: in global
+ * memory. group: the first element of the row's weight. */
+template <int Copied> struct lk_srms_norm_where {
     int64_t row;
     int col, group;
     const uint4 *slot;
@@ -814,10 +819,9 @@ typedef struct {
 } lk_srms_norm_row;
 
 /* Starts the copies of a thread's first Vecs vectors of a tensor into its slots. L1: they go through it. */
-template <class Elem, int Num, bool InL1>
+template <class Elem, int Num, bool InL1, int Vecs>
 LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
-    constexpr int Vecs = LK_SRMS_NORM_BACKWARD_VECS;
     if (!t.data) return;
     const Elem *from = (const Elem *)t.data + row * t.stride + at.first;
     LK_UNROLL for (int u = 0; u < Vecs; u++) {
@@ -826,34 +830,33 @@ LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int
             lk_cp_async_16<InL1>(slot + t.part * Vecs * 32, (i * Vecs + u) * 512, from + u * 32 * Num + i * LK_VEC<Elem>);
     }
 }
-template <class T, class Res, class Dy>
+template <class T, class Res, class Dy, int Vecs>
 LK_DEVICE void lk_srms_norm_fetch_row(const lk_srms_norm_input &in, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
     constexpr bool InL1 = sizeof(Dy) > sizeof(T); /* a lane copies both halves of each 32-byte sector of dy */
-    lk_srms_norm_fetch<T, LK_VEC<T>, InL1>(in.x, slot, row, at);
-    lk_srms_norm_fetch<Res, LK_VEC<T>, InL1>(in.r, slot, row, at);
-    lk_srms_norm_fetch<Dy, LK_VEC<T>, InL1>(in.dy, slot, row, at);
-    lk_srms_norm_fetch<Res, LK_VEC<T>, InL1>(in.dr, slot, row, at);
+    lk_srms_norm_fetch<T, LK_VEC<T>, InL1, Vecs>(in.x, slot, row, at);
+    lk_srms_norm_fetch<Res, LK_VEC<T>, InL1, Vecs>(in.r, slot, row, at);
+    lk_srms_norm_fetch<Dy, LK_VEC<T>, InL1, Vecs>(in.dy, slot, row, at);
+    lk_srms_norm_fetch<Res, LK_VEC<T>, InL1, Vecs>(in.dr, slot, row, at);
 }
 
 /* Num elements of a tensor. */
-template <class Elem, int Num>
-LK_DEVICE void lk_srms_norm_get(float (&x)[Num], const lk_srms_norm_tensor &t, lk_srms_norm_where<false> where)
+template <class Elem, int Num, int Copied>
+LK_DEVICE void lk_srms_norm_get(float (&x)[Num], const lk_srms_norm_tensor &t, lk_srms_norm_where<Copied> where)
 {
-    lk_srms_norm_load(x, (const Elem *)t.data + where.row * t.stride + where.col);
-}
-template <class Elem, int Num>
-LK_DEVICE void lk_srms_norm_get(float (&x)[Num], const lk_srms_norm_tensor &t, lk_srms_norm_where<true> where)
-{
-    lk_vec<Elem> raw[Num / LK_VEC<Elem>];
-    LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++) raw[i].raw = where.slot[(t.part + i) * LK_SRMS_NORM_BACKWARD_VECS * 32];
-    lk_srms_norm_unpack<Elem, Num>(x, raw);
+    if constexpr (Copied == 0) {
+        lk_srms_norm_load(x, (const Elem *)t.data + where.row * t.stride + where.col);
+    } else {
+        lk_vec<Elem> raw[Num / LK_VEC<Elem>];
+        LK_UNROLL for (int i = 0; i < Num / LK_VEC<Elem>; i++) raw[i].raw = where.slot[(t.part + i) * Copied * 32];
+        lk_srms_norm_unpack<Elem, Num>(x, raw);
+    }
 }
 
 /* s and dy, Num elements of each. Here and below, Reread is for any rows: a thread reads vectors beyond its first Vecs, and single
  * elements, twice, and their sums for dweight are in the workspace from the start. Without Reread the threads hold all elements
  * of a row, each at most one single element; dy is given, and s is one tensor. */
-template <class T, class Res, class Dy, bool Reread, bool Copied, int Num>
+template <class T, class Res, class Dy, bool Reread, int Copied, int Num>
 LK_DEVICE void lk_srms_norm_get_both(float (&s)[Num], float (&dy)[Num], const lk_srms_norm_input &in,
                                      lk_srms_norm_where<Copied> where)
 {
@@ -907,7 +910,7 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[Num], const lk_srms_norm_c
 }
 
 /* The sums of g s over Num elements of a row and, where rstd is not given, of s^2. */
-template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, bool Copied>
+template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, int Copied>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2],
                                           const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where)
 {
@@ -928,7 +931,7 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_
 }
 
 /* Writes Num elements of a row, and adds their terms to dweight's sums. */
-template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, bool Copied>
+template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, int Copied>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[Num],
                                          const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where)
 {
@@ -947,7 +950,7 @@ LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_
 }
 
 /* Adds Num elements of dy to their sums for dbias: one, or every four of them `step` elements behind the four before. */
-template <class Dy, int Num, bool Copied>
+template <class Dy, int Num, int Copied>
 LK_DEVICE void lk_srms_norm_add_bias(float *bias, int step, const lk_srms_norm_input &in, lk_srms_norm_where<Copied> where)
 {
     float dy[Num];
@@ -986,7 +989,7 @@ LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread
 }
 template <class T, class Res, class Dy, bool Weight, int Num>
 LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_norm_total (&total)[2],
-                                      lk_srms_norm_where<false> where)
+                                      lk_srms_norm_where<0> where)
 {
     float more[2];
     lk_srms_norm_backward_sums<T, Res, Dy, Weight, true, Num>(call, more, {}, where);
@@ -994,7 +997,7 @@ LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_nor
 }
 template <class T, class Res, class Dy, bool Weight, int Num>
 LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float *partial, float *bias,
-                                     lk_srms_norm_where<false> where)
+                                     lk_srms_norm_where<0> where)
 {
     const bool has_sums = Weight && call.a.dweight;
     float sums[Num];
@@ -1029,7 +1032,7 @@ typedef struct {
 template <class T, class Res, class Dy>
 LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input &in, int64_t row, int col)
 {
-    const lk_srms_norm_where<false> where = {row, col, 0, NULL};
+    const lk_srms_norm_where<0> where = {row, col, 0, NULL};
     float s[1], dy[1], dr[1] = {0.0f};
     lk_srms_norm_get_both<T, Res, Dy, false>(s, dy, in, where);
     if (in.dr.data) lk_srms_norm_get<Res>(dr, in.dr, where);
@@ -1038,11 +1041,13 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
 
 /* A team owns a row. Weight: there is weight, dweight or dbias; a team owns every step-th row, all of one group, in which its
  * vectors are at the same columns, and copies its next row while it works on this one. */
-template <class T, class Res, class Dy, bool Weight, bool Reread>
-LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ? 1 : 2)
+template <class T, class Res, class Dy, bool Weight, bool Reread, int Vecs = LK_SRMS_NORM_BACKWARD_VECS>
+LK_KERNEL void __launch_bounds__(Vecs == LK_SRMS_NORM_MANY_VECS ? LK_SRMS_NORM_MANY_THREADS(sizeof(Res) > sizeof(T))
+                                                                : LK_SRMS_NORM_BACKWARD_THREADS(Weight),
+                                 Vecs == LK_SRMS_NORM_MANY_VECS || Reread ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_call call)
 {
-    constexpr int Vecs = LK_SRMS_NORM_BACKWARD_VECS, Num = LK_VEC<T>, Stages = LK_SRMS_NORM_BACKWARD_STAGES(Weight);
+    constexpr int Num = LK_VEC<T>, Stages = LK_SRMS_NORM_BACKWARD_STAGES(Weight);
     LK_DYN_SMEM(lk_srms_norm_smem, smem);
     lk_srms_norm_thread at = lk_srms_norm_thread_of<T>(call.in, (int)call.a.cols);
     const int stage_size = call.in.parts * Vecs * 32;
@@ -1064,7 +1069,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
     if (Weight && Reread && call.a.dweight) lk_srms_norm_rest_clear<Num>(lk_srms_norm_partial(call, at.row, Num), at);
     if (Weight && Reread && bias) lk_srms_norm_rest_clear<Num>(lk_srms_norm_bias_partial(call, at.row, Num), at);
     for (int i = 0; bias && i < Vecs * Num / 4; i++) *(float4 *)(bias + i * 128) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, Res, Dy>(call.in, slots, at.row, at);
+    if (at.row < call.a.rows) lk_srms_norm_fetch_row<T, Res, Dy, Vecs>(call.in, slots, at.row, at);
     lk_cp_async_commit_group();
     LK_UNROLL for (int u = 0; Weight && u < Vecs; u++)
         if (u * 32 < at.count) lk_srms_norm_hold_w(&w[u], call, group + at.first + u * 32 * Num);
@@ -1083,7 +1088,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
         const uint4 *slot = slots + (Weight ? (number & 1) * stage_size : 0);
         if (Weight) {
             if (row + at.step < call.a.rows)
-                lk_srms_norm_fetch_row<T, Res, Dy>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
+                lk_srms_norm_fetch_row<T, Res, Dy, Vecs>(call.in, slots + (~number & 1) * stage_size, row + at.step, at);
             lk_cp_async_commit_group();
         }
         lk_srms_norm_row here = {row, call.a.rstd && owner ? call.a.rstd[row] : 0.0f, 0.0f};
@@ -1101,7 +1106,7 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
         lk_cp_async_wait_group<Stages - 1>();
         LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
-            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
+            const lk_srms_norm_where<Vecs> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
             lk_srms_norm_backward_sums<T, Res, Dy, Weight, Reread, Num>(call, more, w[Weight ? u : 0], where);
             sum[0] += more[0], sum[1] += more[1];
         }
@@ -1117,12 +1122,12 @@ LK_KERNEL void __launch_bounds__(LK_SRMS_NORM_BACKWARD_THREADS(Weight), Reread ?
         }
         LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
-            const lk_srms_norm_where<true> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
+            const lk_srms_norm_where<Vecs> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
             lk_srms_norm_backward_put<T, Res, Dy, Weight, Reread>(call, here, sums[Weight ? u : 0], w[Weight ? u : 0], where);
         }
         LK_NO_UNROLL for (int u = 0; u < Vecs; u++) { /* the loop above has no register left */
             if (!bias || u * 32 >= count) break;
-            lk_srms_norm_add_bias<Dy, Num, true>(bias + u * Num / 4 * 128, 128, call.in, {row, 0, 0, slot + u * 32});
+            lk_srms_norm_add_bias<Dy, Num, Vecs>(bias + u * Num / 4 * 128, 128, call.in, {row, 0, 0, slot + u * 32});
         }
         if constexpr (Reread) {
             const int64_t team = row - (int64_t)number * at.step;
@@ -1381,10 +1386,12 @@ template <class T> LK_HOST void lk_srms_norm_backward_fill(const lk_device *devi
     layout->workspace = (size_t)(sums * call->partials * call->pitch) * sizeof(float);
 }
 
-/* The launch for checked arguments. */
-template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
+/* The launch for checked arguments, with so many vectors in a thread. */
+template <class T>
+LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a, int vecs)
 {
-    constexpr int Num = LK_VEC<T>, vecs = LK_SRMS_NORM_BACKWARD_VECS;
+    constexpr int Num = LK_VEC<T>;
+    const bool many = vecs == LK_SRMS_NORM_MANY_VECS, beside = a->dresidual_out || a->residual_dtype != lk_dtype<T>;
     const bool weight = a->weight || a->dweight || a->dbias;
     const bool few = !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
     const int few_rows_limit = few ? 256 : 0; /* see forward */
@@ -1398,14 +1405,24 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     layout.smem = sizeof(lk_srms_norm_smem) + (size_t)((part_bytes * in->parts + bias_bytes) * layout.threads);
     if (layout.few || layout.short_rows) layout.smem = 0;
     else if (weight && a->rows > 0)
-        lk_srms_norm_backward_fill<T>(device, a, sums, 2 * LK_SRMS_NORM_BACKWARD_THREADS(true), &layout);
+        lk_srms_norm_backward_fill<T>(
+            device, a, sums, many ? LK_SRMS_NORM_MANY_THREADS(beside) : 2 * LK_SRMS_NORM_BACKWARD_THREADS(true), &layout);
     const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
                            (in->team_log2 < 0 || lk_ceil_div(a->cols, Num) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* s is one tensor */
     layout.reread = !(holds_row && a->dy && one && (a->dy_dtype == lk_dtype<T> || lk_srms_norm_packs_w<T>(a, in)));
     if (!layout.few && !layout.reread && !in->x.data && a->residual_dtype == lk_dtype<T>)
         in->x = in->r, in->r.data = NULL; /* of the same type */
+    layout.many = many && !layout.reread;
     return layout;
+}
+template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
+{
+    const lk_srms_norm_layout layout = lk_srms_norm_backward_lay_out<T>(device, a, LK_SRMS_NORM_BACKWARD_VECS);
+    const bool persistent = a->dweight && !a->dbias && !layout.reread && !layout.few && !layout.short_rows;
+    if (!persistent || a->dy_dtype != lk_dtype<T> || a->rows <= 4 * layout.call.partials) return layout;
+    const lk_srms_norm_layout many = lk_srms_norm_backward_lay_out<T>(device, a, LK_SRMS_NORM_MANY_VECS);
+    return many.many && many.cluster == 1 ? many : layout; /* clusters are faster with fewer blocks */
 }
 
 /* Res, Dy: the types of residual and dy. */
@@ -1414,10 +1431,12 @@ LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout
 {
     const bool reread = layout.reread;
     if (layout.few) return lk_srms_norm_backward_few_kernel<T, Res>;
-    if constexpr (sizeof(Dy) == sizeof(T))
+    if constexpr (sizeof(Dy) == sizeof(T)) {
+        if (layout.many) return lk_srms_norm_backward_kernel<T, Res, Dy, true, false, LK_SRMS_NORM_MANY_VECS>;
         if (layout.short_rows)
             return layout.call.a.weight || layout.call.a.dweight ? lk_srms_norm_backward_short_kernel<T, true>
                                                                  : lk_srms_norm_backward_short_kernel<T, false>;
+    }
     if (layout.call.a.weight || layout.call.a.dweight || layout.call.a.dbias)
         return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, true, true> : lk_srms_norm_backward_kernel<T, Res, Dy, true, false>;
     return reread ? lk_srms_norm_backward_kernel<T, Res, Dy, false, true> : lk_srms_norm_backward_kernel<T, Res, Dy, false, false>;
