@@ -510,7 +510,7 @@ typedef struct {
     bool edges;  /* rows have single elements at their ends */
     bool few;    /* the kernel for few rows takes them */
     bool short_rows; /* the kernel for short rows takes them */
-    bool reread, many; /* backward's Reread; its kernel for many rows */
+    bool reread, many, held; /* backward's Reread; its kernel for many rows, and Held */
     int gated;   /* the kernel of srms_norm_gated.cuh */
     size_t smem, workspace;
 } lk_srms_norm_layout;
@@ -790,10 +790,10 @@ LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *dev
 #define LK_SRMS_NORM_BACKWARD_VECS 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
-/* The same where teams have many rows each, with dweight: half the vectors leave registers for half as many threads more per SM.
- * residual: beside its gradient fewer threads are faster, and one of another type takes registers. */
+/* The same where teams have many rows each, with dweight, and threads per SM. Half the vectors leave registers for more threads, or
+ * for the numbers of a row between the sums and the scaling. held: these are faster beside a residual's gradient. */
 #define LK_SRMS_NORM_MANY_VECS 2
-#define LK_SRMS_NORM_MANY_THREADS(residual) ((residual) ? 640 : 768)
+#define LK_SRMS_NORM_MANY_THREADS(held) ((held) ? 512 : 768)
 #define LK_SRMS_NORM_TEAM_THREADS 64 /* of a block with several teams */
 
 /* The vectors that threads hold, from the sums to the scaling: [warp][stage][part][vector][lane]. No barrier guards them, since
@@ -909,14 +909,15 @@ LK_DEVICE void lk_srms_norm_backward_weigh(float (&g)[Num], const lk_srms_norm_c
     }
 }
 
-/* The sums of g s over Num elements of a row and, where rstd is not given, of s^2. */
-template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, int Copied>
+/* The sums of g s over Num elements of a row and, where rstd is not given, of s^2. at: the first element's weight. */
+template <class T, class Dy, bool Weight, bool Reread, int Num>
 LK_DEVICE void lk_srms_norm_backward_sums(const lk_srms_norm_call &call, float (&sum)[2],
-                                          const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where)
+                                          const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, int at, const float (&s)[Num],
+                                          const float (&dy)[Num])
 {
-    float s[Num], g[Num];
-    lk_srms_norm_get_both<T, Res, Dy, Reread>(s, g, call.in, where);
-    if (Weight) lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
+    float g[Num];
+    LK_UNROLL for (int j = 0; j < Num; j++) g[j] = dy[j];
+    if (Weight) lk_srms_norm_backward_weigh(g, call, w, at);
     sum[0] = lk_srms_norm_dot(s, g);
     sum[1] = call.a.rstd ? 0.0f : lk_srms_norm_dot(s, s);
 }
@@ -930,13 +931,12 @@ LK_DEVICE void lk_srms_norm_backward_store(const lk_srms_norm_call &call, int64_
     if (call.a.dresidual) lk_srms_norm_store((Res *)call.a.dresidual + row * call.a.dresidual_stride + col, dresidual);
 }
 
-/* Writes Num elements of a row, and adds their terms to dweight's sums. */
+/* Writes Num elements of a row, and adds their terms to dweight's sums. g: dy. */
 template <class T, class Res, class Dy, bool Weight, bool Reread, int Num, int Copied>
 LK_DEVICE void lk_srms_norm_backward_put(const lk_srms_norm_call &call, lk_srms_norm_row row, float (&sums)[Num],
-                                         const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where)
+                                         const lk_srms_norm_held_w<T, Dy, Reread, Num> &w, lk_srms_norm_where<Copied> where,
+                                         float (&s)[Num], float (&g)[Num])
 {
-    float s[Num], g[Num];
-    lk_srms_norm_get_both<T, Res, Dy, Reread>(s, g, call.in, where);
     if (Weight) {
         LK_UNROLL for (int j = 0; j < Num; j++) sums[j] = fmaf(g[j] * row.rstd, s[j], sums[j]);
         lk_srms_norm_backward_weigh(g, call, w, where.group + where.col);
@@ -991,8 +991,9 @@ template <class T, class Res, class Dy, bool Weight, int Num>
 LK_DEVICE void lk_srms_norm_rest_sums(const lk_srms_norm_call &call, lk_srms_norm_total (&total)[2],
                                       lk_srms_norm_where<0> where)
 {
-    float more[2];
-    lk_srms_norm_backward_sums<T, Res, Dy, Weight, true, Num>(call, more, {}, where);
+    float more[2], s[Num], dy[Num];
+    lk_srms_norm_get_both<T, Res, Dy, true>(s, dy, call.in, where);
+    lk_srms_norm_backward_sums<T, Dy, Weight, true, Num>(call, more, {}, where.group + where.col, s, dy);
     lk_srms_norm_add(&total[0], more[0]), lk_srms_norm_add(&total[1], more[1]);
 }
 template <class T, class Res, class Dy, bool Weight, int Num>
@@ -1000,11 +1001,12 @@ LK_DEVICE void lk_srms_norm_rest_put(const lk_srms_norm_call &call, lk_srms_norm
                                      lk_srms_norm_where<0> where)
 {
     const bool has_sums = Weight && call.a.dweight;
-    float sums[Num];
+    float sums[Num], s[Num], dy[Num];
     partial += where.col;
     LK_UNROLL for (int j = 0; j < Num; j++) sums[j] = has_sums ? partial[j] : 0.0f;
     if (bias) lk_srms_norm_add_bias<Dy, Num>(bias + where.col, 4, call.in, where); /* before dx, which may be dy */
-    lk_srms_norm_backward_put<T, Res, Dy, Weight, true, Num>(call, row, sums, {}, where);
+    lk_srms_norm_get_both<T, Res, Dy, true>(s, dy, call.in, where);
+    lk_srms_norm_backward_put<T, Res, Dy, Weight, true, Num>(call, row, sums, {}, where, s, dy);
     LK_UNROLL for (int j = 0; j < Num; j++)
         if (has_sums) partial[j] = sums[j];
 }
@@ -1040,9 +1042,9 @@ LK_DEVICE lk_srms_norm_single lk_srms_norm_load_single(const lk_srms_norm_input 
 }
 
 /* A team owns a row. Weight: there is weight, dweight or dbias; a team owns every step-th row, all of one group, in which its
- * vectors are at the same columns, and copies its next row while it works on this one. */
-template <class T, class Res, class Dy, bool Weight, bool Reread, int Vecs = LK_SRMS_NORM_BACKWARD_VECS>
-LK_KERNEL void __launch_bounds__(Vecs == LK_SRMS_NORM_MANY_VECS ? LK_SRMS_NORM_MANY_THREADS(sizeof(Res) > sizeof(T))
+ * vectors are at the same columns, and copies its next row while it works on this one. Held: s and dy stay in registers. */
+template <class T, class Res, class Dy, bool Weight, bool Reread, int Vecs = LK_SRMS_NORM_BACKWARD_VECS, bool Held = false>
+LK_KERNEL void __launch_bounds__(Vecs == LK_SRMS_NORM_MANY_VECS ? LK_SRMS_NORM_MANY_THREADS(Held)
                                                                 : LK_SRMS_NORM_BACKWARD_THREADS(Weight),
                                  Vecs == LK_SRMS_NORM_MANY_VECS || Reread ? 1 : 2)
     lk_srms_norm_backward_kernel(const __grid_constant__ lk_srms_norm_call call)
@@ -1054,7 +1056,7 @@ LK_KERNEL void __launch_bounds__(Vecs == LK_SRMS_NORM_MANY_VECS ? LK_SRMS_NORM_M
     const int warp_size = Stages * stage_size + (Weight && call.a.dbias ? Vecs * Num / 4 * 32 : 0);
     uint4 *slots = smem.held + (int)threadIdx.x / 32 * warp_size + (int)threadIdx.x % 32;
     const int group = Weight ? lk_srms_norm_group_start(call, at.row) : 0; /* the same for all rows of the team */
-    float sums[Weight ? Vecs : 1][Num] = {};
+    float sums[Weight ? Vecs : 1][Num] = {}, s[Held ? Vecs : 1][Num], dy[Held ? Vecs : 1][Num];
     lk_srms_norm_held_w<T, Dy, Reread, Num> w[Weight ? Vecs : 1];
     float *const bias = Weight && call.a.dbias ? (float *)(slots + Stages * stage_size) : NULL; /* sums for dbias */
     lk_cluster_begin();
@@ -1107,7 +1109,9 @@ LK_KERNEL void __launch_bounds__(Vecs == LK_SRMS_NORM_MANY_VECS ? LK_SRMS_NORM_M
         LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<Vecs> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
-            lk_srms_norm_backward_sums<T, Res, Dy, Weight, Reread, Num>(call, more, w[Weight ? u : 0], where);
+            const int h = Held ? u : 0;
+            lk_srms_norm_get_both<T, Res, Dy, Reread>(s[h], dy[h], call.in, where);
+            lk_srms_norm_backward_sums<T, Dy, Weight, Reread, Num>(call, more, w[Weight ? u : 0], group + where.col, s[h], dy[h]);
             sum[0] += more[0], sum[1] += more[1];
         }
         if (single) sum[0] += one.s * (one.dy * column->w[0]), sum[1] += one.s * one.s;
@@ -1123,7 +1127,10 @@ LK_KERNEL void __launch_bounds__(Vecs == LK_SRMS_NORM_MANY_VECS ? LK_SRMS_NORM_M
         LK_UNROLL for (int u = 0; u < Vecs; u++) {
             if (u * 32 >= count) break;
             const lk_srms_norm_where<Vecs> where = {row, at.first + u * 32 * Num, group, slot + u * 32};
-            lk_srms_norm_backward_put<T, Res, Dy, Weight, Reread>(call, here, sums[Weight ? u : 0], w[Weight ? u : 0], where);
+            const int h = Held ? u : 0;
+            if (!Held) lk_srms_norm_get_both<T, Res, Dy, Reread>(s[h], dy[h], call.in, where);
+            lk_srms_norm_backward_put<T, Res, Dy, Weight, Reread>(call, here, sums[Weight ? u : 0], w[Weight ? u : 0], where, s[h],
+                                                                  dy[h]);
         }
         LK_NO_UNROLL for (int u = 0; u < Vecs; u++) { /* the loop above has no register left */
             if (!bias || u * 32 >= count) break;
@@ -1391,7 +1398,7 @@ template <class T>
 LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a, int vecs)
 {
     constexpr int Num = LK_VEC<T>;
-    const bool many = vecs == LK_SRMS_NORM_MANY_VECS, beside = a->dresidual_out || a->residual_dtype != lk_dtype<T>;
+    const bool many = vecs == LK_SRMS_NORM_MANY_VECS, held = a->dresidual_out || a->residual_dtype != lk_dtype<T>;
     const bool weight = a->weight || a->dweight || a->dbias;
     const bool few = !a->dweight && !a->dbias && lk_srms_norm_plain<T>(a, a->weight) && a->dy_dtype == lk_dtype<T>;
     const int few_rows_limit = few ? 256 : 0; /* see forward */
@@ -1406,14 +1413,14 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *devic
     if (layout.few || layout.short_rows) layout.smem = 0;
     else if (weight && a->rows > 0)
         lk_srms_norm_backward_fill<T>(
-            device, a, sums, many ? LK_SRMS_NORM_MANY_THREADS(beside) : 2 * LK_SRMS_NORM_BACKWARD_THREADS(true), &layout);
+            device, a, sums, many ? LK_SRMS_NORM_MANY_THREADS(held) : 2 * LK_SRMS_NORM_BACKWARD_THREADS(true), &layout);
     const bool holds_row = in->aligned && in->warp_span <= 32 * vecs &&
                            (in->team_log2 < 0 || lk_ceil_div(a->cols, Num) <= (int64_t)vecs << in->team_log2);
     const bool one = !in->x.data || !in->r.data; /* s is one tensor */
     layout.reread = !(holds_row && a->dy && one && (a->dy_dtype == lk_dtype<T> || lk_srms_norm_packs_w<T>(a, in)));
     if (!layout.few && !layout.reread && !in->x.data && a->residual_dtype == lk_dtype<T>)
         in->x = in->r, in->r.data = NULL; /* of the same type */
-    layout.many = many && !layout.reread;
+    layout.many = many && !layout.reread, layout.held = held;
     return layout;
 }
 template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(const lk_device *device, lk_srms_norm_args *a)
@@ -1432,7 +1439,10 @@ LK_HOST void (*lk_srms_norm_backward_choose_of(const lk_srms_norm_layout &layout
     const bool reread = layout.reread;
     if (layout.few) return lk_srms_norm_backward_few_kernel<T, Res>;
     if constexpr (sizeof(Dy) == sizeof(T)) {
-        if (layout.many) return lk_srms_norm_backward_kernel<T, Res, Dy, true, false, LK_SRMS_NORM_MANY_VECS>;
+        constexpr int Many = LK_SRMS_NORM_MANY_VECS;
+        if (layout.many)
+            return sizeof(Res) > sizeof(T) || layout.held ? lk_srms_norm_backward_kernel<T, Res, Dy, true, false, Many, true>
+                                                          : lk_srms_norm_backward_kernel<T, T, Dy, true, false, Many, false>;
         if (layout.short_rows)
             return layout.call.a.weight || layout.call.a.dweight ? lk_srms_norm_backward_short_kernel<T, true>
                                                                  : lk_srms_norm_backward_short_kernel<T, false>;
