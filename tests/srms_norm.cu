@@ -661,6 +661,18 @@ static void many_rows(int type, int direction, int path)
         p.groups = groups, p.has[DBIAS] = p.has[DY] = true, p.has[DWEIGHT] = groups == 2;
         check(&p);
     }
+    /* Backward's kernels for many rows: alone, beside a residual's gradient, and with s of f32. */
+    const int64_t vecs[] = {40, 130, 300};
+    for (int i = 0; i < 9 && direction == BACKWARD && path <= LK_SRMS_NORM_BLOCK; i++) {
+        const int beside = i / 3;
+        if ((test.small && (i + type + path) % 3) || (test.small && test.sms > 8)) continue;
+        problem p = drawn(type, direction, path, 65 * test.sms + 3, vecs[i % 3] * 16 / test_type_bytes[type], 320 + i, i % 2 ? GAPS : PACKED);
+        for (int t = 0; t < TENSORS; t++) p.home[t] = t, p.has[t] = false;
+        p.has[beside < 2 ? X : RESIDUAL_OUT] = p.has[DY] = p.has[DX] = p.has[WEIGHT] = p.has[DWEIGHT] = true;
+        p.has[DRESIDUAL_OUT] = beside > 0, p.has[RSTD] = i % 2, p.groups = i % 4 == 3 ? 3 : 0;
+        p.residual_dtype = beside == 2 ? LK_DTYPE_F32 : LK_DTYPE_T, p.dy_dtype = LK_DTYPE_T;
+        check(&p);
+    }
 }
 
 /* Rows at odd offsets with common options: a weight of T, and in backward dy, one source of s and dweight, where all rows of a
