@@ -41,17 +41,17 @@
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
  *            Bad id: outside [0, vocab), not skipped. It makes the row bad, as a bad target does: loss, dlogits and all logp of the
- *            row are NaN, and bad_targets counts the row once. But its loss is 0 where row_weight is 0, and its dlogits are 0
- *            where f, dlse, dentropy, dtail and the row's dlogp are all 0.
+ *            row are NaN, and bad_targets counts the row once. But the row's loss is 0 where row_weight is 0, and its dlogits
+ *            are 0 where f, dlse, dentropy, dtail and its dlogp are all 0.
  *            Good id: neither skipped nor bad. Good row: it has a good id, and no bad one. Place: the index k of an id in its row;
  *            an id that comes twice has two places.
  *            A weight of 0 adds nothing to the loss, even where logp is -inf. Weights may be of either sign. Those of a row
  *            need not add up to 1. A row counts in a mean whatever its weights are; for a weighted mean pass the sum of the
  *            weights as denominator. weight_sum is the number of rows that are neither ignored nor bad.
  *            dlogp is a gradient of logp from elsewhere, which is added like dlse and not divided by D. With dlogp the caller's
- *            loss is made of logp, so a NULL upstream with upstream_value 0 is 0, not 1. To have the loss too, set upstream, or
- *            upstream_value, also to 1. z_loss has the same upstream as the loss.
- *            Tail: asked for by tail_weight, in forward by `tail`, in backward by dtail. A skipped id is not in I; an id of weight
+ *            loss is made of logp, so a NULL upstream with upstream_value 0 is 0, not 1. For the gradient of the
+ *            loss too, set upstream or upstream_value, even to 1. z_loss has the same upstream as the loss.
+ *            Tail: asked for by tail_weight, by `tail` (F FB) or by dtail (B FB). A skipped id is not in I; an id of weight
  *            0 within the columns is. tail is 0 for an ignored row, NaN for a bad one, and -inf where no other column has a
  *            probability, as where all columns are ids. A tail_weight of 0 adds nothing to the loss even then. Where tail is -inf,
  *            its gradient still reaches the ids, by the formula, and dlogits of the other columns are 0. dtail is added like dlogp:
@@ -68,8 +68,8 @@
  * A tail changes what is read: forward reads a row again where its ids have more than 63/64 of p, and forward_backward is forward,
  * then backward, so it reads the logits twice.
  *
- * Two kernels around the rows' kernel, which is one of cross_entropy.cuh. Each has a warp per row. A row's target, below, is an id
- * that the first of them chooses; the caller's `target` is NULL.
+ * Two kernels, with a warp per row, stand around the rows' kernel, which is one of cross_entropy.cuh. A row's target, below, is an
+ * id that the first of them chooses; the caller's `target` is NULL.
  *   lk_cross_entropy_ids_read_kernel     loads the ids and saves their logits, since dlogits may overwrite the logits. The id with
  *                                        the largest logit becomes the row's target
  *   the rows' kernel                     loss and gradient of that target. As upstream it gets u of the target. The sum of u of the

@@ -4,14 +4,14 @@
  *
  *   a rank's state of a row   as in cross_entropy_parallel.cuh. The rank's target is the id with the largest logit, of the row's
  *                             ids in the rank's columns. Behind the states of all rows lie the logits of all ids, -inf where
- *                             another rank has the column
+ *                             an id is skipped or bad, or another rank has its column
  *   the collective            every rank gets the states and logits of all ranks, in their order
  *   finish                    merges the states. Of the ranks' targets the one with the largest logit is the row's target; the
  *                             others are columns like all others. Then loss and logp of all ids are computed as on one GPU
  *   backward                  each rank computes dlogits of its own columns, from lse and from others[r], the sum of p[r,j] over
  *                             all columns but the target
- *   the tail, an option       a rank's part is the sum of exp(z) over its own columns that are no ids. Its log is in the rank's
- *                             state. If the ids have more than 63/64 of p, finish adds up the parts. Else the tail is the log of
+ *   the tail, an option       a rank's part is the log of the sum of exp(z) over its own columns that are no ids. The state has
+ *                             it. If the ids have more than 63/64 of p, finish merges the parts. Else the tail is the log of
  *                             1 minus the sum of the ids' p. backward reads tail
  *
  * Use        In one .cu file:                                       Anywhere, C included:
@@ -20,11 +20,11 @@
  *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_cross_entropy_ids_args, and
  *            common.common has the rows: logits, dlogits and vocab are of this rank's columns; target_ids has columns of the whole
  *            vocabulary. The workspace is that of common.common.
- * States     16 bytes per row, 32 with entropy or argmax, aligned to 16; then for each row the logits of its ids, in T, padded to a
- *            multiple of 16 bytes. The caller gathers [ranks][those bytes]. Set entropy and argmax in forward too. The states have
- *            a tail only if forward gets tail or tail_weight. finish writes `others`, f32 [rows], to the start of `states`.
- *            backward reads it there. It also reads lse, lse_low if given, entropy with dentropy, tail with tail_weight or dtail,
- *            and valid_rows for a mean. Each call needs a workspace.
+ * States     16 bytes per row, 32 with entropy, argmax or, in forward_backward, dentropy, aligned to 16; then for each row the
+ *            logits of its ids, in T, padded to a multiple of 16 bytes. The caller gathers [ranks][those bytes]. Set entropy
+ *            and argmax in forward too. The states have a tail only if forward gets tail or tail_weight. finish writes `others`,
+ *            f32 [rows], to the start of `states`. backward reads it there. It also reads lse, lse_low if given, entropy with
+ *            dentropy, tail with tail_weight or dtail, and valid_rows for a mean. Each call needs a workspace.
  * Needs      cross_entropy_ids.cuh, cross_entropy_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of cross_entropy_ids.cuh. Every rank counts all rows with a bad id; without all_gather, finish and backward
  *            count them, and forward does not.
@@ -35,7 +35,7 @@
  *   lk_cross_entropy_ids_slice_kernel   before it in forward: looks at the ids, writes their logits, chooses the rank's target
  *   lk_cross_entropy_ids_tail_kernel    behind it in forward, with a tail: the rank's part, with a block per row
  *   lk_cross_entropy_ids_finish_kernel  finish
- *   lk_cross_entropy_ids_weigh_kernel   before it in backward: keeps the logits of the rank's ids, and sums the factors of all ids
+ *   lk_cross_entropy_ids_weigh_kernel   before it in backward: keeps the logits of the rank's ids, and sums u of all ids
  *   lk_cross_entropy_ids_put_kernel     behind it: computes dlogits of the rank's ids again and writes each once
  * In backward no rank needs to know which id is the row's target. `others` is needed only for an id with more than half of p, and
  * such an id is always the target. 1 - p of every other id is at least 1/2, so it is computed from p and loses no digits.

@@ -15,9 +15,9 @@
  *            The calls are those of lk_ranks.cuh, the manual of all headers for ranks. `common` is lk_cross_entropy_args: logits,
  *            dlogits and vocab are of this rank's columns; target has columns of the whole vocabulary, and class_weight has
  *            vocab_total elements on every rank.
- * States     Per row 16 bytes, or 32 with label_smoothing, entropy or argmax, aligned to 16; with statistics 40, aligned to 8. So
- *            set these in forward too, even where it writes only states. finish writes `others`, f32 [rows], to the start of
- *            `states`. backward reads `others`, lse, lse_low if given, and with dentropy entropy.
+ * States     Per row 16 bytes, or 32 with label_smoothing, entropy, argmax or, in forward_backward, dentropy, aligned to 16; 40
+ *            with statistics, aligned to 8. Set these in forward too, even where it writes only states. finish writes `others`,
+ *            f32 [rows], to the start of `states`. backward reads `others`, lse, lse_low if given, and with dentropy entropy.
  * Mean       backward reads valid_rows or weight_sum, which finish writes.
  * Workspace  Without all_gather: forward needs none. finish needs one if the loss is reduced. backward needs one if class_weight
  *            and label_smoothing are both given.

@@ -6,12 +6,13 @@
  *                             FORWARD and REVERSE also the divergence and the entropy of these columns, as if there were no others
  *   the collective            every rank gets the states of all ranks, in the order of ranks
  *   between                   only with JENSEN_SHANNON and TOTAL_VARIATION, whose terms need the sums of all columns: each rank
- *                             sums the terms of its own columns. A second collective gathers these sums
+ *                             merges the states and sums the terms of its own columns. A second collective gathers the states
+ *                             with these sums
  *   finish                    merges the states. P is the sum of p over a rank's columns, Q that of q:
  *                             KL(q || p) = sum over ranks of Q * (log(Q / P) + the rank's KL(q || p));
  *                             KL(p || q): likewise, with p and q swapped, and P and Q;
  *                             entropy = sum over ranks of P * (the rank's entropy - log P);
- *                             with the other two it adds the sums of between
+ *                             with JENSEN_SHANNON and TOTAL_VARIATION it adds the sums of between
  *   backward                  each rank computes dlogits of its own columns, from the state of all columns
  *
  * Use        In one .cu file:                          Anywhere, C included:
@@ -199,7 +200,7 @@ LK_HOST lk_status lk_kl_run_merge(const char *op, const lk_device *device, const
     return lk_launch_pdl(op, device, lk_kl_merge_kernel, blocks, 1, LK_KL_PARALLEL_THREADS, 0, stream, call);
 }
 
-/* A step of lk_kl_kernel. It writes no result: results are of all columns. entropy not NULL: the entropy is wanted. */
+/* A step of lk_kl_kernel. It writes dlogits alone: other outputs are of all columns. entropy not NULL: the entropy is wanted. */
 template <class T, class Out, int Step>
 LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_args a, void *states, cudaStream_t stream)
 {
@@ -209,7 +210,7 @@ LK_HOST lk_status lk_kl_run_step(const char *op, const lk_device *device, lk_kl_
     return lk_kl_launch<T, Out, Step>(op, device, a, stream, (lk_kl_row *)states);
 }
 
-/* between: the sums of terms over the rank's columns. */
+/* between: merges the states, then sums the terms over the rank's columns. */
 template <class T>
 LK_HOST lk_status lk_kl_run_between(const char *op, const lk_device *device, const lk_kl_parallel_args &x, cudaStream_t stream)
 {

@@ -25,8 +25,8 @@
  * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
  *            statistics. Columns that are split over ranks: linear_cross_entropy_ids_parallel.cuh.
- *            Ids, their weights, skipped, bad and good ids, dlogp and the tail are as in cross_entropy_ids.cuh. For a token with a
- *            bad id loss, all logp, tail and dx are NaN, and it adds nothing to dweight and dbias. But as there, its loss is 0
+ *            Ids, their weights, skipped, bad and good ids, dlogp and the tail are as in cross_entropy_ids.cuh. Of a token with a
+ *            bad id, loss, all logp, tail and dx are NaN. It adds nothing to dweight and dbias. But as there, its loss is 0
  *            where row_weight is 0, and its dx is 0 where f, dlse, dentropy, dtail and the token's dlogp are all 0; in a mean over
  *            nothing f is 0.
  *            path is CHUNKS, FUSED or 0. FUSED is for calls without a tail. 0 takes it if linear_cross_entropy.cuh would take it
@@ -39,14 +39,14 @@
  *            linear_cross_entropy.cuh.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
- * linear_cross_entropy's CHUNKS or FUSED, with other kernels between its matmuls. Before them lk_lce_ids_begin_kernel gives it a
+ * A call is linear_cross_entropy's CHUNKS or FUSED with other kernels between the matmuls. First lk_lce_ids_begin_kernel writes a
  * target for each token: a column, ignored or bad. So the target, below, is an id that lk chooses; the caller's `target` is NULL.
  *
  * CHUNKS: this target is any good id, since there are no logits yet. dZ is stored divided by alpha, so for each slice of logits
- * lk_lce_ids_scale_kernel divides dlogp, dtail and dlse by alpha too. Then come the kernels of cross_entropy_ids.cuh. They make the
- * id with the largest logit the target. In f16 a dZ may be as large as the sum of |weights| of a token, so a power of two above the
- * largest such sum goes into alpha too: lk_lce_ids_upstream_kernel. With a tail forward_backward reads the logits of a slice twice:
- * first for the losses and the tail, then for dZ. It computes them once.
+ * lk_lce_ids_scale_kernel divides dlogp, dtail and dlse by alpha too. Then come the kernels of cross_entropy_ids.cuh. They choose
+ * the id with the largest logit as the target. In f16 a dZ may be as large as the sum of |weights| of a token, so a power of two
+ * above the largest such sum goes into alpha too: lk_lce_ids_upstream_kernel. With a tail forward_backward reads the
+ * logits of a slice twice: first for the losses and the tail, then for dZ. It computes them once.
  *
  * FUSED, where there are several ids: before lk_lce_ids_begin_kernel, lk_lce_ids_dots_kernel computes their logits, each as x of
  * the token times a row of weight. The id with the largest logit is the target. So no other id has more than half of p. Where the
@@ -108,13 +108,13 @@ typedef struct {
 /* A call and its part of the workspace, which comes before linear_cross_entropy's. */
 typedef struct {
     lk_lce_ids_args x; /* with every default filled in; common: as the caller has it */
-    int32_t *target;   /* [tokens]: a good id, in FUSED the one with the largest logit, in CHUNKS any; LK_IGNORED or LK_BAD */
+    int32_t *target;   /* [tokens]: a good id, in FUSED the one with the largest logit, in CHUNKS any; or LK_IGNORED, LK_BAD */
     float *bound;      /* [tokens], with dlogp or dtail: an upper bound of what a token's dlse, dlogp and dtail add to a dz.
                         * linear_cross_entropy gets it as dlse and chooses alpha by it. The rows get the caller's dlse */
     float *dlogp;      /* [tokens, ids_per_row]: the caller's, divided by alpha */
     float *dtail;      /* [tokens]: the caller's, divided by alpha */
     float *tail;       /* [tokens], the caller's where it has one; NULL: the call has no tail */
-    float *zero;       /* [1], a 0: the upstream where the caller gives none, but dlogp or dtail */
+    float *zero;       /* [1], a 0: the upstream where the caller gives dlogp or dtail and no upstream */
     float *most;       /* [1], f16's gradients: the largest sum of |weights| of a token, its tail's too */
     float *upstream;   /* [1] or [tokens], f16's gradients: upstream times 2^q of lk_lce_ids_power */
     void *rows;        /* lk_ce_ids_space of a slice */

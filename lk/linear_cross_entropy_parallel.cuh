@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* linear_cross_entropy_parallel.cuh - linear_cross_entropy.cuh for columns that are split over ranks (GPUs, or processes): a
- * vocabulary-parallel head. Each rank has all tokens and some columns of the weight, and gets the results of all columns.
+ * vocabulary-parallel head. Each rank has all tokens and some rows of weight, and gets the results of all columns.
  *
  *   forward    each rank computes its states from its own columns, as in cross_entropy_parallel.cuh
  *   the collective, finish   as there

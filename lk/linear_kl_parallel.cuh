@@ -16,14 +16,15 @@
  * States     Those of kl_parallel.cuh, of tokens. finish needs no workspace.
  * Needs      linear_kl.cuh, kl_parallel.cuh, lk_ranks.cuh and what these need.
  * Options    Those of linear_kl.cuh. forward_backward goes through the logits twice, with JENSEN_SHANNON and TOTAL_VARIATION three
- *            times. If a slice has all tokens, it computes them once and has 4 matmuls. Else it computes them each time: 6
+ *            times. If a slice has all tokens, logits are computed once: 4 matmuls. Else they are computed each time: 6
  *            matmuls, or 8 with these two. plan.matmuls says how many.
  * Errors     Those of lk_ranks.cuh and kl_parallel.cuh, then as in linear_kl.cuh.
- * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed.
+ * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed. dweight and dbias are of the rank's own columns.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
  * What runs: linear_kl.cuh's slices and chunks, once for the states, with `between` once for the terms, and once for the
- * gradients, with a step of kl.cuh's kernel for the rows. lk_kl_merge_kernel of kl_parallel.cuh runs between them.
+ * gradients, with a step of kl.cuh's kernel for the rows. lk_kl_merge_kernel of kl_parallel.cuh runs after each
+ * collective.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 

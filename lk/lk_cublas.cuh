@@ -199,9 +199,9 @@ LK_HOST lk_status lk_cublas_launch(const lk_cublas_call *c, const lk_cublas_prod
     return lk_cublas_status(c->op, "cublasLtMatmul", status);
 }
 
-/* Whether so many parts leave the last of k terms out. Algorithms with this id do, in cuBLASLt 12.8 to 13.2 at least, from sm_90 on:
- * each part sums k / splits terms, rounded down and then up to a multiple of 64. Of k = 2945 in two parts both sum 1472, and no part
- * has the last term. */
+/* Whether so many parts leave the last of k terms out. Those of algorithms with this id may: a part sums k / splits terms, rounded
+ * down and then up to a multiple of 64. Of k = 2945 in two parts each sums 1472, and the last term is in none. Seen on an H200 with
+ * CUDA 13.0; others report it from 12.8 on, and on Blackwell. */
 #define LK_CUBLAS_ROUNDS_PARTS 66
 LK_HOST bool lk_cublas_leaves_out(int64_t k, int32_t splits)
 {
@@ -259,7 +259,7 @@ LK_HOST lk_status lk_cublas_multiply(const lk_cublas_call *call, lk_cublas_produ
         cublasLtMatmulAlgo_t algorithm;
         status = lk_cublas_status(call->op, "cuBLASLt's choice of an algorithm", lk_cublas_choose(c->handle, key, &s, &algorithm));
         if (status) return status;
-        if (at == LK_CUBLAS_CHOICES) at--; /* a full table: all later products take its last entry */
+        if (at == LK_CUBLAS_CHOICES) at--; /* a full table: each later product replaces its last one */
         else c->count++;
         c->choices[at] = {*key, algorithm};
     }
@@ -297,8 +297,8 @@ LK_HOST lk_status lk_cublas_multiply_columns(const lk_cublas_call *call, lk_cubl
     return status ? status : lk_cublas_multiply(call, m);
 }
 
-/* e of 2^e, the first power of two above x, within the range that 16-bit factors with a product's alpha need; 0 where there is
- * none. */
+/* e of 2^e, the first power of two above x, clamped to what 16-bit factors with a product's alpha need; 0 where x is not
+ * positive and finite. */
 LK_DEVICE int lk_cublas_exponent(float x)
 {
     const int e = x > 0.0f && lk_is_finite(x) ? (__float_as_int(x) >> 23) - 126 : 0;
@@ -307,7 +307,7 @@ LK_DEVICE int lk_cublas_exponent(float x)
 
 #define LK_CUBLAS_DEFAULT_SHARE 16 /* ..._workspace_bytes: a plan may take a 16th of the device's memory */
 
-/* The limit of ..._workspace_bytes. It depends on the device alone and not on what is allocated there; so do the bits. */
+/* The limit of ..._workspace_bytes. It depends on the device alone: memory in use changes neither it nor the bits. */
 LK_HOST size_t lk_cublas_default_budget(void)
 {
     static thread_local int known = -1;

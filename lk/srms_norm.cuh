@@ -50,8 +50,8 @@
  *   rows              per head have; a team's threads have 2 rows each
  *   backward          lk_srms_norm_backward_kernel. Teams as in forward, blocks of up to 256 threads with weight, dweight or
  *                     dbias, else 512, and 4 vectors per thread in shared memory. With one of these there are as many blocks as
- *                     run at once, and a team has many rows. Where it would have more than 4, with dweight and without dbias,
- *                     a thread has 2 vectors, and more threads run at once
+ *                     run at once, and a team has many rows. Where it would have more than 4, with dweight, without dbias and
+ *                     with dy of T, a thread has 2 vectors. More threads run at once then, or s and dy stay in registers
  *   backward of few   lk_srms_norm_backward_few_kernel, as in forward
  *   rows, no sums
  *   backward of short lk_srms_norm_backward_short_kernel, as in forward: dy is given, s is one tensor, of the outputs of rows
@@ -790,8 +790,8 @@ LK_HOST lk_status lk_srms_norm_forward_rows(const char *op, const lk_device *dev
 #define LK_SRMS_NORM_BACKWARD_VECS 4
 #define LK_SRMS_NORM_BACKWARD_STAGES(weight) ((weight) ? 2 : 1)
 #define LK_SRMS_NORM_BACKWARD_THREADS(weight) ((weight) ? 256 : 512)
-/* The same where teams have many rows each, with dweight, and threads per SM. Half the vectors leave registers for more threads, or
- * for the numbers of a row between the sums and the scaling. held: these are faster beside a residual's gradient. */
+/* The same where teams have many rows each, and threads per SM. Half the vectors leave registers for more threads. Or, held, for s
+ * and dy of a row between the sums and the scaling, which is faster beside a residual's gradient. */
 #define LK_SRMS_NORM_MANY_VECS 2
 #define LK_SRMS_NORM_MANY_THREADS(held) ((held) ? 512 : 768)
 #define LK_SRMS_NORM_TEAM_THREADS 64 /* of a block with several teams */
@@ -818,7 +818,7 @@ typedef struct {
     float rstd, slope; /* slope: mean(g h) rstd */
 } lk_srms_norm_row;
 
-/* Starts the copies of a thread's first Vecs vectors of a tensor into its slots. L1: they go through it. */
+/* Starts the copies of a thread's first Vecs vectors of a tensor into its slots. InL1: they go through L1. */
 template <class Elem, int Num, bool InL1, int Vecs>
 LK_DEVICE void lk_srms_norm_fetch(const lk_srms_norm_tensor &t, uint4 *slot, int64_t row, const lk_srms_norm_thread &at)
 {
@@ -978,7 +978,7 @@ LK_DEVICE float *lk_srms_norm_bias_partial(const lk_srms_norm_call &call, int64_
 }
 
 /* Reread's elements that no thread holds. partial: the team's row of the workspace, with dweight's sums of these elements; bias:
- * its row with those of dbias. clear: each thread sets the sums that it will add to to 0, also in a team without a row. sums: as
+ * its row with those of dbias. clear: each thread zeroes the sums that it will add to, also in a team without a row. sums: as
  * for held elements, but in short chains (see lk_srms_norm_total). put: writes the results and adds to partial and bias. */
 template <int Num, int Vecs = LK_SRMS_NORM_BACKWARD_VECS>
 LK_DEVICE void lk_srms_norm_rest_clear(float *partial, const lk_srms_norm_thread &at)
