@@ -127,8 +127,8 @@ typedef struct {
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a multiple of 16
  * bytes, and a weight of 16 bits beside f32. forward is fastest with a weight of T on 16 bytes and without bias and groups.
- * So is backward of few rows without dweight, and with dy of f32 beside 16-bit T, where few rows have the kernel for many;
- * otherwise it takes every weight alike. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple
+ * So is backward of few rows without dweight, and all backward with dy of f32 beside 16-bit T, which has no kernel for few rows.
+ * Other backward takes every weight alike. backward is fastest where dy is given, s comes from one tensor, and a row is a multiple
  * of 16 bytes. */
 
 #define LK_SRMS_NORM_FUNCTIONS(X, T)                                                                                           \
