@@ -1299,7 +1299,8 @@ LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_s
     if (!plain || call->in.team_log2 < 0) return false;
     const int64_t teams = LK_SRMS_NORM_SHORT_THREADS >> call->in.team_log2;
     const int64_t sets = a->groups / lk_srms_norm_common_divisor(a->groups, teams); /* of blocks, with rows of all groups */
-    if (sets > most || !lk_srms_norm_are_short<T>(device, a, layout)) return false;
+    const int64_t blocks = lk_ceil_div(a->rows, teams * LK_SRMS_NORM_SHORT_ROWS);
+    if (sets > most || sets > blocks || !lk_srms_norm_are_short<T>(device, a, layout)) return false;
     if (layout->grid > most) layout->grid = most;
     if (a->weight || a->dweight) {
         layout->grid -= layout->grid % sets;
@@ -1555,15 +1556,16 @@ LK_HOST lk_status lk_srms_norm_ask(const char *op, const lk_srms_norm_args &give
     if (status) return status;
     const bool known = given.x || given.residual_out;
     size_t most = 0;
-    for (int i = 0; i < (known ? 1 : 3 * 3 * 16); i++) {
+    for (int i = 0; i < (known ? 1 : 4 * 3 * 16); i++) {
         lk_srms_norm_args a = given;
         if (!known) {
-            const int source = i % 3, shift = i / 3 % 3, which = i / 9;
+            const int source = i % 4, shift = i / 4 % 3, which = i / 12; /* 3: forward wrote s over residual */
             const int element = shift ? (int)sizeof(T) : 0, residual = shift ? lk_dtype_bytes<T>(given.residual_dtype) : 0;
             char *const address = (char *)(uintptr_t)4096;
             a.x = source < 2 ? address + element : NULL;
             a.residual = source == 1 ? address + residual : NULL;
-            a.residual_out = source == 2 ? address + residual : NULL;
+            a.residual_out = source >= 2 ? address + residual : NULL;
+            if (source == 3) a.residual_out_stride = a.residual_stride;
             a.dy = which & 1 ? address + (shift ? lk_dtype_bytes<T>(given.dy_dtype) : 0) : NULL;
             a.dresidual_out = which & 2 ? address + residual : NULL;
             a.dx = which & 4 ? address + 4096 + (shift == 1 ? element : 0) : NULL; /* not in place of dy */

@@ -739,6 +739,12 @@ static void short_rows(int type, int direction, int path)
             p.weight_dtype = back && k == 1 ? LK_DTYPE_F32 : LK_DTYPE_T, p.dy_dtype = LK_DTYPE_T;
             check(&p);
         }
+    if (direction == BACKWARD && path <= LK_SRMS_NORM_WARP) { /* enough rows for the kernel, but not for all groups in its blocks */
+        problem p = drawn(type, direction, path, 32 * test.sms, 32 * 16 / test_type_bytes[type], 396, PACKED);
+        for (int t = 0; t < TENSORS; t++) p.home[t] = t, p.has[t] = t == X || t == DY || t == DX || t == WEIGHT || t == DWEIGHT;
+        p.groups = 5 * test.sms + 1, p.weight_dtype = p.dy_dtype = LK_DTYPE_T;
+        check(&p);
+    }
 }
 
 static void long_rows(int type, int direction, int path)
