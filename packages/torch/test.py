@@ -1425,6 +1425,7 @@ def inplace():
         (LF.cross_entropy(logits, t, inplace=True) + squares).backward()
     raises("inplace: logits that another op needs", saved_before, "modified by an inplace operation")
     raises("inplace: a leaf", lambda: LF.cross_entropy(leaf(normal(6, 12)), t, inplace=True), "leaf")
+    raises("inplace: a view of a leaf", lambda: LF.cross_entropy(leaf(normal(2, 3, 12)).view(6, 12), t, inplace=True), "leaf")
     raises("inplace: a loss per row", lambda: LF.cross_entropy(h @ w.t(), t, reduction="none", inplace=True), "inplace")
     raises("inplace: gaps", lambda: LF.cross_entropy((h @ leaf(normal(16, 8), BF16).t())[:, :12], t, inplace=True), "contiguous")
     raises("inplace: float16 without grad_scale", lambda: LF.cross_entropy(h.half() @ w.half().t(), t, inplace=True), "grad_scale")
@@ -2096,6 +2097,11 @@ def ports():
     teacher = normal(6, 24).to(BF16), torch.nn.Parameter(normal(40, 24).to(BF16)), torch.nn.Parameter(normal(40))
     kl_of = lambda x, **more: LF.kl(x, y, **more)
     head_of = lambda h, w, **more: LF.linear_kl(h, w, teacher[0], teacher[1], teacher_bias=teacher[2], **more)
+    a, v, ta, tv = leaf(normal(6, 16)), leaf(normal(40, 16)), normal(6, 24), normal(40, 24)
+    with torch.autocast(D, torch.float16):  # whose gradients for 2^-24 would be 0
+        loss = LF.linear_kl(a, v, ta, tv, denominator=2.0**24)
+    right, = torch.autograd.grad(LF.linear_kl(a, v, ta, tv, reduction="sum"), a)
+    close("linear_kl: autocast to float16 and a denominator", torch.autograd.grad(loss, a, loss.new_tensor(2.0**24))[0], right, 1e-2)
     zeros = torch.zeros(6, device=D)
     for name, leaves, f in (("kl", [x], kl_of), ("linear_kl", [h, w], head_of)):
         alike = lambda what, ours, theirs, slack=8 * U: close(f"{name}: {what}", (ours, *torch.autograd.grad(ours, leaves)),
@@ -2110,6 +2116,7 @@ def ports():
         alike("a mask as row_weight", f(*leaves, row_weight=target % 2 == 0), f(*leaves, row_weight=(target % 2 == 0).float()))
         alike("zero_when_empty of some", f(*leaves, row_weight=zeros + 2, zero_when_empty=True), f(*leaves), some)
         alike("zero_when_empty", f(*leaves, row_weight=zeros, zero_when_empty=True), 0 * f(*leaves))
+        alike("weights whose sum is beyond float16", f(*leaves, row_weight=(zeros + 2.0**15).half(), zero_when_empty=True), f(*leaves), some)
         verdict(f"{name}: a mean over nothing", bool(f(*leaves, row_weight=zeros).isnan()), "")
         raises(f"{name}: denominator of a sum", lambda: f(*leaves, reduction="sum", denominator=4), "denominator")
         raises(f"{name}: beta", lambda: f(*leaves, beta=1.5, **q), "beta")
@@ -2464,6 +2471,8 @@ def tools():
     for name, twin in (("deepcopy", copy.deepcopy(head)), ("pickle", pickle.loads(pickle.dumps(head)))):
         same = torch.equal(twin(x, t), head(x, t)) and twin.options["group"] is dist.group.WORLD
         verdict(f"a head with a group, {name}", same)
+        twin.compile(backend="eager")
+        verdict(f"a head that is compiled, {name}", copy.deepcopy(twin)._compiled_call_impl is None)
     state = head.__getstate__()
     twin.__setstate__({**state, "options": {**state["options"], "group": "another"}})
     raises("a head of another process's group", lambda: twin(x, t), "another", kind=ValueError)

@@ -198,6 +198,8 @@ def structure():
     for how, made in (("copy", copy.deepcopy(ours)), ("pickle", pickle.loads(pickle.dumps(ours)))):
         out, grads = gradients(made)
         verdict(how, out.logits is None and all(torch.equal(grads[k], first[k]) for k in first))
+        made.compile(backend="eager")
+        verdict(f"{how} of a compiled model", copy.deepcopy(made)._compiled_call_impl is None)
         made.lm_head.weight.data.zero_()
         verdict(f"{how}: of its own weights", gradients(ours)[0].loss != gradients(made)[0].loss)
     ids, labels = batch()
@@ -372,13 +374,15 @@ def mlps():
 
     def kind(forward, base=Gated, **more):
         return type("Other", (base,), dict(forward=forward, **more))
+    large = Merged(nn.GELU())
+    large.swiglu_limit = 1000.0
     alternate = lambda m, x: m.out(m.act(m.both(x)[..., ::2]) * (m.both(x)[..., 1::2]))
     torch.manual_seed(6)
     taken = {
         "silu": (Gated(nn.SiLU()), "glu: silu"), "gelu": (Gated(nn.GELU()), "glu: gelu"), "relu": (Gated(nn.ReLU()), "glu: relu"),
         "gelu_tanh": (Gated(nn.GELU("tanh")), "glu: gelu_tanh"), "sigmoid": (Gated(nn.Sigmoid()), "glu: sigmoid"),
         "a function": (Gated(nn.functional.silu), "glu: silu"), "square": (Gated(nn.SiLU(), 8, 8), "glu: silu"),
-        "limit": (Merged(nn.SiLU()), "glu: silu, limit 1.5"),
+        "limit": (Merged(nn.SiLU()), "glu: silu, limit 1.5"), "a large limit": (large, "glu: gelu, limit 1000"),
         "neighbours": (kind(alternate, Merged)(nn.SiLU()), "interleaved True")}
     for name, (ours, what) in taken.items():
         ours = ours.to(D)
@@ -413,7 +417,8 @@ def mlps():
     scaled = Gated(nn.SiLU())
     scaled.scale = nn.Parameter(torch.ones(8))
     refused = {
-        "tanh": Gated(nn.Tanh()), "hardswish": Gated(nn.Hardswish()), "a dropout": dropped, "a dropout alone": mixed,
+        "tanh": Gated(nn.Tanh()), "hardswish": Gated(nn.Hardswish()), "relu6": Gated(nn.ReLU6()),
+        "a clamp": kind(lambda m, x: m.three(m.act(m.one(x)).clamp(max=100) * m.two(x)))(nn.SiLU()), "a dropout": dropped, "a dropout alone": mixed,
         "a factor of its own": scaled,
         "a trained activation": Gated(Swish()), "weights taken": kind(sliced)(nn.SiLU()),
         "another input": kind(lambda m, x: m.three(m.act(m.one(x)) * m.two(2 * x)))(nn.SiLU()),

@@ -404,7 +404,8 @@ static void check_inplace(const Tensor &logits, int64_t reduction, bool in_forwa
     TORCH_CHECK_VALUE(reduction != LK_REDUCTION_NONE, "lk: inplace needs a mean or a sum; the gradient of a loss for each row is "
                       "computed in backward");
     TORCH_CHECK_VALUE(in_forward, "lk: inplace in float16 needs grad_scale; without it the gradient is computed in backward");
-    TORCH_CHECK_VALUE(!logits.is_leaf(), "lk: inplace would overwrite a leaf that requires a gradient; compute the logits, or "
+    const bool leaf = logits.is_leaf() || (logits.is_view() && logits._base().is_leaf() && logits._base().requires_grad());
+    TORCH_CHECK_VALUE(!leaf, "lk: inplace would overwrite a leaf that requires a gradient; compute the logits, or "
                       "leave inplace off");
     TORCH_CHECK_VALUE(logits.is_contiguous(), "lk: inplace needs contiguous logits; these have sizes ", logits.sizes(),
                       " and strides ", logits.strides());

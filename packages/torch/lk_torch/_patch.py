@@ -7,6 +7,7 @@ state_dicts, copies and pickles stay as they were."""
 import functools
 import inspect
 import itertools
+import math
 import sys
 import types
 import warnings
@@ -488,9 +489,10 @@ _ACTS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "re
 def _glu_of(module, parts, call):
     """(glu's options with which it is call(*parts), None), or (None, why not). Tried with random parts: a gate and up, or both in
     one."""
-    values = {word: [float(v) for name, v in vars(module).items() if word in name and type(v) in (int, float) and v > 0]
+    values = {word: [float(v) for name, v in vars(module).items() if word in name and type(v) in (int, float) and 0 < v < math.inf]
               for word in ("alpha", "limit")}
-    x = torch.randn(5, 3, 12, generator=torch.Generator().manual_seed(1), device="cpu") * 2 * max([1.0, *values["limit"]])
+    x = torch.randn(5, 3, 12, generator=torch.Generator().manual_seed(1), device="cpu")
+    x *= torch.tensor([2.0, 8.0, 64.0, 2048.0, 2 * max([1.0, *values["limit"]])])[:, None, None]  # near 0, and beyond any clamp
     halves = x[..., :6], x[..., 6:]
     args = halves if parts == 2 else (x,)
     try:
@@ -818,7 +820,7 @@ def _reduce(self, protocol):
     cls = next(c for c in type(self).__mro__ if "_lk_base" in vars(c))
     if cls is not type(self):  # a class upon ours, FSDP's say, which does what it does without ours
         return super(cls, self).__reduce_ex__(protocol)
-    return _new, cls.__bases__, self.__dict__
+    return _new, cls.__bases__, self.__getstate__()
 
 
 def _new(kind, base):

@@ -194,6 +194,12 @@ def _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softc
     return _value(_DIVERGENCES, "divergence", divergence), beta, *scales, *caps
 
 
+def _computed(input):
+    """The type in which a call computes: autocast's, if it is on."""
+    device = input.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
+
+
 def _kl_reduction(reduction, denominator, input):
     """The op's reduction, and what its sum is divided by besides."""
     if reduction == "batchmean":
@@ -248,7 +254,7 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     elif over is None and row_weight is None:
         loss = loss.sum() if zero_when_empty and not loss.numel() else loss.mean()
     else:
-        over = row_weight.sum() if over is None else over
+        over = row_weight.sum(dtype=torch.float32) if over is None else over
         loss = loss.sum() / (over + (over == 0) if zero_when_empty else over)
     return (loss, entropy) if return_entropy else loss
 
@@ -986,7 +992,8 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     reduced, over = _kl_reduction(reduction, denominator, input)
     if reduced == 1 and zero_when_empty:
-        reduced, over = 2, max(input.numel() // max(input.shape[-1], 1), 1) if row_weight is None else row_weight.sum()
+        rows = max(input.numel() // max(input.shape[-1], 1), 1)
+        reduced, over = 2, rows if row_weight is None else row_weight.sum(dtype=torch.float32)
     if zero_when_empty and over is not None:
         over = over + (over == 0)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
@@ -999,7 +1006,7 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
         _no_grad_scale(grad_scale)
         loss, entropy = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank(), bool(return_entropy))
     else:
-        if over is not None and (grad_scale is not None or input.dtype != torch.float16):  # what reaches the op then
+        if over is not None and (grad_scale is not None or _computed(input) != torch.float16):  # what reaches the op then
             grad_scale = (1.0 if grad_scale is None else grad_scale) / over
         op = _ops.linear_kl.default if is_compiling() else _C.linear_kl
         loss, entropy = op(*arguments, _grad_scale(grad_scale), bool(return_entropy))

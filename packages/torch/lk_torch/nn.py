@@ -156,7 +156,7 @@ class _Head(_Loss):
 
     def __getstate__(self):
         """A group is copied, and pickled, by its name: in another process it is the group of that name, or its name alone."""
-        state = dict(self.__dict__)
+        state = super().__getstate__()
         group = self.options.get("group")
         name = getattr(group, "group_name", group)
         return state if group is None else {**state, "options": {**self.options, "group": name}}
