@@ -1430,7 +1430,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_backward_lay_out(con
     const bool persistent = a->dweight && !a->dbias && !layout.reread && !layout.few && !layout.short_rows;
     if (!persistent || a->dy_dtype != lk_dtype<T> || a->rows <= 4 * layout.call.partials) return layout;
     const lk_srms_norm_layout many = lk_srms_norm_backward_lay_out<T>(device, a, LK_SRMS_NORM_MANY_VECS);
-    return many.many && many.cluster == 1 ? many : layout; /* clusters are faster with fewer blocks */
+    return many.many && many.cluster == 1 ? many : layout; /* clusters are faster with 4 vectors */
 }
 
 /* Res, Dy: the types of residual and dy. */

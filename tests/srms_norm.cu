@@ -665,7 +665,7 @@ static void many_rows(int type, int direction, int path)
     const int64_t vecs[] = {40, 130, 300};
     for (int i = 0; i < 9 && direction == BACKWARD && path <= LK_SRMS_NORM_BLOCK; i++) {
         const int beside = i / 3;
-        if ((test.small && (i + type + path) % 3) || (test.small && test.sms > 8)) continue;
+        if (test.small && ((i + type + path) % 3 || test.sms > 8)) continue;
         problem p = drawn(type, direction, path, 65 * test.sms + 3, vecs[i % 3] * 16 / test_type_bytes[type], 320 + i, i % 2 ? GAPS : PACKED);
         for (int t = 0; t < TENSORS; t++) p.home[t] = t, p.has[t] = false;
         p.has[beside < 2 ? X : RESIDUAL_OUT] = p.has[DY] = p.has[DX] = p.has[WEIGHT] = p.has[DWEIGHT] = true;
