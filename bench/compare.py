@@ -516,12 +516,17 @@ def lk_provider(env, forward, apart=None):
     return Provider("lk", lambda: (env.version, forward), gradients_in_forward=apart is not None, apart=apart)
 
 
+def as_computed(leaf):
+    """The leaf's memory as autograd sees what a model computed: inplace refuses a leaf, and a view of one, which is still read."""
+    return torch.ops.aten._unsafe_view(leaf, leaf.shape)
+
+
 def lk_inplace(env):
-    """cross_entropy whose gradient takes the logits' memory. It wants logits that were computed, so it gets a view of them."""
+    """cross_entropy whose gradient takes the logits' memory. It wants logits that were computed."""
     def load():
         if "inplace" not in inspect.signature(env.lk.cross_entropy).parameters:
             raise ImportError("lk_torch is older than inplace")
-        return env.version, lambda logits, target: env.lk.cross_entropy(logits.view_as(logits), target, inplace=True)
+        return env.version, lambda logits, target: env.lk.cross_entropy(as_computed(logits), target, inplace=True)
     return Provider("lk inplace", load, ("forward_backward",), gradients_in_forward=True, destroys=True)
 
 
