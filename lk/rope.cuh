@@ -56,12 +56,12 @@
 typedef struct {
     const void *q;           /* F B in    T [batch, tokens, q_heads, dim] */
     const void *k;           /* F B in    T [batch, tokens, k_heads, dim]; NULL, and k_heads 0: there is none */
-    void *q_out;             /* F out     T, as q; may be q */
-    void *k_out;             /* F out     T, as k; may be k */
+    void *q_out;             /* F out     T, as q; may be q; NULL to skip */
+    void *k_out;             /* F out     T, as k; may be k; NULL to skip */
     const void *dq_out;      /* B in      T, as q: the upstream gradient */
     const void *dk_out;      /* B in      T, as k */
-    void *dq;                /* B out     T, as q; may be dq_out, with a norm q too */
-    void *dk;                /* B out     T, as k; may be dk_out, with a norm k too */
+    void *dq;                /* B out     T, as q; may be dq_out, with a norm q too; NULL to skip */
+    void *dk;                /* B out     T, as k; may be dk_out, with a norm k too; NULL to skip */
     const void *position;    /* F B in    position_dtype [axes, batch, tokens] packed; NULL: offset, offset + 1, ... */
     const float *inv_freq;   /* F B in    f32 [rotary / 2], radians per position; NULL: cos and sin are given */
     const int32_t *pair_axis; /* F B in   int32 [rotary / 2], each 0 to axes - 1; lk cannot check it; NULL, with one axis: 0 */
@@ -69,8 +69,9 @@ typedef struct {
     const void *sin;         /* F B in    table_dtype, as cos */
     const void *q_weight;    /* F B in    weight_dtype [dim]: q has a norm; NULL: it has none */
     const void *k_weight;    /* F B in    weight_dtype [dim]: k has a norm; NULL: it has none */
-    float *q_rstd;           /* F out, B in  f32 [batch, tokens, q_heads] packed; NULL: skip in F, computed again in B */
-    float *k_rstd;           /* F out, B in  f32 [batch, tokens, k_heads] packed; NULL: as q_rstd */
+    float *q_rstd;           /* F out, B in  f32 [batch, tokens, q_heads] packed; NULL: skip in F, computed again in B; F refuses
+                                             it without q_out */
+    float *k_rstd;           /* F out, B in  f32 [batch, tokens, k_heads] packed; NULL: as q_rstd; F refuses it without k_out */
     void *dq_weight;         /* B out     weight_dtype [dim]; NULL to skip */
     void *dk_weight;         /* B out     weight_dtype [dim]; NULL to skip */
     void *workspace;         /* B         scratch for dq_weight and dk_weight; aligned to LK_WORKSPACE_ALIGNMENT */
@@ -107,8 +108,8 @@ typedef struct {
 } lk_rope_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
- *   LK_ERR_NULL       forward: q, k; backward: dq_out, dk_out, and q or k where it has a norm; pair_axis with axes above 1; all
- *                     outputs are NULL
+ *   LK_ERR_NULL       forward: q, k, and q_out or k_out where its rstd is given; backward: dq_out, dk_out, and q or k where it
+ *                     has a norm; pair_axis with axes above 1; all outputs are NULL
  *   LK_ERR_SHAPE      a size out of its range; rotary is odd or above dim; dim above 256 with a norm; a negative stride; a tensor of
  *                     more than 2^62 elements with its gaps; elements of an output that overlap
  *   LK_ERR_VALUE      offset out of range; one of cos and sin; inv_freq and cos are both given, or neither; position with cos;
@@ -666,6 +667,10 @@ LK_HOST lk_status lk_rope_check(const char *op, lk_rope_call *call, bool backwar
         lk_reject(&checks, LK_ERR_SHAPE, "rotary is %lld; it must be even, and at most dim, which is %lld",
                   (long long)a->rotary, (long long)a->dim);
     lk_check_shapes(&checks, list, count, query);
+    const bool lacks_q = a->q_rstd && a->q_weight && !a->q_out && a->q_heads;
+    const bool lacks_k = a->k_rstd && a->k_weight && !a->k_out && a->k_heads, writes = rows && !backward && !query;
+    if (lacks_q && writes) lk_reject(&checks, LK_ERR_NULL, "q_out is NULL, and q_rstd is given; both are written together");
+    if (lacks_k && writes) lk_reject(&checks, LK_ERR_NULL, "k_out is NULL, and k_rstd is given; both are written together");
     if (!checks.status) {
         lk_rope_count(call, backward);
         list[count - 1].width = query ? 0 : (int64_t)lk_rope_lay_out(call, device->sms);

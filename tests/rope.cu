@@ -136,7 +136,7 @@ static bool has(const problem *p, int t)
     case PAIR_AXIS: return p->source == ANGLES && p->axes > 1;
     case COS: case SIN: return p->source != ANGLES;
     case Q_WEIGHT: case K_WEIGHT: return p->norm[side];
-    case Q_RSTD: case K_RSTD: return p->norm[side] && p->rstd;
+    case Q_RSTD: case K_RSTD: return p->norm[side] && p->rstd && (back || !p->skip[side]);
     case DQ_WEIGHT: case DK_WEIGHT: return back && p->norm[side] && p->dweight;
     }
     return back && p->dweight && has_norm(p);
@@ -409,7 +409,7 @@ static void verify(const problem *p)
                                 tensor_name[out_tensor], (long long)b, (long long)n, (long long)h, (long long)f, (double)got,
                                 y[f], off[f], describe(p));
             }
-            if (!back && has(p, Q_RSTD + side) && has(p, out_tensor)) {
+            if (!back && has(p, Q_RSTD + side)) {
                 const float got = ((const float *)test_buffer_back(&buffer[Q_RSTD + side]))[r];
                 if (!test_near(TEST_F32, got, rstd, 12 * u * rstd))
                     test_detail("rstd %lld is %.9g, want %.9g; %s", (long long)r, (double)got, rstd, describe(p));
@@ -431,8 +431,7 @@ static void settle(const problem *p, bool keep, const char *what)
 {
     const bool back = p->direction == BACKWARD;
     for (int t = 0; t < WORKSPACE; t++) {
-        const bool out = t == Q_OUT || t == K_OUT || t == DQ || t == DK || t >= DQ_WEIGHT ||
-                         (!back && t >= Q_RSTD && has(p, Q_OUT + (t - Q_RSTD)));
+        const bool out = t == Q_OUT || t == K_OUT || t == DQ || t == DK || t >= (back ? DQ_WEIGHT : Q_RSTD);
         if (!out || !has(p, t)) continue;
         const place at = t < MATRICES ? place_of(p, t) : place{t, 0, {}};
         const test_buffer *const b = &buffer[at.buffer];
@@ -635,6 +634,14 @@ static void errors(int type, int direction)
         {LK_ERR_NULL, LK_OK, "dk_out is NULL", SPOIL(a->dk_out = NULL), false, true},
         {LK_ERR_NULL, LK_OK, "pair_axis is NULL", SPOIL(a->axes = 1; a->axes = 3)},
         {LK_ERR_NULL, LK_OK, "every output", SPOIL(a->q_out = a->k_out = NULL; a->q_rstd = a->k_rstd = NULL), true, false},
+        {LK_ERR_NULL, LK_OK, "q_out is NULL, and q_rstd is given", SPOIL(a->q_out = NULL), true, false},
+        {LK_ERR_NULL, LK_OK, "k_out is NULL, and k_rstd is given", SPOIL(a->k_out = NULL), true, false},
+        {LK_ERR_NULL, LK_OK, "q_out is NULL, and q_rstd is given", SPOIL(a->q_out = a->k_out = NULL), true, false},
+        {LK_OK, LK_OK, "neither q_out nor q_rstd", SPOIL(a->q_out = NULL; a->q_rstd = NULL)},
+        {LK_OK, LK_OK, "neither k_out nor k_rstd", SPOIL(a->k_out = NULL; a->k_rstd = NULL)},
+        {LK_OK, LK_OK, "k_rstd without a norm", SPOIL(a->k_out = NULL; a->k_weight = NULL; a->dk_weight = NULL)},
+        {LK_OK, LK_OK, "k_rstd of no heads", SPOIL(a->k_out = NULL; a->k_heads = 0; a->dk_weight = NULL)},
+        {LK_OK, LK_OK, "rstd of no tokens", SPOIL(a->q_out = a->k_out = NULL; a->tokens = 0)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "batch", SPOIL(a->batch = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "q_heads", SPOIL(a->q_heads = -1)},
