@@ -1287,6 +1287,12 @@ LK_HOST int64_t lk_srms_norm_common_divisor(int64_t a, int64_t b)
     return b ? lk_srms_norm_common_divisor(b, a % b) : a;
 }
 
+/* The least one: so many rows on, each of `teams` teams comes to a row of the same group. */
+LK_HOST int64_t lk_srms_norm_common_multiple(int64_t groups, int64_t teams)
+{
+    return groups / lk_srms_norm_common_divisor(groups, teams) * teams;
+}
+
 /* Whether these are short rows that the kernel takes; then lays out its blocks, as many as run at once. */
 template <class T>
 LK_HOST bool lk_srms_norm_backward_are_short(const lk_device *device, const lk_srms_norm_args *a, lk_srms_norm_layout *layout)
@@ -1374,13 +1380,16 @@ template <class T> LK_HOST void lk_srms_norm_backward_fill(const lk_device *devi
     constexpr int Num = LK_VEC<T>;
     lk_srms_norm_call *const call = &layout->call;
     lk_srms_norm_input *const in = &call->in;
+    int64_t teams = in->team_log2 < 0 ? 1 : layout->threads >> in->team_log2; /* of a block */
+    /* From a team's row to its next one is an int in the kernels. A block of one team has no more than groups, 2^30. */
+    if (a->rows > INT32_MAX - teams && lk_srms_norm_common_multiple(a->groups, teams) > INT32_MAX)
+        in->team_log2 = 5, layout->threads = 32, teams = 1;
     call->pitch = lk_ceil_div(a->cols, Num) * Num + Num; /* vectors, and the elements before the first */
     const int64_t fit = device->smem * 1024 / ((int64_t)layout->smem + 8 * 1024); /* static shared memory and the system's */
     const int64_t by_smem = fit > 1 ? fit : 1;
     const int64_t resident = sm_threads / layout->threads;
     const int64_t most = (resident < by_smem ? resident : by_smem) * device->sms;
     const int64_t cap = ((int64_t)64 << 20) / (4 * call->pitch) + 2; /* 64 MiB and two rows */
-    const int64_t teams = in->team_log2 < 0 ? 1 : layout->threads >> in->team_log2;
     int64_t blocks = layout->grid / layout->cluster;
     if (layout->grid > most) blocks = lk_ceil_div(most, layout->cluster);
     if (sums && blocks * teams > cap) blocks = cap / teams;

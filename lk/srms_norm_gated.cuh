@@ -555,7 +555,7 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_gated_backward_lay_o
     layout.smem = sizeof(lk_srms_norm_smem) + (size_t)(bytes * layout.threads);
     if (a->rows == 0) return layout;
     lk_srms_norm_backward_fill<T>(device, a, sums, 2 * most, &layout);
-    const int64_t teams = log2 < 0 ? 1 : layout.threads >> log2;
+    const int64_t teams = log2 < 0 ? 1 : layout.threads >> call->in.team_log2;
     if (layout.gated == LK_SRMS_NORM_GATED_SHORT && teams % a->groups == 0) {
         call->partials = layout.grid * a->groups;
         layout.workspace = (size_t)(sums * call->partials * call->pitch) * sizeof(float);

@@ -1512,13 +1512,43 @@ static void workspaces(int type)
             }
 }
 
+/* Backward's teams have rows of one group each, at a distance that is an int, whatever the numbers of rows and groups. No test
+ * has so many rows: this looks at the layout alone. */
+template <class T> static void team_steps(void)
+{
+    const int64_t v = LK_VEC<T>, k = 1 << 10, rows[] = {1000, 2 * k * k * k - 64, INT32_MAX, INT32_MAX + 78ll, 8 * k * k * k};
+    const int64_t cols[] = {1, v, 3 * v, 32 * v, 32 * v + 1}, groups[] = {3, 300, 32 * k * k + 1, 128 * k * k - 1, 512 * k * k};
+    const uintptr_t apart = (uintptr_t)1 << 50;
+    for (int i = 0; i < LENGTH_OF(rows) * LENGTH_OF(cols) * LENGTH_OF(groups) * 8; i++) {
+        lk_srms_norm_args given = {}, a;
+        given.rows = rows[i % 5], given.cols = cols[i / 5 % 5], given.groups = groups[i / 25 % 5];
+        if (given.groups > ((int64_t)1 << 30) / given.cols) continue;
+        const int kind = i / 125;
+        given.x = (void *)(apart + (kind & 1 ? sizeof(T) : 0)), given.dy = (void *)(2 * apart), given.dx = (void *)(3 * apart);
+        given.x_stride = kind & 2 ? given.cols + 1 : 0, given.weight = (void *)(4 * apart);
+        given.dweight = kind & 4 ? (void *)(5 * apart) : NULL;
+        lk_device device = {};
+        lk_srms_norm_layout l = {};
+        const lk_status status = lk_srms_norm_check<T>("op", &given, LK_BACKWARD, &device, &a);
+        if (!status) l = lk_srms_norm_backward_lay_out<T>(&device, &a);
+        const int64_t teams = l.call.in.team_log2 < 0 ? 1 : l.threads >> l.call.in.team_log2, step = l.grid / l.cluster * teams;
+        const bool same = step >= a.rows || step % a.groups == 0, counted = l.short_rows || l.call.partials == step;
+        if (!test_that(!status && teams > 0 && step > 0 && step <= INT32_MAX && same && counted))
+            test_detail("%lld rows of %lld in %lld groups, kind %d: %s, %lld teams of a block, %lld rows on", (long long)a.rows,
+                        (long long)a.cols, (long long)a.groups, kind, lk_status_string(status), (long long)teams,
+                        (long long)step);
+    }
+}
+
 static void all_errors(void)
 {
+    void (*const steps[])(void) = {team_steps<lk_f32>, team_steps<lk_f16>, team_steps<lk_bf16>};
     for (int type = 0; type < TEST_TYPES; type++) {
         const char *const name = test_type_name[type];
         if (test_begin("forward %s: errors", name)) forward_errors(type), no_args(type), test_finish();
         if (test_begin("backward %s: errors", name)) backward_errors(type), test_finish();
         if (test_begin("backward %s: workspace queries", name)) workspaces(type), test_finish();
+        if (test_begin("backward %s: steps of teams", name)) steps[type](), test_finish();
     }
 }
 

@@ -548,6 +548,43 @@ static void queries(int type, int direction)
     }
 }
 
+/* Backward's layout for shapes that no test runs. Its teams have rows of one group each, at a distance that is an int. */
+template <class T> static void layouts(void)
+{
+    const int64_t v = LK_VEC<T>, k = 1 << 10;
+    const int64_t rows[] = {1000, k * k, 10000001, 2 * k * k * k - 256, INT32_MAX, INT32_MAX + 78ll, 8 * k * k * k};
+    const int64_t cols[] = {1, v, 2 * v, 5 * v, 32 * v, 32 * v + 1, 1000};
+    const int64_t groups[] = {1, 3, 300, 4097, 10007, 65535, 65536, 32 * k * k + 1, 128 * k * k - 1, 512 * k * k};
+    const uintptr_t apart = (uintptr_t)1 << 50;
+    for (int i = 0; i < 7 * 7 * 10 * 8; i++) {
+        lk_srms_norm_gated_args given = {};
+        lk_srms_norm_args a, &of = given.common;
+        of.rows = rows[i % 7], of.cols = cols[i / 7 % 7], of.groups = groups[i / 49 % 10];
+        if (of.groups > ((int64_t)1 << 30) / of.cols) continue;
+        const int kind = i / 490;
+        of.x = (void *)(apart + (kind & 1 ? sizeof(T) : 0)), of.dy = (void *)(2 * apart), of.dx = (void *)(3 * apart);
+        of.x_stride = kind & 2 ? of.cols + 1 : 0, of.weight = (void *)(4 * apart);
+        of.dweight = kind & 4 ? (void *)(5 * apart) : NULL, given.gate = (void *)(6 * apart), given.dgate = (void *)(7 * apart);
+        lk_device device = {};
+        lk_srms_norm_layout l = {};
+        const lk_status status = lk_srms_norm_gated_check<T>("op", &given, LK_BACKWARD, &device, &a);
+        if (!status) l = lk_srms_norm_gated_backward_lay_out<T>(&device, &a);
+        const int64_t teams = l.call.in.team_log2 < 0 ? 1 : l.threads >> l.call.in.team_log2, step = l.grid / l.cluster * teams;
+        const bool same = step >= a.rows || step % a.groups == 0;
+        if (!test_that(!status && teams > 0 && step > 0 && step <= INT32_MAX && same))
+            test_detail("%lld rows of %lld in %lld groups, kind %d: %s, %lld teams of a block, %lld rows on", (long long)a.rows,
+                        (long long)a.cols, (long long)a.groups, kind, lk_status_string(status), (long long)teams,
+                        (long long)step);
+    }
+}
+
+static void all_layouts(void)
+{
+    void (*const run[])(void) = {layouts<lk_f32>, layouts<lk_f16>, layouts<lk_bf16>};
+    for (int type = 0; type < TEST_TYPES; type++)
+        if (test_begin("layouts: backward %s", test_type_name[type])) run[type](), test_finish();
+}
+
 /* ---- Random draws ------------------------------------------------------------------------------------------------------- */
 
 static problem draw(uint64_t seed)
@@ -660,6 +697,7 @@ int main(int argc, char **argv)
     test_start(argc, argv);
     test_of_directions("errors:", errors, direction_name, 2);
     test_of_directions("queries:", queries, direction_name, 2);
+    all_layouts();
     for (int direction = FORWARD; direction <= BACKWARD; direction++)
         for (int path = 0; path < PATHS; path++)
             if (path != LK_SRMS_NORM_CLUSTER || test_clusters())
