@@ -548,6 +548,10 @@ template <class T> LK_HOST lk_srms_norm_layout lk_srms_norm_gated_backward_lay_o
     if (layout.gated == LK_SRMS_NORM_GATED_WHOLE && log2 >= 0 && a->cols <= 32 * LK_VEC<T>) {
         layout.gated = LK_SRMS_NORM_GATED_SHORT, layout.threads = most;
         while (layout.threads > 64 && (a->rows << log2) < (int64_t)layout.threads / 2 * device->sms) layout.threads /= 2;
+        /* Each team has a row of sums. Many groups need many blocks, and smaller ones keep the sums within the header's bound. */
+        const int64_t cap = ((int64_t)64 << 20) / (4 * (a->cols + LK_VEC<T>)); /* rows in 64 MiB */
+        while (sums && layout.threads > 64 && lk_srms_norm_common_multiple(a->groups, layout.threads >> log2) > cap)
+            layout.threads /= 2;
         layout.grid = lk_ceil_div(a->rows, layout.threads >> log2);
     }
     const int stages = LK_SRMS_NORM_GATED_STAGES(layout.gated);

@@ -476,6 +476,11 @@ static void short_rows(int type, int direction, int path)
             p.first = (i + k) % 2;
             check(&p);
         }
+    if (direction == BACKWARD && path == LK_SRMS_NORM_AUTO) { /* smaller blocks, for the workspace's bound */
+        problem p = plain(type, direction, path, 256 * test.sms + 9, v);
+        p.groups = 4097;
+        check(&p);
+    }
 }
 
 static const test_theme themes[] = {{"lengths", lengths}, {"rows", row_counts},       {"places", places}, {"options", options},
@@ -548,7 +553,8 @@ static void queries(int type, int direction)
     }
 }
 
-/* Backward's layout for shapes that no test runs. Its teams have rows of one group each, at a distance that is an int. */
+/* Backward's layout for shapes that no test runs. Its teams have rows of one group each, at a distance that is an int, and dweight's
+ * workspace is within the bound of srms_norm.cuh. */
 template <class T> static void layouts(void)
 {
     const int64_t v = LK_VEC<T>, k = 1 << 10;
@@ -575,6 +581,10 @@ template <class T> static void layouts(void)
             test_detail("%lld rows of %lld in %lld groups, kind %d: %s, %lld teams of a block, %lld rows on", (long long)a.rows,
                         (long long)a.cols, (long long)a.groups, kind, lk_status_string(status), (long long)teams,
                         (long long)step);
+        const size_t one = (64u << 20) + 8 * (size_t)a.cols + 128, many = (size_t)a.groups * (8 * (size_t)a.cols + 6144);
+        if (!test_that(l.workspace <= (a.groups > 1 && many > one ? many : one)))
+            test_detail("%lld rows of %lld in %lld groups, kind %d: %zu bytes", (long long)a.rows, (long long)a.cols,
+                        (long long)a.groups, kind, l.workspace);
     }
 }
 
