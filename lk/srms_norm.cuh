@@ -96,8 +96,9 @@ typedef struct {
     size_t workspace_bytes;       /* B             at least what ..._workspace_bytes_<T> answers */
     int64_t rows;                 /* F B           at least 0 */
     int64_t cols;                 /* F B           1 to 2^30 */
-    int64_t groups;               /* F B           0 to 2^30 / cols, 0 means 1: one weight for all rows; else one for every
-                                                   groups-th row: row r % groups of weight, bias and their gradients */
+    int64_t groups;               /* F B           0 to 2^30 / cols, with both dweight and dbias at most 2^29; 0 means 1: one
+                                                   weight for all rows; else one for every groups-th row: row r % groups of
+                                                   weight, bias and their gradients */
     int64_t x_stride;             /* F B           elements between rows; 0 means packed, cols */
     int64_t residual_stride;      /* F B           likewise */
     int64_t residual_out_stride;  /* F B           likewise; 0 where residual_out is residual: residual's */
@@ -1485,7 +1486,9 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "rows", a->rows, 0, INT64_MAX);
     lk_check_size(&checks, "cols", a->cols, 1, (int64_t)1 << 30);
-    lk_check_size(&checks, "groups", a->groups, 0, ((int64_t)1 << 30) / (a->cols > 0 ? a->cols : 1));
+    const int64_t by_cols = ((int64_t)1 << 30) / (a->cols > 0 ? a->cols : 1);
+    const int64_t by_sums = (int64_t)1 << (backward && a->dweight && a->dbias ? 29 : 30); /* a grid has fewer than 2^31 blocks */
+    lk_check_size(&checks, "groups", a->groups, 0, by_cols < by_sums ? by_cols : by_sums);
     lk_check_shapes(&checks, list, count, !device);
     lk_check_number(&checks, "eps", a->eps, a->eps >= 0.0f && a->eps <= FLT_MAX, "finite and at least 0");
     lk_check_number(&checks, "weight_offset", a->weight_offset, fabsf(a->weight_offset) <= FLT_MAX, "finite");

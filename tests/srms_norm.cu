@@ -1369,6 +1369,7 @@ static void backward_errors(int type)
     BAD(LK_OK, "dbias alone", a.dx = a.dresidual = a.dweight = NULL);
     BAD(LK_ERR_SHAPE, "groups", a.groups = -1);
     BAD(LK_ERR_SHAPE, "groups", a.groups = ((int64_t)1 << 27) + 1);
+    BAD(LK_ERR_SHAPE, "groups is 1073741824; it must be 0 to 2^29", (a.cols = 1, a.groups = (int64_t)1 << 30));
     BAD(LK_ERR_VALUE, "weight_offset", a.weight_offset = NAN);
     BAD_QUERIED(LK_ERR_SHAPE, "dbias and dweight overlap", LK_OK, a.dbias = a.dweight);
     BAD_QUERIED(LK_ERR_SHAPE, "dbias and dy overlap", LK_OK,
@@ -1493,14 +1494,15 @@ static void workspaces(int type)
                 lk_srms_norm_args a = backward;
                 a.rows = rows[i], a.cols = cols[j], a.path = path, a.dbias = NULL;
                 const lk_status first = query_of[BACKWARD][type](&a, &with);
-                const int64_t groups[] = {2, 3, 32, 1000, 65535};
+                const int64_t groups[] = {2, 3, 32, 1000, 65535, 1 << 29, 1 << 30}; /* 2^30: of one of dweight and dbias alone */
                 const bool good = with <= most_bytes(&a);
                 for (int g = 0; g < 2 * LENGTH_OF(groups); g++) {
                     size_t grouped = 12345;
                     a.groups = groups[g / 2], a.dbias = g % 2 ? backward.dbias : NULL;
                     if (a.groups > ((int64_t)1 << 30) / a.cols) continue;
                     const lk_status status = query_of[BACKWARD][type](&a, &grouped);
-                    if (!test_that(status == LK_OK && grouped <= most_bytes(&a)))
+                    const bool refused = a.dbias && a.groups > 1 << 29;
+                    if (!test_that(refused ? status == LK_ERR_SHAPE : status == LK_OK && grouped <= most_bytes(&a)))
                         test_detail("rows=%lld cols=%lld path=%s groups=%lld: %s, %zu bytes", (long long)rows[i],
                                     (long long)cols[j], path_name[path], (long long)a.groups, lk_last_error(), grouped);
                 }
