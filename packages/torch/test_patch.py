@@ -464,6 +464,85 @@ def mlps():
     verdict("mlp unpatched", type(ours) is Gated and torch.equal(ours(x), theirs(x)))
 
 
+def changes():
+    """A norm's eps, an MLP's activation and limit that are set to others after patch."""
+    nn = torch.nn
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(5)).to(D)
+
+    def made(m):
+        """The module, and its patched copy."""
+        m = m.to(D)
+        ours = copy.deepcopy(m)
+        lk_torch.patch(ours)
+        return ours, m
+
+    def same(name, ours, theirs, ops, x=x):
+        a, b = ours(x), theirs(x)
+        verdict(f"{name}, then set", off(a, b) <= FLOOR[F32], f"{off(a, b):.3g}")
+        ran = ops_of(lambda: ours(x))
+        verdict(f"{name}, then set: what lk computes", ran == ops, f"{ran}, not {ops}")
+
+    def each(ours, theirs, name, change, ops):
+        """For the module itself, copies of it before and after the change, and one that is compiled before."""
+        sides = [("", ours, theirs), ("copied", copy.deepcopy(ours), copy.deepcopy(theirs))]
+        if name not in ("a function", "experts", "a limit"):  # whose classes or functions have no place in a module
+            sides.append(("pickled", pickle.loads(pickle.dumps(ours)), copy.deepcopy(theirs)))
+        for how, a, b in sides:
+            same(f"{name} {how}, not", a, b, (1, 0, 0) if "eps" in name else (0, 1, 0))
+            torch._dynamo.reset()
+            fast = torch.compile(a, backend="eager", fullgraph=True)
+            verdict(f"{name} {how} compiled", off(fast(x), b(x)) <= FLOOR[F32])
+            change(a), change(b)
+            same(f"{name} {how}", a, b, ops)
+            verdict(f"{name} {how} compiled, then set", off(fast(x), b(x)) <= FLOOR[F32], f"{off(fast(x), b(x)):.3g}")
+            same(f"{name} {how}, a copy", copy.deepcopy(a), b, ops)
+    sets = lambda name, value: lambda m: setattr(m, name, value)
+    plain = nn.RMSNorm(8, eps=1e-6)
+    for name, eps, ops in (("eps", 0.5, (1, 0, 0)), ("eps None", None, (1, 0, 0)), ("eps 0", 0, (1, 0, 0)),
+                           ("eps a tensor", torch.tensor(0.5, device=D), (0, 0, 0))):
+        each(*made(copy.deepcopy(plain) if "tensor" not in name else Tensored()), name, sets("eps", eps), ops)
+    ours, theirs = made(nn.RMSNorm(8, eps=1e-6))
+    fast = torch.compile(ours, backend="eager", fullgraph=True)
+    for eps in (0.5, 0.25, 1e-6, 2.0):
+        ours.eps = theirs.eps = eps
+        verdict(f"eps {eps} compiled", off(fast(x), theirs(x)) <= FLOOR[F32], f"{off(fast(x), theirs(x)):.3g}")
+
+    each(*made(Gated(nn.SiLU())), "an activation", sets("act", nn.GELU()), (0, 0, 0))
+    each(*made(Gated(nn.SiLU())), "the same activation", sets("act", nn.SiLU()), (0, 1, 0))
+    each(*made(Gated(nn.GELU())), "another gelu", sets("act", nn.GELU("tanh")), (0, 0, 0))
+    each(*made(Gated(nn.functional.silu)), "a function", sets("act", torch.relu), (0, 0, 0))
+    each(*made(Merged(nn.SiLU())), "a limit", sets("swiglu_limit", 0.25), (0, 0, 0))
+    ours, theirs = made(Gated(nn.SiLU()))
+    replica = lambda m: m._replicate_for_data_parallel()
+    parallel = replica(ours)
+    for name, child in ours._modules.items():  # as DataParallel does
+        parallel._modules[name] = replica(child)
+        parallel._modules[name].__dict__.update(child._parameters)
+    same("a replica, not", parallel, theirs, (0, 1, 0))
+    ids = batch()[0]
+    theirs = build("Qwen3Moe", **FAMILIES["Qwen3Moe"][-1])
+    ours = copy.deepcopy(theirs)
+    lk_torch.patch(ours)
+    for m in (ours, theirs):
+        m.model.layers[0].mlp.experts.act_fn = nn.GELU()
+    verdict("experts, then set", ops_of(lambda: ours(ids))[1] == 1 and off(ours(ids).logits, theirs(ids).logits) < 8 * FLOOR[F32])
+
+    theirs = Heads().to(D)
+    ours, v, angles = copy.deepcopy(theirs), torch.randn(2, 7, 16, device=D), tables()
+    lk_torch.patch(ours)
+    for name, eps, ops in (("both eps", (0.5, 0.5), (0, 0, 1)), ("one eps", (0.5, 0.25), (2, 0, 0)), ("no eps", (None, None), (2, 0, 0))):
+        for m in (ours, theirs):
+            m.q_norm.eps, m.k_norm.eps = eps
+        a, b = ours(v, angles), theirs(v, angles)
+        ran = ops_of(lambda: ours(v, angles))
+        verdict(f"norms before a rotation, {name}", all(off(p, q) < 4 * FLOOR[F32] for p, q in zip(a, b)) and
+                ran == ops, f"{[off(p, q) for p, q in zip(a, b)]}, {ran}")
+
+
+class Tensored(Halved):
+    divisor = 1
+
+
 def halves(q, k, cos, sin, unsqueeze_dim=1):
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     turn = lambda x: torch.cat([-x[..., x.shape[-1] // 2:], x[..., :x.shape[-1] // 2]], -1)
@@ -889,7 +968,7 @@ def main():
         print("skip  patch: transformers is not installed: pip install transformers peft")
         return print("0 passed, 0 failed")
     print(f"lk_torch.patch ({lk_torch.BACKEND}) in PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    groups = dict(families=families, generation=generation, structure=structure, left=left, gated_norms=gated_norms, mlps=mlps, rotations=rotations, steps=steps, heads=heads,
+    groups = dict(families=families, generation=generation, structure=structure, left=left, gated_norms=gated_norms, mlps=mlps, changes=changes, rotations=rotations, steps=steps, heads=heads,
                   checkpointing=checkpointing, trainer=trainer, peft=peft, compiled=compiled, fsdp=fsdp)
     for name in sys.argv[1:] or groups:
         needs = dict(peft="peft", trainer="accelerate").get(name)

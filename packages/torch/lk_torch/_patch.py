@@ -62,14 +62,15 @@ _Stand.__hash__ = object.__hash__
 
 
 class _Norm:
-    """_lk is (eps, weight_offset, mixed, plain, gate_first) while patched. mixed: with a float32 weight a 16-bit result stays one of
-    16 bits. plain: it takes x alone. gate_first: it takes a gate too, and where that stands; None: it takes none. In a forward of its
-    _Attention _lk_call is True, and what it returns stands for its result."""
+    """_lk is (eps's name, weight_offset, mixed, plain, gate_first) while patched. mixed: with a float32 weight a 16-bit result stays
+    one of 16 bits. plain: it takes x alone. gate_first: it takes a gate too, and where that stands; None: it takes none. In a
+    forward of its _Attention _lk_call is True, and what it returns stands for its result."""
 
     def forward(self, x, *args, **kwargs):
         lk = self._lk
         gate = args[0] if len(args) == 1 and not kwargs else kwargs.get("gate") if len(kwargs) == 1 and not args else None
-        if lk is None or not _here(x) or x.dtype != self.weight.dtype and not (lk[2] and self.weight.dtype == torch.float32):
+        if (lk is None or not _here(x) or x.dtype != self.weight.dtype and not (lk[2] and self.weight.dtype == torch.float32)
+                or not isinstance(getattr(self, lk[0]), (float, int, type(None)))):
             return super().forward(x, *args, **kwargs)
         if not args and not kwargs and lk[3]:
             return self._lk_norm(x) if self._lk_call is None else _Normed(self, x)
@@ -78,7 +79,12 @@ class _Norm:
         return super().forward(x, *args, **kwargs)
 
     def _lk_norm(self, x, **more):
-        return LF.rms_norm(x, self.weight.shape, self.weight, self._lk[0], weight_offset=self._lk[1], **more)
+        eps, offset = self._lk_numbers()
+        return LF.rms_norm(x, self.weight.shape, self.weight, eps, weight_offset=offset, **more)
+
+    def _lk_numbers(self):
+        """(eps, weight_offset). eps may change after patch."""
+        return getattr(self, self._lk[0]), self._lk[1]
 
 
 class _Normed(_Stand):
@@ -116,7 +122,7 @@ def _norm_of(module, _):
         return None, "it has more than a weight of one dimension"
     if len(eps) > 1:
         return None, f"which of {', '.join(eps)} is its eps?"
-    eps, n = next(iter(eps.values())), weight.shape[0]
+    (name, eps), n = *eps.items(), weight.shape[0]
     # Its class computes a copy with random weights in float32 on the CPU, whatever the model's type and device, meta included.
     generator = torch.Generator().manual_seed(1)
     probe = object.__new__(type(module))
@@ -159,7 +165,7 @@ def _norm_of(module, _):
     if alone is not None and gated is not None and (alone[0], alone[2]) != (gated[0], gated[2]):
         gated = None
     offset, _, mixed = alone or gated
-    return (eps, offset, mixed, alone is not None, None if gated is None else gated[1]), None
+    return (name, offset, mixed, alone is not None, None if gated is None else gated[1]), None
 
 
 # ---- Heads ------------------------------------------------------------------------------------------------------------------
@@ -457,29 +463,57 @@ def _hooked(module, name):
                                       child._backward_pre_hooks)
 
 
+def _kept(module, names):
+    """What glu's options were found with, ((name, value), ...): the activation, and numbers. names: of children."""
+    return (*((name, module._modules[name]) for name in names), *(
+        (name, v) for name, v in vars(module).items() if callable(v) and name != "_compiled_call_impl" or
+        type(v) in (int, float) and any(word in name for word in _WORDS)))
+
+
+def _changed(module, kept):
+    """Whether one of what was kept was set to something else since."""
+    for name, value in kept:
+        now = module.__dict__.get(name, module._modules.get(name))
+        if now is not value and (type(now) is not type(value) or now != value and not _alike(now, value)):
+            return True
+    return False
+
+
+def _alike(a, b):
+    """Whether two objects of a class compute alike: modules without children whose own attributes are equal, as those of
+    DataParallel's replicas are."""
+    own = [{name: v for name, v in vars(m).items() if name not in _MODULE} for m in (a, b) if isinstance(m, torch.nn.Module)]
+    return (len(own) == 2 and not a._modules and not b._modules and not any(isinstance(v, Tensor) for v in own[0].values())
+            and own[0] == own[1])
+
+
+_WORDS = "alpha", "limit"  # in the names of glu's numbers
+_MODULE = {*vars(torch.nn.Module()), "_is_replica", "_former_parameters"}
+
+
 class _Mlp:
-    """_lk is (the names of the Linears before the product, of the one after it, of the activation; glu's options) while
-    patched."""
+    """_lk is (the names of the Linears before the product, of the one after it, of the activation; what is kept; glu's options)
+    while patched."""
 
     def forward(self, *args, **kwargs):
         lk = self._lk
-        if lk is None or len(args) != 1 or kwargs or not _here(args[0]) or _hooked(self, lk[2]):
+        if lk is None or len(args) != 1 or kwargs or not _here(args[0]) or _hooked(self, lk[2]) or _changed(self, lk[3]):
             return super().forward(*args, **kwargs)
         parts = [self._modules[name](args[0]) for name in lk[0]]
         if not _here(parts[0]) or parts[0].dtype != parts[-1].dtype:
             return super().forward(*args, **kwargs)
-        return self._modules[lk[1]](LF.glu(*parts, **lk[3]))
+        return self._modules[lk[1]](LF.glu(*parts, **lk[4]))
 
 
 class _Experts:
     """Experts whose weights are one tensor. Transformers' grouped products call a method of theirs for the gated product. _lk is
-    (the activation's name, glu's options) while patched."""
+    (the activation's name, what is kept, glu's options) while patched."""
 
     def _apply_gate(self, x):
         lk = self._lk
-        if lk is None or not _here(x) or _hooked(self, lk[0]):
+        if lk is None or not _here(x) or _hooked(self, lk[0]) or _changed(self, lk[1]):
             return super()._apply_gate(x)
-        return LF.glu(x, **lk[1])
+        return LF.glu(x, **lk[2])
 
 
 _ACTS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "relu": torch.relu, "sigmoid": torch.sigmoid,
@@ -490,7 +524,7 @@ def _glu_of(module, parts, call):
     """(glu's options with which it is call(*parts), None), or (None, why not). Tried with random parts: a gate and up, or both in
     one."""
     values = {word: [float(v) for name, v in vars(module).items() if word in name and type(v) in (int, float) and 0 < v < math.inf]
-              for word in ("alpha", "limit")}
+              for word in _WORDS}
     x = torch.randn(5, 3, 12, generator=torch.Generator().manual_seed(1), device="cpu")
     x *= torch.tensor([2.0, 8.0, 64.0, 2048.0, 2 * max([1.0, *values["limit"]])])[:, None, None]  # near 0, and beyond any clamp
     halves = x[..., :6], x[..., 6:]
@@ -552,7 +586,7 @@ def _mlp_of(module, _):
         else:
             options, said = _glu_of(module, len(before), functools.partial(_mlp, module, before, after))
             if options is not None:
-                return (tuple(before), after, others[0] if others else None, options), None
+                return (tuple(before), after, others[0] if others else None, _kept(module, others), options), None
             why = why or said
     return None, why if any(a != b for a, b in sizes.values()) else None  # of Linears of one size, as in attention: no word
 
@@ -581,7 +615,7 @@ def _experts_of(module, _):
     if any([*module._modules[name].parameters()] for name in names):
         return None, "its activation has parameters"
     options, why = _glu_of(module, 1, lambda x: type(module)._apply_gate(_probe(module, {}), x))
-    return (None, why) if why else ((next(iter(names), None), options), None)
+    return (None, why) if why else ((next(iter(names), None), _kept(module, names), options), None)
 
 
 # ---- Rotary embeddings ------------------------------------------------------------------------------------------------------
@@ -685,8 +719,8 @@ def _rope_of(function):
         if k is not None and (k.dtype != q.dtype or any(k.shape[i] != q.shape[i] for i in (0, tokens, -1))):
             return None
         weights = [None if norm is None else norm.weight for norm in norms]
-        numbers = [norm._lk[:2] for norm in norms if norm is not None]
-        if numbers and (numbers[0] != numbers[-1] or len({w.dtype for w in weights if w is not None}) > 1):
+        numbers = [norm._lk_numbers() for norm in norms if norm is not None]
+        if numbers and (numbers[0] != numbers[-1] or numbers[0][0] is None or len({w.dtype for w in weights if w is not None}) > 1):
             return None
         if table == "first half":
             cos, sin = cos[..., :rotary // 2], sin[..., :rotary // 2]
@@ -751,7 +785,8 @@ def _norms_of(module, base, ropes):
     linears = {name: child for name, child in module._modules.items() if _sizes(child)}
     norms = {name: _norm_of(child, None)[0] for name, child in module._modules.items()
              if child is not None and name not in linears and "forward" not in vars(child)}
-    norms = {name: state for name, state in norms.items() if state and state[0] is not None}
+    norms = {name: (eps, state[1]) for name, state in norms.items() if state
+             and (eps := getattr(module._modules[name], state[0])) is not None}
     names = list(inspect.signature(base.forward).parameters.values())[1:]
     at = next((i for i, p in enumerate(names) if p.name == "position_embeddings"), None)
     if not linears or not norms or not at:
@@ -781,7 +816,7 @@ def _norms_of(module, base, ropes):
                 probe, zeros(next(iter(linears.values())).in_features), **more)
     except Exception:
         pass  # what came so far is enough
-    right = {name: norms[name][:2] for name, y in made.items() for t in seen if t.data_ptr() == y.data_ptr()
+    right = {name: norms[name] for name, y in made.items() for t in seen if t.data_ptr() == y.data_ptr()
              and t.numel() == y.numel() and t.shape[-1] == y.shape[-1] <= 256 and t.stride(-1) == 1}
     return tuple(right) if len(set(right.values())) == 1 else (), at
 
@@ -887,10 +922,11 @@ def patch(model, *, norms=True, head=True, mlp=True, rope=True, eval_logits=True
     (LK_CHECK_TARGETS: README.md).
 
     Left to the model's own code, call by call: types other than float32, float16 and bfloat16, tensors of another device, a gate
-    of another type than up, cos and sin of another type than q, where the model makes that type, or that need gradients, a
-    head that PEFT has wrapped after patch, that is another one than at patch (resize_token_embeddings), or whose weight is a
-    DTensor (tensor parallelism) or another subclass of Tensor (torchao's), and a loss function that was set. The same warning
-    says so; call patch again where a head is new.
+    of another type than up, an MLP whose activation or limit was set to another one after patch, cos and sin of another type
+    than q, where the model makes that type, or that need gradients, a head that PEFT has wrapped after patch, that is another
+    one than at patch (resize_token_embeddings), or whose weight is a DTensor (tensor parallelism) or another subclass of Tensor
+    (torchao's), and a loss function that was set. The same warning says so; call patch again where a head is new. A norm's eps
+    is read in each call.
     The sum before a norm is not taken into it, since a block's own forward computes that.
 
     Parameters, state_dict, hooks, copies and pickles stay as they were, and so does the class's name. A hook of the head's
