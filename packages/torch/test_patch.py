@@ -697,8 +697,47 @@ def rotations():
                                                                        {**scope, "halves": scope[name]})))
         said = lk_torch.patch(kind())
         verdict(f"rope {name}: left", said.ropes == 0 and "left: halves: " in repr(said), f"{said}")
+
+    # lk reads one of each two numbers of cos and sin. A rotary embedding shows whether they are alike.
+    ids = batch()[0]
+    for name, taken in (("Llama", lambda t: t), ("Gemma3", lambda t: t), ("Cohere", lambda t: t), ("Llama", uneven), ("Gemma3", uneven),
+                        ("Cohere", uneven), ("Llama", neighbours)):
+        theirs, one = build(name), taken is not uneven and taken is not neighbours
+        rotary = theirs.model.rotary_emb
+        rotary.__class__ = type("Rotary", (type(rotary),), dict(forward=of_tables(type(rotary).forward, taken)))
+        ours, bare = copy.deepcopy(theirs), copy.deepcopy(theirs.model)
+        empty = copy.deepcopy(theirs).to("meta")
+        said, meta = lk_torch.patch(ours), lk_torch.patch(empty)
+        label = f"rope, {name}'s tables, {getattr(taken, '__name__', '')}"
+        verdict(f"{label}: taken", said.ropes == meta.ropes == 2 * one and ("sin differ" in repr(said)) != one, f"\n{said}")
+        error = off(ours(ids).logits, theirs(ids).logits)
+        verdict(f"{label}", error < 8 * FLOOR[F32], f"{error:.3g}")
+        verdict(f"{label}: nothing changes", vars(rotary).keys() == vars(ours.model.rotary_emb).keys() and all(
+            torch.equal(a, b) for a, b in zip(rotary.buffers(), ours.model.rotary_emb.buffers())))
+        if taken is uneven:
+            own, both = build(name).model.rotary_emb, torch.nn.ModuleDict(dict(tower=bare, text=build(name)))
+            verdict(f"{label}: of another part", lk_torch.patch(both).ropes == 2)
+            for layer in bare.layers:
+                layer.self_attn.rotary_emb = own
+            verdict(f"{label}: of its own", lk_torch.patch(bare).ropes == 2)
     kind = type("Heads", (Heads,), dict(forward=Decorated(Heads.forward.__wrapped__)))
     verdict("a forward that is no function", lk_torch.patch(kind()).ropes == 0)
+
+
+def uneven(t):  # numbers of their own in each half, and in each pair
+    return t * torch.linspace(0.5, 1.0, t.shape[-1], device=t.device)
+
+
+def neighbours(t):
+    return t[..., :t.shape[-1] // 2].repeat_interleave(2, -1)
+
+
+def of_tables(forward, change):
+    """A rotary embedding's forward, with another cos and sin."""
+    @functools.wraps(forward)
+    def run(*args, **kwargs):
+        return tuple(map(change, forward(*args, **kwargs)))
+    return run
 
 
 def alias(q):

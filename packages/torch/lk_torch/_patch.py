@@ -736,8 +736,55 @@ def _rope_of(function):
         def rope(q, k=None, cos=None, sin=None, *args, **kwargs):
             made = None if k is None else turn(q, k, cos, sin, args, kwargs)
             return function(_real(q), _real(k), cos, sin, *args, **kwargs) if made is None else made
-    rope._lk = count, interleaved
+    rope._lk = count, interleaved, table
     return rope, None
+
+
+def _tables_of(module):
+    """How cos and sin of a rotary embedding, which is called with x and position_ids, have each number twice: a part of "halves"
+    and "pairs". None of what is none, or can't be tried. Its class computes a copy on the CPU."""
+    forward = getattr(type(module), "forward", None)
+    if (not isinstance(forward, types.FunctionType) or module._modules or "forward" in vars(module)
+            or any(p is not None for p in module._parameters.values())):
+        return None
+    names = list(inspect.signature(forward).parameters)[1:]
+    if names[1:2] != ["position_ids"]:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    own = lambda b: torch.rand(b.shape, generator=generator, device="cpu") if b.is_meta else b.detach().to("cpu", copy=True)
+    kinds, twice = ((),) if names[2:] != ["layer_type"] else [(kind,) for kind in getattr(module, "layer_types", ())], []
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for kind in kinds:
+                probe = _probe(module, {})
+                probe._buffers = {name: None if b is None else own(b) for name, b in module._buffers.items()}
+                cos, sin = forward(probe, torch.zeros(1, 3, 8, device="cpu"), torch.tensor([[1, 2, 5]], device="cpu"), *kind)
+                for t in (cos, sin):
+                    pairs = dict(halves=t.chunk(2, -1), pairs=(t[..., ::2], t[..., 1::2]))
+                    twice.append({name for name, (a, b) in pairs.items() if a.shape == b.shape and (a - b).abs().max() <= 2.0**-18})
+    except Exception:
+        return None
+    return set.intersection(*twice) if twice else None
+
+
+def _tables_in(model):
+    """{a module's place: {the name of a rotary embedding that is a child of its: what _tables_of says}}."""
+    found = {}
+    for path, module in model.named_modules():
+        tables = {name: _tables_of(child) for name, child in module._modules.items() if child is not None}
+        if known := {name: has for name, has in tables.items() if has is not None}:
+            found[path] = known
+    return found
+
+
+def _differing(path, ropes, tables):
+    """Why these functions, which read one of each two numbers, would compute something else in an attention at this place; or None.
+    Its rotary embeddings are children of its own, or of the nearest module around it that has some. Where cos and sin come from
+    elsewhere, nothing is known."""
+    parts, both = path.split("."), {"halves": "the halves", "pairs": "neighbours"}
+    near = next((found for i in range(len(parts), -1, -1) if (found := tables.get(".".join(parts[:i])))), {})
+    return next((f"{name}: {both[rope._lk[2]]} of {rotary}'s cos and sin differ" for name, rope in ropes.items()
+                 for rotary, has in near.items() if rope._lk[2] in both and rope._lk[2] not in has), None)
 
 
 def _names(function):
@@ -821,13 +868,15 @@ def _norms_of(module, base, ropes):
     return tuple(right) if len(set(right.values())) == 1 else (), at
 
 
-def _attention_of(module, _):
+def _attention_of(module, _, path, tables):
     base = module._lk_base if isinstance(module, _Attention) else type(module)
     ropes, why = _ropes_of(base)
     if not ropes:
         return None, next((f"{name}: {reason}" for name, reason in why.items()), None)
     if _forward_of(base, ropes) is None:
         return None, "its forward is decorated by what is no function"
+    if (why_not := _differing(path, ropes, tables)) is not None:
+        return None, why_not
     what = "rope" + ", interleaved" * any(f._lk[1] for f in ropes.values()) + "".join(f", but not {name}" for name in why)
     return (*_norms_of(module, base, ropes), what), None
 
@@ -902,7 +951,9 @@ def patch(model, *, norms=True, head=True, mlp=True, rope=True, eval_logits=True
               turns halves or neighbours of all features, or of the first ones. The patched attention has a forward of its own
               with lk's function under this name, and with what else its module had at the first patch. The module itself stays
               as it is, and so do other models. A norm of heads right before it (QK norm) is computed with it, in one kernel,
-              where it has no hooks. Of cos and sin that have each number twice, as those of transformers', one is read
+              where it has no hooks. Of cos and sin that have each number twice, as those of transformers', one is read. So the
+              model's rotary embeddings, called with x and position_ids, are tried too: where theirs have not, the attention is
+              left. Cos and sin that come from elsewhere are taken on trust, since a look at each would wait for the device
       head    a Linear that is get_output_embeddings() of a model whose forward takes labels and calls its loss_function,
               transformers' ForCausalLMLoss
 
@@ -935,13 +986,14 @@ def patch(model, *, norms=True, head=True, mlp=True, rope=True, eval_logits=True
     left. norms=False, mlp=False, rope=False or head=False leaves these."""
     LF._mib(workspace_mib)  # raises here, not in a loss
     rows, totals, gathered = {}, dict.fromkeys(_KINDS, 0), any(map(_fsdp, model.modules()))
+    tables = _tables_in(model) if rope else {}
     wanted = {_Norm: norms, _Mlp: mlp, _Experts: mlp, _Attention: rope, _Model: head}
-    for module in list(model.modules()):
+    for path, module in list(model.named_modules()):
         cls = type(module)
         for kind, look in _KINDS.items():
             if not wanted[kind] or cls.__module__.startswith("lk_torch."):
                 continue
-            state, why = look(module, gathered)
+            state, why = look(module, gathered, *([path, tables] if kind is _Attention else []))
             if state is None and why is None:
                 continue
             if why is None and "forward" in vars(module):
