@@ -348,7 +348,7 @@ class _Model:
             self._lk_call = head._lk_call = None
         _say(self, call.why or (None if call.done else "its forward computes a loss of its own"))
         if isinstance(out, tuple):
-            return tuple(map(_known, filter(_wanted, out)))
+            return tuple(map(_known, out))  # None in the logits' place, so that the others keep theirs
         return type(out)(**{k: _known(v) for k, v in out.items() if _wanted(v)})
 
     @property
@@ -961,8 +961,10 @@ def patch(model, *, norms=True, head=True, mlp=True, rope=True, eval_logits=True
     num_items_in_batch as in transformers, with a softcap of the logits and a product with a number (Gemma 2, Cohere, Granite). A
     change of the logits' type, contiguous(), view() and a slice of the first classes pass too. Where a forward does something
     else with its logits, writes to them say, all are made, as without patch. A warning says so, once, and why.
-    The output is the model's own, also its other losses, without logits: out.logits is None. In eval() logits are kept, unless
-    eval_logits=False. Without labels, in generation say, the model's own head runs.
+    The output is the model's own, also its other losses, without logits: out.logits is None. A tuple (return_dict=False) has None
+    in the logits' place, and the others keep theirs: (loss, None, cache, ...). An output that is no tuple leaves out what is None
+    where it is indexed by a number, as transformers' always do: take out.loss and out.logits by name. In eval() logits are kept,
+    unless eval_logits=False. Without labels, in generation say, the model's own head runs.
 
     workspace_mib bounds the memory of the loss, as in linear_cross_entropy. None is the fastest: in bfloat16 on an H100 2 bytes
     for each logit, at most a sixteenth of the device's memory. The loss runs while the activations of all layers are kept, so
