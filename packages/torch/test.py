@@ -2120,6 +2120,15 @@ def ports():
         verdict(f"{name}: a mean over nothing", bool(f(*leaves, row_weight=zeros).isnan()), "")
         raises(f"{name}: denominator of a sum", lambda: f(*leaves, reduction="sum", denominator=4), "denominator")
         raises(f"{name}: beta", lambda: f(*leaves, beta=1.5, **q), "beta")
+    one, other, rows = (leaf(t) for t in (x[0].detach(), h[0].detach().float(), w.detach().float()))  # no batch
+    right = F.kl_div(one.log_softmax(-1), y[0].softmax(-1), reduction="batchmean")
+    close("kl: batchmean of [classes]", (LF.kl(one, y[0], reduction="batchmean"), *torch.autograd.grad(
+        LF.kl(one, y[0], reduction="batchmean"), one)), (right, *torch.autograd.grad(right, one)))
+    tables = normal(6, 24)[0], normal(40, 24)
+    right = F.kl_div((other @ rows.t()).log_softmax(-1), (tables[0] @ tables[1].t()).softmax(-1), reduction="batchmean")
+    ours = LF.linear_kl(other, rows, *tables, reduction="batchmean")
+    close("linear_kl: batchmean of [hidden]", (ours, *torch.autograd.grad(ours, (other, rows))),
+          (right, *torch.autograd.grad(right, (other, rows))), 1e-5)
     raises("teacher's hidden states with a gradient", lambda: LF.linear_kl(h, w, teacher[0].clone().requires_grad_(), teacher[1]),
            "teacher_input")
 

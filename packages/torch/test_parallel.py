@@ -467,6 +467,8 @@ def divergences(ranks):
                           **{k: v for k, v in values.items() if rng.random() < 0.4})
         case.compare("eager", case(case.part, **case.split), case(case.whole))
         entropies(case, [case.part], [case.whole])
+    case = Divergence(F32, (), shards[1], reduction="batchmean")  # over the classes of all ranks
+    case.compare("no batch", case(case.part, **case.split), case(case.whole))
     case = Divergence(F32, (0,), shards[1], reduction="sum")
     case.compare("no rows", case(case.part, **case.split), case(case.whole))
     with torch.no_grad():
@@ -533,6 +535,8 @@ def divergences_of_heads(ranks):
     case = Heads(F32, (6,), shards[2], F32)
     for wants in (0,), (1,), (2,), (1, 2):
         case.compare(f"{wants} alone", case(*case.part, **case.split), case(*case.whole), wants)
+    case = Heads(F32, (), shards[1], reduction="batchmean")
+    case.compare("no batch", case(*case.part, **case.split), case(*case.whole))
     case = Heads(F32, (0,), shards[1], reduction="sum")
     case.compare("no tokens", case(*case.part, **case.split), case(*case.whole))
     with torch.no_grad():

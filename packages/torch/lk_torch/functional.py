@@ -200,12 +200,12 @@ def _computed(input):
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
 
 
-def _kl_reduction(reduction, denominator, input):
+def _kl_reduction(reduction, denominator, input, classes):
     """The op's reduction, and what its sum is divided by besides."""
     if reduction == "batchmean":
         if denominator is not None:
             raise ValueError("lk: denominator is what a mean divides by; reduction must be 'mean'")
-        return 2, max(input.shape[0], 1) if input.dim() > 1 else 1
+        return 2, max(input.shape[0] if input.dim() > 1 else classes, 1)
     reduced = _value(_REDUCTIONS, "reduction", reduction)
     if denominator is None:
         return reduced, None
@@ -232,7 +232,7 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     teacher's. row_weight [...]: a factor of each row's loss, or a mask; rows of weight 0, padding say, are not read. A mean is over
     all rows, or with row_weight over the sum of the weights, or over denominator: that of all micro-batches, say.
     zero_when_empty=True: a mean over weights that are all 0 is 0 and not NaN. "batchmean" divides the sum by input.shape[0], as
-    F.kl_div does. return_entropy=True: (loss, entropy), the student's entropy of each row, float32 [...], without a gradient. It is
+    F.kl_div does; for [classes] that is the number of classes. return_entropy=True: (loss, entropy), the student's entropy of each row, float32 [...], without a gradient. It is
     not multiplied by row_weight, but 0 where that is 0.
 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
@@ -241,9 +241,10 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     bytes a row, two in "jensen_shannon" and "total_variation"; backward has none."""
     _tensors(input=input, teacher=teacher)
     _plain("kl", input=input, teacher=teacher)
-    reduced, over = _kl_reduction(reduction, denominator, input)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
-    shards = _shards(group, shards, input.shape[-1] if input.dim() else 0, input.device, "input has {} classes")
+    classes = input.shape[-1] if input.dim() else 0
+    shards = _shards(group, shards, classes, input.device, "input has {} classes")
+    reduced, over = _kl_reduction(reduction, denominator, input, classes if group is None else sum(shards))
     if group is not None:
         loss, entropy = _ops.kl_parallel.default(input, teacher, row_weight, *options, group.group_name, shards, group.rank(),
                                                  bool(return_entropy))
@@ -990,7 +991,9 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     grad_scale then."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
-    reduced, over = _kl_reduction(reduction, denominator, input)
+    classes = linear_weight.shape[0]
+    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+    reduced, over = _kl_reduction(reduction, denominator, input, classes if group is None else sum(shards))
     if reduced == 1 and zero_when_empty:
         rows = max(input.numel() // max(input.shape[-1], 1), 1)
         reduced, over = 2, rows if row_weight is None else row_weight.sum(dtype=torch.float32)
@@ -999,7 +1002,6 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     linear_bias = _bias_beside(linear_bias, input)
     teacher_weight, teacher_bias = (t.detach() if isinstance(t, torch.nn.Parameter) else t for t in (teacher_weight, teacher_bias))
-    shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
     arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, _bias_beside(teacher_bias, input), row_weight, reduced,
                  *options, _mib(workspace_mib), fast_logits)
     if group is not None:
