@@ -2495,6 +2495,12 @@ def tools():
                         ("with a group", lambda t: LF.linear_cross_entropy(x, w, t, group=dist.group.WORLD))):
             raises(f"LK_CHECK_TARGETS, {name}", lambda: f(bad), "target[3] is 20", kind=ValueError)
             verdict(f"LK_CHECK_TARGETS, {name}: good targets", bool(f(torch.where(bad == t, t, -100)).isfinite()))
+        ids = torch.stack([t, bad], -1)
+        for name, f in (("cross_entropy_ids", lambda **more: LF.cross_entropy_ids(x @ w.t(), ids, **more)),
+                        ("linear_cross_entropy_ids", lambda **more: LF.linear_cross_entropy_ids(x, w, ids, **more))):
+            raises(f"LK_CHECK_TARGETS, {name}", f, "lk: target_ids[3, 1] is 20", kind=ValueError)
+            raises(f"LK_CHECK_TARGETS, {name} with a group", lambda: f(group=dist.group.WORLD), "lk: target_ids[3, 1] is 20",
+                   kind=ValueError)
         raises("LK_CHECK_TARGETS, [N, C, d]", lambda: LF.cross_entropy(leaf(normal(2, 5, 3)), classes(5, 2, 3) * 0 + 5),
                "target[0, 0] is 5", kind=ValueError)
     finally:

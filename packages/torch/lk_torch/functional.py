@@ -555,12 +555,12 @@ def _denominator(value, input):
     return torch.full((), _number("denominator", value), dtype=torch.float32, device=input.device)
 
 
-def _check_targets(target, ignore_index, classes):
+def _check_targets(target, ignore_index, classes, name="target"):
     bad = (target != ignore_index) & ((target < 0) | (target >= classes))
     if bad.any():
         at = bad.nonzero()[0].tolist()
         value = int(target[tuple(at)])
-        raise ValueError(f"lk: target{at} is {value}; it must be 0 to {classes - 1}, or ignore_index, {ignore_index}")
+        raise ValueError(f"lk: {name}{at} is {value}; it must be 0 to {classes - 1}, or ignore_index, {ignore_index}")
 
 
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
@@ -734,7 +734,7 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
         classes = sum(shards)
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
-        _check_targets(used, ignore_index, classes)
+        _check_targets(used, ignore_index, classes, "target_ids")
     if denominator is not None:
         denominator = _denominator(denominator, input)
     ranks = ()
@@ -943,7 +943,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
         classes = sum(shards)
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
-        _check_targets(used, ignore_index, classes)
+        _check_targets(used, ignore_index, classes, "target_ids")
     if denominator is not None:
         denominator = _denominator(denominator, input)
     options = (input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
