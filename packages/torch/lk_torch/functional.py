@@ -453,7 +453,8 @@ def rope(q, k=None, *, inv_freq=None, position=None, cos=None, sin=None, rotary_
     dim; features from rotary_dim on are not rotated. A pair is rotated by its angle, and multiplied by scale, YaRN's attention
     factor. The angles are those of inv_freq, or of cos and sin:
       inv_freq    position * inv_freq radians, as exact at large positions as at small ones. inv_freq is float32
-                  [rotary_dim / 2]. position is int64 or int32 [tokens], [batch, tokens] or [axes, batch, tokens]; None is
+                  [rotary_dim / 2]. position is int64 or int32 [tokens], [batch, tokens] or [axes, batch, tokens], with
+                  values in (-2^31, 2^31): of another one the low 32 bits are taken, and nothing says so. None is
                   offset, offset + 1, ... With several axes pair_axis, int32 [rotary_dim / 2], says which of them a pair has
       cos, sin    tables of the tokens, [tokens, w] or [batch or 1, tokens, w], in q's type or float32. w is rotary_dim / 2, or
                   rotary_dim as transformers has it: each number stands twice, in both halves, or side by side if interleaved
