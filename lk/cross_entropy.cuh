@@ -142,9 +142,6 @@ enum {
 /* Values of `reduction`: PyTorch's numbers. */
 enum { LK_REDUCTION_NONE = 0, LK_REDUCTION_MEAN = 1, LK_REDUCTION_SUM = 2 };
 
-/* Values of `target_dtype`. */
-enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
-
 /* One struct for the calls: a training step fills it once. F: forward, B: backward, FB: forward_backward. A call ignores
  * the fields that are marked for other calls. An output that is NULL is skipped. */
 typedef struct {

@@ -75,6 +75,9 @@ enum {
     LK_DTYPE_E5M2 = 4 /* 8 bits; only where a field says so */
 };
 
+/* Values of `target_dtype`: of targets and of ids. */
+enum { LK_TARGET_INT64 = 0, LK_TARGET_INT32 = 1 };
+
 /* The formats of 8 bits. The largest finite number is 448 in E4M3, which has no infinities, and 57344 in E5M2. */
 enum {
     LK_FP8_E4M3 = 0,

@@ -20,6 +20,7 @@
 #include "lk/linear_cross_entropy_probabilities.cuh"
 #include "lk/linear_kl_parallel.cuh"
 #include "lk/lk_scale.cuh"
+#include "lk/linear_support.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
 #include "lk/rope.cuh"
@@ -54,6 +55,7 @@ LK_DEFINE_LINEAR_CROSS_ENTROPY_PROBABILITIES(bf16)
 LK_DEFINE_LINEAR_KL(f32)
 LK_DEFINE_LINEAR_KL_PARALLEL(f32)
 LK_DEFINE_GLU(f32)
+LK_DEFINE_LINEAR_SUPPORT(f32)
 LK_DEFINE_LOGSUMEXP(f32)
 LK_DEFINE_MD_LRPE_COSINE(f32)
 LK_DEFINE_SCALE(f32)
@@ -167,6 +169,14 @@ static const fields of_linear_kl = {
 #define S lk_linear_kl_parallel_args
 static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
 #undef S
+#define S lk_linear_support_args
+static const fields of_linear_support = {
+    F(x), F(weight), F(bias), F(offsets), F(ids), F(target), F(teacher_logp), F(logits), F(logp), F(lse), F(entropy), F(kl),
+    F(support_logp), F(bad_targets), F(dlogp), F(dlse), F(dentropy), F(dkl), F(dsupport_logp), F(dx), F(dweight), F(dbias),
+    F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab), F(entries), F(x_stride), F(weight_stride), F(dx_stride),
+    F(dweight_stride), F(vocab_start), F(vocab_total), F(ignore_index), F(logit_scale), F(softcap), F(logits_given),
+    F(use_ignore_index), F(accumulate), F(offsets_dtype), F(target_dtype), F(bias_dtype), F(dweight_dtype), F(dbias_dtype)};
+#undef S
 #define S lk_glu_args
 static const fields of_glu = {
     F(gate), F(up), F(y), F(dy), F(dgate), F(dup), F(row_weight), F(drow_weight), F(rows), F(cols), F(gate_stride), F(up_stride),
@@ -253,6 +263,7 @@ typedef struct {
                 "common.saved=0 "
 #define LCE_PROB "common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.saved=0 "
 #define LKL "tokens=6 hidden=16 vocab=40 "
+#define SUPPORT "tokens=6 hidden=16 vocab=40 entries=30 "
 #define ROPE "batch=2 tokens=3 q_heads=2 k_heads=1 dim=16 "
 /* Of ranks, with GATHERS a call with a collective of its own. */
 #define RANKS "parallel.vocab_total=80 parallel.ranks=2 "
@@ -329,6 +340,9 @@ static const function functions[] = {
     PLANNED(linear_kl_parallel, backward, f32, linear_kl, LKL_RANKS RANKS),
     PLANNED(linear_kl_parallel, forward_backward, f32, linear_kl, LKL_RANKS GATHERS "states=0"),
     CALL(linear_kl_parallel, finish, f32, LKL_RANKS RANKS),
+    CALL(linear_support, forward, f32, SUPPORT),
+    CALL(linear_support, forward, f32, SUPPORT "logits_given=1 x=0 weight=0"),
+    CALL(linear_support, backward, f32, SUPPORT),
     CALL(glu, forward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40 interleaved=1 up=0 dup=0"),
@@ -558,11 +572,16 @@ static std::vector<wrong> all_wrong(const function &f)
 
 static void pairs(const function &f, size_t each)
 {
+    static const char *const one_of_two[][2] = {{"q_weight", "dq_weight"}, {"k_weight", "dk_weight"}, {"up", "interleaved"}};
     const std::vector<wrong> all = all_wrong(f);
     for (size_t i = 0; i < all.size(); i++)
         for (size_t j = 0; j < i; j++) {
             const wrong &v = all[j], &w = all[i];
             if (v.at == w.at || (each > 1 && random_below(each))) continue;
+            bool depends = false; /* whether one field is wrong follows from the other */
+            for (const auto &d : one_of_two)
+                depends = depends || (last((*f.list)[v.at]) == d[0] && last((*f.list)[w.at]) == d[1]);
+            if (depends) continue;
             arguments a = good_of(f);
             spoil(f, &a, v), spoil(f, &a, w);
             const std::string changed = text_of(f, v) + text_of(f, w);
@@ -596,7 +615,7 @@ static void spaces(const function &f, bool empty)
         {"dresidual", "dresidual_out"}, {"lse_rounded", "lse"}, {"y", "gate"}, {"y", "up"}, {"dgate", "gate"}, {"dgate", "dy"},
         {"dup", "up"}, {"dup", "dy"}, {"q_out", "q"}, {"k_out", "k"}, {"dq", "dq_out"}, {"dk", "dk_out"}, {"dq", "q"}, {"dk", "k"}};
     /* What backward reads of forward. */
-    static const char read_back[] = "lse lse_low entropy valid_rows weight_sum tail states rstd residual_out q_rstd k_rstd";
+    static const char read_back[] = "logits lse lse_low entropy valid_rows weight_sum tail states rstd residual_out q_rstd k_rstd";
     const arguments good = good_of(f);
     const std::string name = f.name;
     const bool backward = name.find("_backward_") != std::string::npos && name.find("forward_backward") == std::string::npos;
@@ -607,7 +626,8 @@ static void spaces(const function &f, bool empty)
         arguments none = good;
         put(&none, list[i], 0);
         if (workspace && call(f, none, list[i].name, false) != LK_ERR_WORKSPACE) continue; /* the call needs none */
-        const bool input = !list[i].out || (backward && is_one_of(last(list[i]), read_back));
+        const bool given = last(list[i]) == "logits" && strstr(f.good, "logits_given=1");
+        const bool input = !list[i].out || given || (backward && is_one_of(last(list[i]), read_back));
         for (size_t j = 0; j < list.size() && (workspace || !input); j++) {
             if (j == i || !is_there(f, good, j) || is_one_of(last(list[j]), columns)) continue;
             bool may = false;

@@ -75,6 +75,15 @@ static int64_t fill(lk_srms_norm_args *a, const int64_t *n)
     a->dy = tensor(), a->dx = tensor(), a->dweight = tensor();
     return n[1];
 }
+#elif defined(LK_LINEAR_SUPPORT_CUH)
+static const char sizes[] = "tokens hidden vocab entries", tensors[] = "logits and logp, or dx and dweight";
+static int64_t fill(lk_linear_support_args *a, const int64_t *n)
+{
+    a->tokens = n[0], a->hidden = n[1], a->vocab = n[2], a->entries = n[3], a->x = tensor(), a->weight = tensor();
+    a->offsets = tensor(), a->ids = tensor(), a->target = tensor(), a->logits = FLOATS, a->logp = FLOATS, a->dlogp = FLOATS;
+    a->dx = tensor(), a->dweight = tensor();
+    return n[1];
+}
 #elif defined(LK_GLU_CUH)
 static const char sizes[] = "rows cols", tensors[] = "y, or dgate and dup; silu";
 static int64_t fill(lk_glu_args *a, const int64_t *n)

@@ -26,6 +26,7 @@
 #include "lk/linear_cross_entropy.cuh"
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
 #include "lk/linear_kl_parallel.cuh"
+#include "lk/linear_support.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
@@ -124,6 +125,11 @@ FIELDS(linear_cross_entropy_ids_parallel, HEAD_IDS(WITHIN, COMMON) RANKS)
     MEMBER(fast_logits) MEMBER(tf32)
 FIELDS(linear_kl, HEADS(FIELD))
 FIELDS(linear_kl_parallel, HEADS(COMMON) RANKS)
+FIELDS(linear_support, FIELD(x) FIELD(weight) FIELD(bias) FIELD(offsets) FIELD(ids) FIELD(target) FIELD(teacher_logp) FIELD(logits)
+       FIELD(logp) FIELD(lse) FIELD(entropy) FIELD(kl) FIELD(support_logp) FIELD(dlogp) FIELD(dlse) FIELD(dentropy) FIELD(dkl)
+       FIELD(dsupport_logp) FIELD(dx) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens)
+       FIELD(hidden) FIELD(vocab) FIELD(entries) FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(use_ignore_index)
+       FIELD(offsets_dtype) FIELD(target_dtype) FIELD(bias_dtype) FIELD(dweight_dtype) FIELD(dbias_dtype))
 FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
        FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(theta_heads) FIELD(theta_features)
        FIELD(prefix) FIELD(axes) ELEMENTS(shape) ELEMENTS(offset)
@@ -405,6 +411,7 @@ struct Named {
     LK_DECLARE_LINEAR_CROSS_ENTROPY_IDS_PARALLEL(T)                                                                     \
     LK_DECLARE_LINEAR_KL(T)                                                                                             \
     LK_DECLARE_LINEAR_KL_PARALLEL(T)                                                                                    \
+    LK_DECLARE_LINEAR_SUPPORT(T)                                                                                        \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                        \
     LK_DECLARE_SRMS_NORM(T)                                                                                             \
     LK_DECLARE_SRMS_NORM_FP8(T)                                                                                         \
@@ -451,6 +458,8 @@ struct Named {
     FUNCTION(linear_kl_parallel, between, T, lk_linear_kl_parallel_between_plan_##T)                                    \
     FUNCTION(linear_kl_parallel, finish, T, nullptr)                                                                    \
     FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                                  \
+    FUNCTION(linear_support, forward, T, nullptr)                                                                       \
+    FUNCTION(linear_support, backward, T, nullptr)                                                                      \
     FUNCTION(glu, forward, T, nullptr)                                                                                  \
     FUNCTION(glu, backward, T, nullptr)                                                                                 \
     FUNCTION(rope, forward, T, nullptr)                                                                                 \

@@ -805,6 +805,98 @@ def linear_cross_entropy():
         check(f"only the gradient of {made}", calls == [(name, "x weight target", f"loss {made} workspace")], calls)
 
 
+def supports(seed, tokens, vocab, most, kind=np.int32):
+    """Ids of 1 to `most` columns for each token, all of them different; offsets; targets among them."""
+    draw = np.random.default_rng(seed)
+    each = [draw.permutation(vocab)[:draw.integers(1, most + 1)] for _ in range(tokens)]
+    offsets = np.cumsum([0, *map(len, each)]).astype(kind)
+    return np.concatenate(each).astype(kind), offsets, np.array([draw.choice(mine) for mine in each], kind)
+
+
+def exact_support(x, m, b, ids, offsets, targets=None, teacher_logp=None, *, ignore_index=-100, softcap=0.0, logit_scale=1.0,
+                  temperature=1.0):
+    """linear_support by JAX, from all logits: the results that there are."""
+    token, rows = np.repeat(np.arange(len(x)), np.diff(offsets)), np.arange(len(x))
+    mine = np.zeros((len(x), len(m)), bool)
+    mine[token, ids] = True
+    z = logit_scale * (x @ m.T + (0.0 if b is None else b))
+    z = (softcap * jnp.tanh(z / softcap) if softcap else z) / temperature
+    counts = np.ones(len(x)) if targets is None else np.where(targets == ignore_index, 0.0, 1.0)
+    lse = counts * jax.nn.logsumexp(jnp.where(mine, z, -np.inf), 1)
+    logp = counts[:, None] * jnp.where(mine, z - jax.nn.logsumexp(jnp.where(mine, z, -np.inf), 1, keepdims=True), 0.0)
+    results = [lse, counts * -(mine * jnp.exp(logp) * logp).sum(1)]
+    if targets is not None:
+        results.insert(0, counts * logp[rows, np.where(counts == 0, 0, targets)])
+    support = logp[token, ids]
+    if teacher_logp is not None:
+        terms = jnp.where(teacher_logp == -np.inf, 0.0, jnp.exp(teacher_logp) * (jnp.maximum(teacher_logp, -1e9) - support))
+        results.append(counts * jnp.zeros(len(x), terms.dtype).at[token].add(terms))
+    return *results, support
+
+
+def linear_support():
+    tokens, hidden, vocab = 4, 24, 43
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    some = lambda out: tuple(a for a in out if a is not None)
+    for dtype in DTYPES:
+        x, m = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype)
+        for k, options in enumerate(({}, {"softcap": 5.0}, dict(softcap=8.0, logit_scale=1.5, temperature=2.0), {"ignore_index": 3})):
+            ids, offsets, targets = supports(k, tokens, vocab, (3, 12, 43, 12)[k], (np.int32, np.int64)[k % 2] if jax.config.jax_enable_x64 else np.int32)
+            if k and dtype != "float32" and k != 1 + (dtype == "float16"):  # each once in 16 bits
+                continue
+            if "ignore_index" in options:
+                targets[2] = 3
+            teacher = np.where(np.arange(len(ids)) % 5 == 2, -np.inf, np.array(normal(3, len(ids))) - 1).astype(np.float32)
+            ups = [256 * normal(20 + i, *((tokens,) if i < 4 else (len(ids),))) for i in range(5)]
+            compare(f"{dtype} {options}", lambda v, w: some(lk.linear_support(v, w, ids, offsets, targets, teacher_logp=teacher, **options)),
+                    lambda v, w: exact_support(v, w, None, ids, offsets, targets, teacher, **options), [x, m], tuple(ups), 8, like=dtype)
+            compare(f"{dtype} {options} no targets, no teacher", lambda v, w: some(lk.linear_support(v, w, ids, offsets, **{
+                n: o for n, o in options.items() if n != "ignore_index"})), lambda v, w: exact_support(v, w, None, ids, offsets, **options),
+                [x, m], (ups[1], ups[2], ups[4]), 8, jit=True, like=dtype)
+            for kind in dict.fromkeys((dtype, "float32")):
+                compare(f"{dtype} {options}, weight and bias {kind}", lambda v, w, b: some(lk.linear_support(
+                    v, w, ids, offsets, targets, bias=b, **options)), lambda v, w, b: exact_support(
+                        v, w, b, ids, offsets, targets, **options), [x, m.astype(kind), bias.astype(kind)],
+                    (ups[0], ups[1], ups[2], ups[4]), 8, like=dtype)
+            if k:
+                continue
+            compare(f"{dtype} {options} logp alone", lambda v, w: lk.linear_support(v, w, ids, offsets, targets, **options).logp,
+                    lambda v, w: exact_support(v, w, None, ids, offsets, targets, **options)[0], [x, m], ups[0], 8, like=dtype)
+        ids, offsets, targets = supports(9, tokens, vocab, 6)
+        for what, value in (("logit_scale", jnp.float32(0.7)), ("temperature", jnp.abs(normal(6, tokens)) + 0.5)):
+            compare(f"{dtype} {what} {value.shape}", lambda v, w, s: lk.linear_support(v, w, ids, offsets, **{what: s}).support_logp,
+                    lambda v, w, s: exact_support((v.T * s).T if what == "logit_scale" else (v.T / s).T, w, None, ids, offsets)[2],
+                    [x, m, value], 64 * normal(5, len(ids)), 8, like=dtype)
+    x, m = normal(7, 3, hidden), weights
+    ids, offsets = np.array([1, 2, vocab, 4, 5]), np.array([0, 2, 4, 5])
+    out, pull = jax.vjp(lambda v, w: lk.linear_support(v, w, ids, offsets, np.array([2, 4, 9])).logp, x, m)
+    dx, dm = pull(jnp.ones(3))
+    check("a bad id, a target that is none of the ids", bool((jnp.isnan(out) == np.array([False, True, True])).all() and (
+        jnp.isnan(dx).all(1) == np.array([False, True, True])).all() and jnp.isfinite(dm).all()), f"{out} {dx}")
+    nothing = jax.grad(lambda w: lk.linear_support(x[:0], w, ids[:0], np.array([0])).lse.sum())(m)
+    check("no tokens", not nothing.any(), "a gradient")
+    forward, back = ("linear_support_" + d for d in ("forward_f32", "backward_f32"))
+    ids, offsets, targets = supports(1, 3, vocab, 4)
+    calls = calls_in(jax.grad(lambda v, w: lk.linear_support(v, w, ids, offsets, targets).logp.sum(), 0), x, m)
+    check("a frozen weight", calls == [(forward, "x weight ids offsets target", "logits logp lse entropy support_logp workspace"),
+                                       (back, "x weight ids offsets target logits dlogp", "dx workspace")], str(calls))
+    each = jax.vmap(lambda v, i: lk.linear_support(v, m, i, offsets, None).support_logp)(
+        jnp.stack([x, 2 * x]), jnp.stack([ids, ids[::-1]]))
+    both = jnp.stack([lk.linear_support(v, m, i, offsets).support_logp for v, i in ((x, ids), (2 * x, ids[::-1]))])
+    check("vmap", bool((each == both).all()), f"{each} {both}")
+    raises = [("ids has the shape (1, 5)", lambda: lk.linear_support(x, m, np.ones((1, 5), np.int32), offsets)),
+              ("offsets has the shape", lambda: lk.linear_support(x, m, ids, offsets[1:])),
+              ("teacher_logp has the shape", lambda: lk.linear_support(x, m, ids, offsets, teacher_logp=np.ones(2))),
+              ("weight has the shape (43, 23)", lambda: lk.linear_support(x, m[:, :23], ids, offsets)),
+              ("targets has the shape", lambda: lk.linear_support(x, m, ids, offsets, targets[:1]))]
+    for text, wrong in raises:
+        try:
+            wrong()
+            check(text, False, "nothing was raised")
+        except ValueError as error:
+            check(text, text in str(error), str(error))
+
+
 def linear_cross_entropy_ids():
     tokens, hidden, vocab = 11, 24, 43
     weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
@@ -2720,7 +2812,7 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8", "scales",
+              "linear_support", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8", "scales",
               "launches", "transforms", "everywhere", "mistakes", "x64",
               *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
     chosen = sys.argv[1:] or groups

@@ -1803,6 +1803,111 @@ def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=
         verdict(f"{name}: gradient of {what}", off <= (3 * HALF[t] + 2e-5) * size + 1e-6, f"off by {off} of {size}")
 
 
+def supports(t, spread, vocab, most, kind=torch.int64):
+    """Ids of `most` classes at most for each token, all of them different, and at least one; offsets, targets among them."""
+    tokens = math.prod(spread)
+    each = [rng.sample(range(vocab), rng.randint(1, min(most, vocab))) for _ in range(tokens)]
+    offsets = torch.tensor([0, *itertools.accumulate(map(len, each))], dtype=kind, device=D)
+    target = torch.tensor([rng.choice(mine) for mine in each], device=D).reshape(spread)
+    return torch.tensor(sum(each, []), dtype=kind, device=D), offsets, target
+
+
+def exact_support(input, weight, ids, offsets, target=None, ignore_index=-100, *, linear_bias=None, teacher_logp=None, softcap=0.0,
+                  logit_scale=1.0, temperature=1.0):
+    """The docstring's loop, by PyTorch."""
+    x, results, support = input.reshape(-1, input.shape[-1]), [], []
+    for k in range(len(x)):
+        mine = slice(int(offsets[k]), int(offsets[k + 1]))
+        z = F.linear(x[k], weight[ids[mine]], None if linear_bias is None else linear_bias[ids[mine]]) * logit_scale
+        z = (softcap * torch.tanh(z / softcap) if softcap else z) / temperature
+        ignored = target is not None and target.flatten()[k] == ignore_index
+        logp = z.log_softmax(-1) * (0.0 if ignored else 1.0)
+        support.append(logp)
+        own = logp.new_zeros(()) if target is None or ignored else logp[ids[mine] == target.flatten()[k]][0]
+        p, of_teacher = logp.exp(), None if teacher_logp is None else teacher_logp[mine].double()
+        kl = logp.new_zeros(()) if of_teacher is None else torch.where(
+            of_teacher == -INF, 0.0, of_teacher.exp() * (of_teacher.clamp(min=-1e9) - logp)).sum()
+        zero = 0.0 if ignored else 1.0
+        results.append(torch.stack([own, zero * z.logsumexp(-1), zero * -(p * logp).sum(), zero * kl]))
+    rows = torch.stack(results, -1) if results else x.new_zeros(4, 0)
+    logp, lse, entropy, kl = (r.reshape(input.shape[:-1]) for r in rows)
+    return LF.SupportOutput(logp if target is not None else None, lse, entropy, kl if teacher_logp is not None else None,
+                            torch.cat(support) if support else x.new_zeros(0))
+
+
+def support_case(t, spread, hidden, vocab, most, options, biased=False, layout="packed", wants=(True,) * 5, teacher=True, target=True,
+                 kind=torch.int64):
+    """linear_support against the loop in float64, and its gradients for these results."""
+    inputs = [leaf(normal(*spread, hidden), t, layout), leaf(normal(vocab, hidden, sigma=2 * hidden**-0.5), t)]
+    if biased:
+        inputs.append(leaf(normal(vocab), t))
+    ids, offsets, y = supports(t, spread, vocab, most, kind)
+    given = dict(teacher_logp=normal(len(ids)).to(D).masked_fill(torch.rand(len(ids), device=D) < 0.2, -INF) - 1) if teacher else {}
+    call = lambda f, x, w, b=None: f(x, w, ids, offsets, y if target else None, linear_bias=b, **options, **given)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    out, right = call(LF.linear_support, *inputs), call(exact_support, *exact)
+    name = f"linear_support {t} {spread} {hidden} x {vocab} most={most} {options} {biased} {layout} {wants} {teacher} {target} {kind}"
+    close(f"{name}: results", [o for o in out if o is not None], [r for r in right if r is not None], 2e-4)
+    verdict(f"{name}: which there are", [o is None for o in out] == [r is None for r in right] and type(out) is LF.SupportOutput)
+    ups = [torch.randn_like(o) if o is not None and wanted else None for o, wanted in zip(out, wants)]
+    some = lambda results: [o for o, up in zip(results, ups) if up is not None]
+    found = torch.autograd.grad(some(out), inputs, some(ups))
+    wanted = torch.autograd.grad(some(right), exact, [up.double() for up in some(ups)])
+    for what, a, b in zip(("input", "weight", "bias"), found, wanted):
+        off, size = (a.double() - b).norm().item(), b.norm().item()
+        verdict(f"{name}: gradient of {what}", a.dtype == t and off <= (3 * HALF[t] + 2e-5) * size + 1e-6, f"off by {off} of {size}")
+
+
+def linear_support():
+    for t, wants in itertools.product(TYPES, ((True,) * 5, (True, False, False, False, False), (False, False, True, False, False),
+                                              (False, False, False, True, True))):
+        support_case(t, (6,), 16, 50, 5, {}, rng.random() < 0.5, rng.choice(LAYOUTS[:3]), wants, kind=rng.choice((torch.int32, torch.int64)))
+    for option in ({"softcap": 2.0}, {"logit_scale": 1.5}, {"temperature": 0.5}, {"softcap": 3.0, "temperature": 2.0},
+                   {"ignore_index": 3}):
+        support_case(F32, (2, 5), 24, 30, 12, option, True)
+        support_case(BF16, (7,), 9, 30, 4, option, teacher=False, target="ignore_index" in option)
+    support_case(F32, (), 8, 5, 5, {})
+    for k in range(4):
+        support_case(rng.choice(TYPES), (40,), rng.choice((8, 64, 65)), 300, rng.choice((2, 40, 300)), {}, True)
+    x, w = leaf(normal(4, 8)), leaf(normal(9, 8))
+    ids, offsets = torch.tensor([1, 2, 9, 0, 3, 4], device=D), torch.tensor([0, 2, 4, 4, 6], device=D)
+    target = torch.tensor([2, 0, 0, 3], device=D)
+    out = LF.linear_support(x, w, ids, offsets, target)
+    dx, dw = torch.autograd.grad(out.logp.sum(), (x, w))
+    bad = torch.tensor([False, True, True, False], device=D)
+    verdict("a bad id, no ids: these tokens alone are NaN", bool((out.logp.isnan() == bad).all() and (dx.isnan().all(1) == bad).all()
+                                                                 and dw.isfinite().all() and not dw[[0, 5, 6, 7, 8]].any()))
+    dx, = torch.autograd.grad(LF.linear_support(x, w, ids, offsets, target).logp[~bad].sum(), x)
+    verdict("without a gradient above them they get 0", not dx[bad].any() and bool(dx[~bad].any(1).all()))
+    good = ids.clamp(0, 8)
+    two, one = LF.linear_support(x, w, good, torch.tensor([0, 2, 3, 4, 6], device=D)), LF.linear_support(
+        x[3:], w, good, torch.tensor([4, 6], device=D))
+    verdict("a token has the same bits alone", torch.equal(two.lse[3:], one.lse) and torch.equal(two.support_logp[4:], one.support_logp[4:]))
+    per_token = torch.tensor([1.0, 2.0, 3.0, 4.0], device=D)
+    warm, offsets = LF.linear_support(x, w, good, torch.tensor([0, 2, 3, 4, 6], device=D), temperature=per_token), two
+    close("a temperature for each token", warm.lse, LF.linear_support((x / per_token[:, None]), w, good, torch.tensor(
+        [0, 2, 3, 4, 6], device=D)).lse, 1e-5)
+    nothing = LF.linear_support(x[:0], w, good[:0], torch.zeros(1, dtype=torch.int64, device=D), target[:0])
+    none, = torch.autograd.grad(nothing.logp.sum() + nothing.lse.sum(), w)
+    verdict("no tokens", nothing.logp.shape == (0,) and not none.any())
+    at = torch.tensor([0, 2, 3, 4, 6], device=D)
+    wrong = [("ids of two dimensions", lambda: LF.linear_support(x, w, good[None], at), "ids", ValueError),
+             ("float ids", lambda: LF.linear_support(x, w, good.float(), at), "ids", TypeError),
+             ("offsets too short", lambda: LF.linear_support(x, w, good, at[1:]), "offsets", ValueError),
+             ("float offsets", lambda: LF.linear_support(x, w, good, at.float()), "offsets", TypeError),
+             ("target of another shape", lambda: LF.linear_support(x, w, good, at, target[:2]), "target", ValueError),
+             ("a float target", lambda: LF.linear_support(x, w, good, at, target.float()), "target", TypeError),
+             ("teacher_logp of another shape", lambda: LF.linear_support(x, w, good, at, teacher_logp=per_token), "teacher_logp", ValueError),
+             ("teacher_logp of ids", lambda: LF.linear_support(x, w, good, at, teacher_logp=good), "teacher_logp", TypeError),
+             ("teacher_logp with a gradient", lambda: LF.linear_support(x, w, good, at, teacher_logp=leaf(normal(6))), "teacher_logp", ValueError),
+             ("a weight of another width", lambda: LF.linear_support(x, w[:, :7], good, at), "linear_weight", ValueError),
+             ("a bias of another length", lambda: LF.linear_support(x, w, good, at, linear_bias=w[:, 0][:8]), "linear_bias", ValueError),
+             ("ids that are no tensor", lambda: LF.linear_support(x, w, [1, 2], at), "ids", TypeError),
+             ("softcap below 0", lambda: LF.linear_support(x, w, good, at, softcap=-1.0), "softcap", ValueError)]
+    for name, call, word, kind in wrong:
+        raises(f"linear_support: {name}", call, word, kind=kind)
+
+
 def head_ids_tails():
     for t, reduction, wants, weighted in itertools.product(TYPES, ("none", "mean", "sum"), (
             (True, False, False), (False, False, True), (True, True, True)), (True, False)):
@@ -3184,6 +3289,7 @@ def functions():
     teacher = normal(6, 12).to(D)
     y, v, c = normal(6, 8).to(D), normal(20, 8).to(D), normal(20).to(D)  # a teacher's head
     several, positive = classes(12, 6, 3), torch.rand(6, 3, generator=generator).to(D) + 0.25
+    at_support = torch.arange(0, 19, 3, device=D)
     return [("logsumexp", lambda x: LF.logsumexp(x, 1), [leaf(normal(6, 12))]),
             ("rms_norm", lambda x, w: LF.rms_norm(x, (12,), w), [leaf(normal(6, 12)), leaf(normal(12))]),
             ("rms_norm, weight_offset", lambda x, w: LF.rms_norm(x, (12,), w, weight_offset=1),
@@ -3242,6 +3348,9 @@ def functions():
             ("cross_entropy_ids mean", lambda x: LF.cross_entropy_ids(x, several, positive).loss, [leaf(normal(6, 12))]),
             ("linear_cross_entropy_ids", lambda x, w, b: sum((v * by).sum() for v, by in zip(
                 LF.linear_cross_entropy_ids(x, w, several, linear_bias=b, reduction="none", row_weight=r), (0.5, positive))),
+             [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
+            ("linear_support", lambda x, w, b: sum((v * (0.5 + k)).sum() for k, v in enumerate(LF.linear_support(
+                x, w, several.flatten(), at_support, several[:, 0], linear_bias=b, teacher_logp=-positive.flatten()))),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
             ("linear_cross_entropy_ids, tail", lambda x, w, b: sum((v * by).sum() for v, by in zip(
                 LF.linear_cross_entropy_ids(x, w, several, positive, linear_bias=b, tail_weight=r), (0.5, positive, r))),
@@ -4400,7 +4509,7 @@ def fp8():
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "gated_norms": gated_norms, "glu": glu, "rope": rope, "fp8": fp8,
           "cross_entropy": cross_entropy, "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
-          "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids,
+          "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids, "linear_support": linear_support,
           "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "ports": ports, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
           "md_lrpe_cosine": md_lrpe_cosine, "layouts": layouts, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,

@@ -6,6 +6,7 @@ of one rank.
 
 test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each also makes the call of all classes."""
 import itertools
+import math
 import os
 import random
 import socket
@@ -413,6 +414,62 @@ def ids_of_a_head(ranks):
         refused(f"ids of a head: {name}", word, call)
 
 
+class HeadSupport(Case):
+    """linear_support of all classes, and of this rank's: the same logits, so the same bits."""
+
+    def __init__(self, dtype, spread, hidden, sizes, bias=None, **more):
+        super().__init__(dtype, spread, hidden, sizes, bias, **more)
+        lengths = torch.randint(1, 9, (math.prod(spread),))
+        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device)
+        self.ids = torch.randint(sum(sizes), (int(lengths.sum()),)).to(device)
+        self.target = self.ids[self.offsets[:-1]].reshape(spread)
+        self.teacher = torch.randn(len(self.ids)).to(device) - 2
+        self.ups = [torch.randn(spread).to(device) for _ in range(3)]
+        self.name = f"a support: {self.name}"
+
+    def __call__(self, x, w, b=None, **split):
+        return tuple(LF.linear_support(x, w, self.ids, self.offsets, self.target, linear_bias=b, teacher_logp=self.teacher, **self.more,
+                                       **split))
+
+
+def supports_of_a_head(ranks):
+    rng = random.Random(6)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    for dtype, sizes in itertools.product((F32, F16, BF16), shards):
+        case = HeadSupport(dtype, rng.choice(((6,), (3, 4), (9,))), 16, sizes, rng.choice((None, dtype, F32)),
+                           **{k: v for k, v in dict(softcap=6.0, logit_scale=0.75, temperature=0.5).items() if rng.random() < 0.5})
+        ours, theirs = case(*case.part, **case.split), case(*case.whole)
+        for i, (a, b) in enumerate(zip(ours, theirs)):
+            verdict(f"{case.name}, result {i} has the bits of one device", torch.equal(a, b), f"{a}, not {b}")
+        case.compare("support", ours, theirs)
+    case = HeadSupport(F32, (6,), 16, shards[1], F32)
+    for leaves in ((0,), (1,), (2,), (0, 2), (1, 2)):
+        for i, (a, b) in enumerate(zip(case.part, case.whole)):
+            a.requires_grad_(i in leaves), b.requires_grad_(i in leaves)
+        case.compare(f"gradients of {leaves}", case(*case.part, **case.split), case(*case.whole), leaves)
+    case = HeadSupport(F32, (6,), 16, shards[1])
+    case.ids[case.offsets[2]] = sum(shards[1])
+    out = case(*case.part, **case.split)
+    verdict("a support: a bad id", bool(out[1][2].isnan()) and not out[1][3].isnan())
+    for case, backend in ((HeadSupport(F32, (6,), 16, shards[1], F32), "aot_eager"), (HeadSupport(BF16, (3, 4), 16, shards[0]), "inductor")):
+        torch._dynamo.reset()
+        fast = torch.compile(lambda *leaves, **split: case(*leaves, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(*case.part, **case.split), case(*case.whole))
+    case = HeadSupport(F32, (6,), 16, shards[0])
+    x, w = case.part
+    for name, word, call in (("too few shards", "shards", lambda: case(x, w, group=dist.group.WORLD, shards=[24])),
+                             ("another rank's shard", "linear_weight", lambda: case(x, w, group=dist.group.WORLD, shards=[25] * ranks)),
+                             ("shards without group", "shards", lambda: case(x, w, shards=[24] * ranks))):
+        refused(f"a support: {name}", word, call)
+    if dist.get_rank() == ranks - 1:  # it refuses before its first collective
+        try:
+            case(x, w, softcap=-1.0, **case.split)
+            verdict("a support: a softcap on one rank", False, "no exception")
+        except ValueError as error:
+            verdict("a support: a softcap on one rank", "softcap" in str(error), str(error))
+    case.compare("the call behind", case(x, w, **case.split), case(*case.whole))
+
+
 def refused(name, word, call):
     """A ValueError that has the word, on each rank."""
     try:
@@ -710,6 +767,7 @@ def mistakes_of_one_rank(ranks):
             "cross_entropy_ids": lambda f, c, **o: f(c(logits, 1), ids, **o), "kl": lambda f, c, **o: f(c(logits, 1), c(other, 1), **o),
             "linear_kl": lambda f, c, **o: f(x, c(w), x + 1, c(w_teacher), **o)}
     public = {name for name, f in vars(LF).items() if name[0] != "_" and "group" in (getattr(f, "__kwdefaults__", None) or ())}
+    public -= {"linear_support"}  # which has no row_weight and no reduction: supports_of_a_head
     verdict("every function with a group has a row", public == set(rows), f"{sorted(public ^ set(rows))}")
     for name, call in rows.items():
         f = getattr(LF, name)
@@ -740,7 +798,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled,
+    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled,
                   mistakes, mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
         torch.manual_seed(1)
         group(ranks)

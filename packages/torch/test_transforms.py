@@ -106,6 +106,15 @@ loss = lambda n, s, i: dict(input=n(N, CLASSES), target=i(N), weight=s(CLASSES),
 of_ids = lambda n, s, i: dict(target_ids=i(N, 2), target_weight=s(N, 2), tail_weight=s(N), row_weight=s(N))
 head = lambda n, s, i: dict(input=n(N, HIDDEN), linear_weight=n(CLASSES, HIDDEN), linear_bias=n(CLASSES))
 HEAD = ("input", "linear_weight", "linear_bias")
+
+
+def support(n, s, i):
+    """Two ids of each token, the first of them its target."""
+    ids = i(N, 2)
+    return dict(head(n, s, i), ids=ids.flatten(), offsets=torch.arange(0, 2 * N + 1, 2, device=D), target=ids[:, 0].contiguous(),
+                teacher_logp=-s(2 * N))
+
+
 ROWS = {
     "logsumexp": Row(LF.logsumexp, lambda n, s, i: dict(input=n(N, CLASSES)), dict(dim=-1), ("input",),
                      dict(dim=(1, 0, -1), scale=(0.5, 0.25))),
@@ -153,6 +162,7 @@ ROWS = {
                                       {}, HEAD, dict(LOSS, workspace_mib=(4, 5, 6))),
     "linear_cross_entropy_ids": Row(LF.linear_cross_entropy_ids, lambda n, s, i: dict(head(n, s, i), **of_ids(n, s, i)), {}, HEAD,
                                     dict(LOSS, workspace_mib=(4, 5, 6))),
+    "linear_support": Row(LF.linear_support, support, {}, HEAD, dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), ignore_index=(1, 2, 3))),
     "linear_kl": Row(LF.linear_kl, lambda n, s, i: dict(head(n, s, i), teacher_input=n(N, 5), teacher_weight=n(CLASSES, 5),
                                                         teacher_bias=n(CLASSES), row_weight=s(N)), {}, HEAD,
                      dict(KL, grad_scale=(1.0, 0.5, 2), workspace_mib=(4, 5, 6))),

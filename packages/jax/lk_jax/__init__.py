@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, glu, kl,
-linear_cross_entropy, linear_cross_entropy_ids, linear_kl, md_lrpe_cosine, rms_norm, rope.
+linear_cross_entropy, linear_cross_entropy_ids, linear_kl, linear_support, md_lrpe_cosine, rms_norm, rope.
 
 Every function works under jit, grad, vmap, scan, checkpoint, shard_map and jax.export. Arrays are float32, float16 or bfloat16.
 Sums are float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -21,7 +21,7 @@ from ._ffi import TYPES, axes_of, call, platform, public, rescale as _rescale, s
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
-           "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope",
+           "linear_cross_entropy_ids", "linear_kl", "linear_support", "SupportOutput", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope",
            "platform", "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2, "total_variation": 3}
@@ -1307,6 +1307,109 @@ def _linear_cross_entropy_ids(options, aux, ranks):
         made = run("backward", kept["arrays"], {**saved, "upstream": dloss, "dlse": dlse, "dlogp": dlogp, "dtail": dtail}, likes,
                    each)
         return made.get("dx"), made.get("dweight"), None, made.get("dbias"), None, None, None, None
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+# ---- linear_support ----------------------------------------------------------------------------------------------------------
+
+
+class SupportOutput(NamedTuple):
+    """Of linear_support: logp, lse, entropy and kl [...], support_logp [entries]. All have gradients. logp is None without targets, kl
+    without teacher_logp."""
+    logp: jax.Array | None
+    lse: jax.Array
+    entropy: jax.Array
+    kl: jax.Array | None
+    support_logp: jax.Array
+
+
+@public
+def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_logp=None, ignore_index=-100, softcap=0.0,
+                   logit_scale=1.0, temperature=None):
+    """Log-probabilities over a support: of each token the logits of some ids alone, as a sampler's top-p and top-k kept them, and a
+    softmax over these: a SupportOutput, float32. lk/linear_support.cuh has the formulas.
+
+    x [..., hidden], weight [vocab, hidden], bias [vocab]. ids [entries] are columns; those of token t, in the order of x's rows, are
+    ids[offsets[t]:offsets[t + 1]]. offsets [tokens + 1] rise from 0 to entries or less. All are int32 or int64. support_logp [entries]
+    are the log-probabilities of all ids among those of their token, logp [...] that of targets [...]. entropy [...] is over the
+    support. kl [...] is sum q (teacher_logp - support_logp) with q = exp(teacher_logp [entries]), which may be -inf and has no
+    gradient; other losses, as the reverse KL, can be made of support_logp.
+
+    No logits of all columns, and no product over them: a token reads the rows of weight of its ids. The gradient of weight is dense.
+
+    A token whose target is ignore_index has results and gradients of 0. Where a token has no ids, an id outside the vocabulary, or a
+    target that is none of its ids, its results are NaN, and its gradient of x where it has one above.
+    weight and bias may be float32 beside 16-bit x, softcap, logit_scale and temperature are as in linear_cross_entropy; an array as
+    logit_scale or temperature multiplies x. Under vmap with arrays of ids there is one call for each element.
+
+    x, weight and bias have gradients.
+    """
+    x = _array(x, "x", 1)
+    weight = _array(weight, "weight", 2)
+    weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
+    shape, vocab, tokens = x.shape[:-1], weight.shape[0], math.prod(x.shape[:-1])
+    bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields = _loss_fields("none", ignore_index, 0.0, 0.0, softcap, logit_scale, False)
+    fields = {name: fields[name] for name in ("use_ignore_index", "ignore_index", "softcap", "logit_scale")}
+    ids, offsets = _whole(ids, "ids"), _whole(offsets, "offsets")
+    _demand(ids.ndim == 1, f"ids has the shape {ids.shape}; it must have one dimension")
+    _demand(offsets.shape == (tokens + 1,), f"offsets has the shape {offsets.shape}; the shape of x asks for {(tokens + 1,)}")
+    if targets is None:
+        fields.update(use_ignore_index=0, ignore_index=0)
+    else:
+        targets = _targets(targets, shape, "x", vocab, ignore_index).astype(ids.dtype)
+    if teacher_logp is not None:
+        teacher_logp = _floats(teacher_logp, "teacher_logp")
+        _demand(teacher_logp.shape == ids.shape, f"teacher_logp has the shape {teacher_logp.shape}; it must have {ids.shape}")
+    _check_targets("ids", vocab, None, ids)
+    x, bias = _scaled_head(x, bias, logit_scale)
+    found = _linear_support(tuple(fields.items()))(*same_axes(x, weight, bias, ids, offsets, targets, teacher_logp))
+    return SupportOutput(*map(found.get, SupportOutput._fields))
+
+
+@functools.lru_cache(None)
+def _linear_support(options):
+    of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias")
+
+    def run(direction, arrays, inputs, outputs):
+        x, weight, bias, ids, offsets, targets, teacher_logp = arrays
+        head, fields = _head(direction, x, weight, bias, outputs, dict(
+            options, entries=ids.shape[0], target_dtype=int(ids.dtype == jnp.int32), offsets_dtype=int(offsets.dtype == jnp.int32)))
+        return call(f"linear_support_{direction}_{TYPES[x.dtype.name]}",
+                    {**head, "ids": ids, "offsets": offsets, "target": targets, "teacher_logp": teacher_logp, **inputs}, outputs,
+                    fields, "tokens", of_entries)
+
+    def forward(arrays):
+        x, _, _, ids, _, targets, teacher_logp = arrays
+        row, each = _of(x.shape[:-1], _f32), _of(ids.shape, _f32)
+        return run("forward", arrays, {}, {"logits": each, "logp": None if targets is None else row, "lse": row, "entropy": row,
+                                           "kl": None if teacher_logp is None else row, "support_logp": each})
+
+    def results(found):
+        return {name: a for name, a in found.items() if name != "logits"}
+
+    @jax.custom_vjp
+    def f(*arrays):
+        return results(forward(arrays))
+
+    def fwd(*primals):
+        _constants(teacher_logp=primals[6])
+        arrays = _values(*primals)
+        found = forward(arrays)
+        return results(found), (arrays, found["logits"], _flags(_wanted(dx=primals[0], dweight=primals[1], dbias=primals[2]), _HEAD))
+
+    def bwd(kept, cotangents):
+        arrays, logits, flags = kept
+        names = dict(logp="dlogp", lse="dlse", entropy="dentropy", kl="dkl", support_logp="dsupport_logp")
+        ups = {names[name]: _given(c) for name, c in cotangents.items()}
+        if all(up is None for up in ups.values()):
+            return (None,) * 7
+        likes = {name: _like(a) for name, a in zip(_HEAD, arrays) if name in _flagged(flags)}
+        made = run("backward", arrays, {"logits": logits, **ups}, likes)
+        return *map(made.get, _HEAD), None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f

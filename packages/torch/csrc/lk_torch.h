@@ -111,6 +111,11 @@ tuple<Tensor, Tensor> linear_kl(const Tensor &x, const Tensor &weight, const Ten
                                 int64_t divergence, double beta, double logit_scale, double teacher_scale, double softcap,
                                 double teacher_softcap, int64_t workspace_mib, bool fast_logits, const Maybe &grad_scale,
                                 bool want_entropy);
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(const Tensor &x, const Tensor &weight, const Tensor &ids,
+                                                             const Tensor &offsets, const Maybe &target, const Maybe &bias,
+                                                             const Maybe &teacher_logp, double softcap, double logit_scale,
+                                                             int64_t ignore_index, std::string group, int64_t vocab_start,
+                                                             int64_t vocab_total);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation);
 

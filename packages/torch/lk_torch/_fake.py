@@ -366,6 +366,17 @@ def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, lse_low
 
 
 @fake
+def linear_support_forward(x, weight, ids, offsets, target, bias, teacher_logp, *options):
+    tokens = [x.new_empty(x.shape[:-1], dtype=F32) if there else None for there in (target is not None, True, True, teacher_logp is not None)]
+    return *tokens, *(x.new_empty(ids.shape, dtype=F32) for _ in range(2))
+
+
+@fake
+def linear_support_backward(dlogp, dlse, dentropy, dkl, dsupport_logp, logits, x, weight, ids, offsets, target, bias, *options):
+    return head(x, weight, bias, *options[-3:])
+
+
+@fake
 def linear_cross_entropy_parallel_forward(x, weight, target, bias, class_weight, reduction, *options):
     stats, statistics, saved_bytes = options[-3:]
     per_token = [x.new_empty(target.shape, dtype=F32) for _ in range(3)]

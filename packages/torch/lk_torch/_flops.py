@@ -31,6 +31,15 @@ def _register_two(op, x, matmuls, teachers=lambda a: 1):
     register_flop_formula(op)(formula)
 
 
+def _register_support(op, x, products):
+    """Likewise, of a product of each entry with hidden."""
+    def formula(*args, out_shape=None, **kwargs):
+        return products(args) * 2 * math.prod(args[x + 2]) * args[x][-1]
+    register_flop_formula(op)(formula)
+
+
+_register_support(_ops.linear_support_forward, 0, lambda a: 1)
+_register_support(_ops.linear_support_backward, 6, lambda a: a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_forward, 0, lambda a: 1)
 _register(_ops.linear_cross_entropy_stats_forward, 0, lambda a: 1)
 _register(_ops.linear_cross_entropy_parallel_forward, 0, lambda a: 1)

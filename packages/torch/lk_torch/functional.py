@@ -80,6 +80,16 @@ class LinearCrossEntropyStatisticsOutput(NamedTuple):
     top_logprob: torch.Tensor
 
 
+class SupportOutput(NamedTuple):
+    """Of linear_support: logp, lse, entropy and kl [...], support_logp [entries]. All have gradients. logp is None without target, kl
+    without teacher_logp."""
+    logp: torch.Tensor
+    lse: torch.Tensor
+    entropy: torch.Tensor
+    kl: torch.Tensor
+    support_logp: torch.Tensor
+
+
 def _value(table, name, key):
     if key not in table:
         raise ValueError(f"lk: {name} is {key!r}; it must be one of {', '.join(repr(k) for k in table)}")
@@ -557,11 +567,13 @@ def _denominator(value, input):
 
 
 def _check_targets(target, ignore_index, classes, name="target"):
-    bad = (target != ignore_index) & ((target < 0) | (target >= classes))
+    bad = (target < 0) | (target >= classes)
+    if ignore_index is not None:
+        bad &= target != ignore_index
     if bad.any():
         at = bad.nonzero()[0].tolist()
-        value = int(target[tuple(at)])
-        raise ValueError(f"lk: {name}{at} is {value}; it must be 0 to {classes - 1}, or ignore_index, {ignore_index}")
+        value, more = int(target[tuple(at)]), "" if ignore_index is None else f", or ignore_index, {ignore_index}"
+        raise ValueError(f"lk: {name}{at} is {value}; it must be 0 to {classes - 1}{more}")
 
 
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
@@ -958,6 +970,61 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
+def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index=-100, *, linear_bias=None, teacher_logp=None,
+                   softcap=0.0, logit_scale=1.0, temperature=1.0, group=None, shards=None):
+    """Log-probabilities over a support: of each token the logits of some ids alone, as a sampler's top-p and top-k kept them, and a
+    softmax over these. A SupportOutput, with gradients for input, linear_weight and linear_bias. Per token, without the loop:
+
+        mine = slice(offsets[t], offsets[t + 1])
+        z = logit_scale * F.linear(input[t], linear_weight[ids[mine]], linear_bias[ids[mine]])
+        support_logp[mine] = z.log_softmax(-1)
+        logp[t] = support_logp[mine][ids[mine] == target[t]]             # of the first one, where an id comes twice
+        entropy[t] = -(support_logp[mine].exp() * support_logp[mine]).sum()
+        kl[t] = (teacher_logp[mine].exp() * (teacher_logp[mine] - support_logp[mine])).sum()
+
+    input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]. ids [entries] are int64 or int32, and so are offsets
+    [tokens + 1], tokens the product of [...]: they rise from 0 to entries or less. target is [...], teacher_logp [entries]; -inf
+    where the teacher has no probability. teacher_logp gets no gradient; other losses, as the reverse KL, can be made of support_logp.
+
+    Neither logits of all classes nor a matmul over them: a token reads the rows of linear_weight of its ids. The gradient of
+    linear_weight is dense. A token's results do not depend on the other tokens.
+
+    An ignored token, whose target is ignore_index, has results and gradients of 0. Where a token has no ids, an id outside the
+    classes, or a target that is none of its ids, its results are NaN, and its gradients where it has one above. LK_CHECK_TARGETS=1
+    says which. softcap, logit_scale and temperature as in cross_entropy.
+
+    group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids and target are those of all classes
+    and alike on all ranks. Forward sums 4 bytes for each entry over the ranks, backward the gradient of input."""
+    _tensors(input=input, linear_weight=linear_weight, ids=ids, offsets=offsets)
+    _plain("linear_support", input=input, linear_weight=linear_weight, ids=ids, offsets=offsets)
+    _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
+    if type(ignore_index) is not int or is_compiling():
+        ignore_index = _ignored(ignore_index)
+    if factor is not None and input.dtype in _TYPES and input.dim():
+        factor = _per_row(factor, input.shape[:-1])
+        if linear_bias is not None:
+            if group is not None:  # whose other ranks have the rest of the gradient
+                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
+            if factor.dim():
+                raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
+            linear_bias = linear_bias.float() * factor
+        input = (input.float() * factor).to(input.dtype)
+    if linear_bias is not None and input.dtype == torch.float32:
+        linear_bias = _bias_beside(linear_bias, input)
+    classes = linear_weight.shape[0]
+    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+    ranks = ("", 0, 0)
+    if group is not None:
+        classes = sum(shards)
+        ranks = (group.group_name, sum(shards[:group.rank()]), classes)
+    if CHECK_TARGETS and not is_compiling() and input.dim():
+        _check_targets(ids[int(offsets[0]):int(offsets[-1])], None, classes, "ids")
+        if target is not None:
+            _check_targets(target, ignore_index, classes)
+    return SupportOutput(*_ops.linear_support.default(input, linear_weight, ids, offsets, target, linear_bias, teacher_logp, softcap,
+                                                      logit_scale, ignore_index, *ranks))
+
+
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
               teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, workspace_mib=None,
@@ -1044,5 +1111,5 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
 # torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
 for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope", "cross_entropy",
               "cross_entropy_with_grad", "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
-              "linear_cross_entropy_ids", "linear_kl", "md_lrpe_cosine"):
+              "linear_cross_entropy_ids", "linear_kl", "linear_support", "md_lrpe_cosine"):
     torch.fx.wrap(_name)
