@@ -8,8 +8,9 @@
  *   token 2   x = (1, 1):    2   3   4   5   6  [7]      y = 5
  *
  *   token 0   logp = 3 - log(1 + e^2 + e^3) = -0.349012      token 1   -log 2 = -0.693147      token 2   0
- *   Over all 6 ids they would be -2.456193, -1.791759 and -0.456193: what was not kept counts.
- *   The gradient of logp for the logits is 1 - p for y and -p for the other ids of its token: of token 1 (1/2, -1/2). So dx of token 1,
+ *   Over all 6 ids logp would be -2.456193, -1.791759 and -0.456193, since the ids that were not kept have a share.
+ *   The gradient of logp with respect to the logits is 1 - p for y and -p for the other ids that were kept. For token 1 it is
+ *   (1/2, -1/2). So dx of token 1,
  *   with 1/2 and -1/2 as factors of rows 1 and 3 of the weight, (1, 2) and (3, 2), is (-1, 0). dx of token 2 is 0.
  *
  *   make example-linear_support                on a GPU, or on the CPU where there is none
@@ -68,8 +69,9 @@ __global__ void rung_2_kernel(rung_args a)
     a.logp[token] = a.logits[token * VOCAB + a.target[token]] - lk_lse_log(state);
 }
 
-/* Rung 3: only the logits that are used, one for each entry: rows of the weight are read where an id stands, and nothing else.
- * Token 2 shows what lk does besides: it leaves the largest logit out of the sum, and computes log(1 + the others). */
+/* Rung 3: only the logits that are used, one for each entry: the kernel reads only the rows of the weight that the ids name.
+ * lk does one thing more: it leaves the largest logit out of the sum, and computes log1p of the sum of the others. That keeps logp
+ * exact near 0. */
 __global__ void rung_3_kernel(rung_args a)
 {
     const int token = threadIdx.x;
@@ -162,7 +164,7 @@ int main(void)
             printf(" %.5f", (double)found[token][d]);
             failures += fabs((double)found[token][d] - (token == 1 && d == 0 ? -1 : 0)) > 1e-6;
         }
-    call.logit_scale = -1; /* a wrong argument is a sentence, and nothing is launched */
+    call.logit_scale = -1; /* wrong: lk returns an error and has a sentence, and nothing is launched */
     const lk_status status = lk_linear_support_forward_f32(&call, NULL);
     printf("\nlogit_scale = -1: %s, %s\n", lk_status_string(status), lk_last_error());
     printf(failures ? "%d failures\n" : "all as expected\n", failures);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* linear_support.cuh - log-probabilities over a support: of each token only the logits of some ids, as many as a sampler's top-p
- * and top-k kept, and a softmax over these. No matmul over the vocabulary.
+/* linear_support.cuh - log-probabilities over a support. The support of a token is a list of ids, for example those that a
+ * sampler's top-p and top-k kept. lk computes only their logits, and a softmax over them. No matmul over the vocabulary.
  *
- *   S[t]            the entries offsets[t] to offsets[t+1] - 1; entry e is the column ids[e] of its token
+ *   S[t]            the entries of token t: offsets[t] to offsets[t+1] - 1. Entry e has the id ids[e], a row of weight
  *   logits[e]       = sum_d x[t,d] weight[ids[e],d] + bias[ids[e]]
  *   z[e]            = logit_scale logits[e], or with the option softcap: softcap * tanh(logit_scale logits[e] / softcap)
  *   lse[t]          = log sum_{e in S[t]} exp(z[e])
@@ -11,7 +11,7 @@
  *   entropy[t]      = -sum_e p[e] support_logp[e]
  *   kl[t]           = sum_e q[e] (teacher_logp[e] - support_logp[e]),  q[e] = exp(teacher_logp[e])
  * backward:
- *   u[e]            = dsupport_logp[e] - dkl[t] q[e], and for the entry of the target + dlogp[t]
+ *   u[e]            = dsupport_logp[e] - dkl[t] q[e]; plus dlogp[t] if e is the entry of logp[t]
  *   dz[e]           = u[e] + p[e] (dlse[t] - sum_{f in S[t]} u[f]) - dentropy[t] p[e] (support_logp[e] + entropy[t])
  *   dlogits[e]      = logit_scale dz[e], with a softcap times 1 - (z[e] / softcap)^2
  *   dx[t,d]         = sum_{e in S[t]} dlogits[e] weight[ids[e],d]
@@ -33,31 +33,36 @@
  *                status = lk_linear_support_backward_workspace_bytes_bf16(&args, &args.workspace_bytes);
  *                args.workspace = ...;
  *                status = lk_linear_support_backward_bf16(&args, stream);  // reads the logits of forward
- *            forward takes 8 bytes of workspace for each entry and 4 for each token, without `logits` 4 more for each entry.
- *            backward takes 4 bytes more for each entry, and with dweight or dbias 8 more and hidden / 8 besides: 270 MB for
- *            500,000 entries at hidden = 4096.
+ *            forward takes 8 bytes of workspace for each entry and 4 for each token, and without `logits` 4 more for each entry.
+ *            backward takes 12 for each entry and 4 for each token. With dweight or dbias it takes 12 more for each entry and up to
+ *            256 KiB, and with dweight hidden / 8 besides: in all 270 MB for 500,000 entries at hidden = 4096. Nothing in it lives
+ *            from one call to the next, so all calls may share one workspace.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
- * Options    Zero is off. entries may be more than offsets[tokens]: entries of no token are not read, and their logits and
- *            support_logp are 0. offsets must not fall. An id that comes twice in a support is two entries.
- *            Ignored token: with use_ignore_index target[t] = ignore_index. Its results and its dx are 0, its ids are not read
- *            for anything, and it adds nothing to dweight and dbias.
- *            Bad token: not ignored, and it has no entry, an id outside the vocabulary, or a target that is none of its ids. Its
- *            results are NaN, its logits 0. Its dx is NaN, or 0 where all its gradients are 0. It adds nothing to dweight and
- *            dbias.
- *            bias = -inf masks an id: its p is 0. A token whose logits are all -inf, or hold +inf or NaN: results and dx are NaN,
+ * Options    Zero is off. No offset is below the one before it; lk cannot say so where one is, but reads no wrong address. Entries
+ *            before offsets[0], and from offsets[tokens] on, belong to no token. Their ids are not read, their support_logp is 0,
+ *            and so are their logits where forward computes logits. An id that comes twice in a support is two entries; logp is of
+ *            the first.
+ *            Ignored token: use_ignore_index is not 0, and target[t] = ignore_index. Its results and its dx are 0, its ids are not
+ *            read, and it adds nothing to dweight and dbias.
+ *            Bad token: a token that is not ignored, and has no entry, or an id outside the vocabulary, or a target that is none of
+ *            its ids. Its results are NaN. Its logits are 0 where forward computes logits. Its dx is 0 if its dlogp, dlse,
+ *            dentropy, dkl and dsupport_logp are all 0, else NaN. It adds nothing to dweight and dbias. bad_targets counts it in
+ *            each call, so in forward and in backward.
+ *            bias = -inf masks an id: its p is 0, and its logp -inf. With a softcap nothing is masked: z is -softcap there. If all
+ *            logits of a token are -inf, or one is +inf, both without a softcap, or one is NaN, then its results and its dx are NaN,
  *            and so are the rows of dweight that it adds to.
- *            teacher_logp may be -inf, where q is 0. The teacher's q need not add up to 1. kl with q = 0 everywhere but at one id
- *            is a cross entropy; the teacher's part of kl has no gradient. Other losses, as the reverse KL: compute them from
- *            support_logp, and pass dsupport_logp.
- *            Temperature t: logit_scale = 1 / t; where there is a softcap logit_scale / t and softcap / t.
- *            logits_given: forward reads logits instead of computing them; x and weight are not used.
+ *            teacher_logp may be -inf, where q is 0. The teacher's q need not add up to 1. If q is 1 at one id and 0 at the others,
+ *            kl is a cross entropy. teacher_logp gets no gradient. kl is +inf where q is above 0 and p is 0. For another loss, such
+ *            as the reverse KL, compute it from support_logp, and pass its gradient as dsupport_logp.
+ *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too.
+ *            logits_given: forward reads logits and does not compute them. It does not use x, weight and bias.
  *            accumulate: dweight and dbias are added to. Without it all of dweight is written: zeros, then the rows of the ids.
- * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows; ids and target are
- *            those of the whole vocabulary, the same on all ranks. Three steps, the second and the last by NCCL, say:
- *                1. forward with `logits` alone. Ids of other ranks give 0
+ * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows. ids and target are
+ *            those of the whole vocabulary, the same on all ranks. Three steps; the second is yours, by NCCL for example:
+ *                1. forward with `logits` as the only output. The logits of other ranks' ids are 0
  *                2. sum logits over the ranks: 4 bytes for each entry
  *                3. forward with logits_given and the other outputs: every rank has all results
- *            backward as without ranks: dweight is of this rank's rows, dx is to be summed over the ranks.
+ *            backward is called as without ranks. dweight and dbias are of this rank's rows. Sum dx over the ranks.
  * Repeatable The same bits every time: fixed order, no float atomics. A token's results do not depend on the other tokens.
  * Read on    lk/linear_support.md: how exact results are, and what is read and written.
  *
@@ -66,8 +71,8 @@
  *   forward   lk_support_logits_kernel: a warp per entry. lk_support_forward_kernel: a warp per token, the results
  *   backward  lk_support_backward_kernel: a warp per token, dlogits. lk_support_dx_kernel: a warp per token and slice of columns.
  *             dweight: the entries are sorted by id, lk_support_count_kernel and lk_support_sort_kernel for each 8 bits of an id.
- *             lk_support_dweight_kernel: a warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns. A run is the
- *             entries of one id. A run within a tile is written at once. The parts of one that crosses into other tiles go to the
+ *             lk_support_dweight_kernel: a warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns. A run is
+ *             all sorted entries of one id. A run inside one tile is written at once. If a run crosses tiles, its parts go to the
  *             workspace, and lk_support_runs_kernel adds them up
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -77,10 +82,10 @@
 
 /* One struct for both calls. F: forward, B: backward; without a letter: both. A call ignores the fields of the other one. */
 typedef struct {
-    const void *x;              /*   in      T [tokens, hidden]; F: NULL with logits_given; B: for dweight */
-    const void *weight;         /*   in      T [vocab, hidden]; F: NULL with logits_given; B: for dx */
-    const void *bias;           /* F in      bias_dtype [vocab]; -inf masks an id; NULL: none */
-    const void *offsets;        /*   in      offsets_dtype [tokens + 1], rising, 0 to entries */
+    const void *x;              /*   in      T [tokens, hidden]; F: not used with logits_given; B: read for dweight alone */
+    const void *weight;         /*   in      T [vocab, hidden]; F: not used with logits_given; B: read for dx alone */
+    const void *bias;           /* F in      bias_dtype [vocab]; -inf masks an id, not under a softcap; NULL: none */
+    const void *offsets;        /*   in      offsets_dtype [tokens + 1], each 0 to entries and not below the one before */
     const void *ids;            /*   in      target_dtype [entries] */
     const void *target;         /*   in      target_dtype [tokens]; NULL: none, and no logp */
     const float *teacher_logp;  /*   in      f32 [entries]; NULL: none, and no kl */
@@ -111,9 +116,9 @@ typedef struct {
     int64_t dweight_stride;     /* B likewise */
     int64_t vocab_start;        /* ranks: the id of the first row of weight */
     int64_t vocab_total;        /* ranks: the rows of all ranks, at most 2^30; 0: no ranks */
-    int64_t ignore_index;       /* with use_ignore_index any value; without it 0 */
+    int64_t ignore_index;       /* any value if use_ignore_index is not 0; else 0 */
     float logit_scale;          /* 0 to 2^127; 0 means 1 */
-    float softcap;              /* 2^-100 to 2^100; logit_scale / softcap too; 0: off */
+    float softcap;              /* 0: off; else 2^-100 to 2^100, and so is logit_scale / softcap */
     int logits_given;           /* F not 0: logits is an input */
     int use_ignore_index;       /*   not 0: tokens with target = ignore_index are ignored */
     int accumulate;             /* B not 0: dweight and dbias are added to their old contents */
@@ -125,13 +130,15 @@ typedef struct {
 } lk_linear_support_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md.
- *   LK_ERR_NULL    offsets, ids, in backward logits, or x or weight where they are read, is NULL; logp or dlogp without target;
- *                  kl or dkl without teacher_logp; logits_given without logits; all outputs are NULL; in backward all gradients
- *                  are. With tokens = 0 all except for args may be NULL
- *   LK_ERR_SHAPE   tokens, hidden, vocab, entries, vocab_start or vocab_total out of range; a stride that is not 0 and below hidden
- *   LK_ERR_VALUE   logit_scale or softcap out of range; ignore_index without use_ignore_index, or this without target; a dtype that
- *                  is none of its values; a rank's forward that wants more than logits, without logits_given
- * Fastest: x, weight, dx and dweight start at multiples of 16 bytes, and so do their rows. */
+ *   LK_ERR_NULL    a pointer that the call reads is NULL: offsets, ids, in backward logits, x or weight (see their fields); logp
+ *                  or dlogp without target; kl or dkl without teacher_logp; logits_given without logits; all outputs are NULL
+ *                  (bad_targets is one); in backward all gradients are. With tokens = 0 all except for args may be NULL
+ *   LK_ERR_SHAPE   tokens, hidden, vocab, entries, vocab_start or vocab_total out of range; a stride below 0; dx_stride or
+ *                  dweight_stride that is not 0 and below hidden, of two rows or more. Rows of x and of weight may overlap
+ *   LK_ERR_VALUE   logit_scale or softcap out of range; ignore_index without use_ignore_index; use_ignore_index without target; a
+ *                  dtype that is none of its values; forward without logits_given that has outputs besides logits, where vocab is
+ *                  below vocab_total
+ * Fastest: hidden is a multiple of 16 bytes of T, and all rows of x, weight, dx and dweight start at multiples of 16 bytes. */
 
 #define LK_LINEAR_SUPPORT_FUNCTIONS(X, T)                                                                                      \
     X##_CALL(linear_support, forward, LK_FORWARD, T)                                                                           \
@@ -202,6 +209,12 @@ LK_DEVICE void lk_support_leave_out(const lk_support_call &p, int64_t begin, int
     }
 }
 
+/* The row of x of an entry that has a row of weight. With offsets that fall, two warps may have written the one and the other. */
+LK_DEVICE int64_t lk_support_row_of(const lk_support_call &p, int64_t e)
+{
+    return p.token[e] < 0 ? 0 : p.token[e];
+}
+
 /* A warp owns a token. */
 LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_begin_kernel(const __grid_constant__ lk_support_call p)
 {
@@ -249,7 +262,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 2) lk_support_logits_ker
         const int64_t row = p.key[e];
         float sums[Loads] = {};
         if (row < a.vocab) {
-            const T *const x = (const T *)a.x + p.token[e] * a.x_stride;
+            const T *const x = (const T *)a.x + lk_support_row_of(p, e) * a.x_stride;
             const T *const weight = (const T *)a.weight + row * a.weight_stride;
             for (int64_t col = lane * Num; col < a.hidden; col += Loads * Step) {
                 lk_vec<T> left[Loads] = {}, right[Loads] = {};
@@ -353,7 +366,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_forward_ke
         if (a.logp) a.logp[token] = good ? logp : other;
         if (a.lse) a.lse[token] = good ? top + row.log : other;
         if (a.entropy) a.entropy[token] = good ? row.log + row.spread : other;
-        if (a.kl) a.kl[token] = good ? kl : other;
+        if (a.kl) a.kl[token] = !good ? other : row.log == row.log ? kl : NAN;
     }
 }
 
@@ -587,7 +600,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dweight_ke
             const bool there = at + lane < a.entries;
             const int key = there ? p.key[at + lane] : none, behind = at + 32 < a.entries ? p.key[at + 32] : none;
             const int entry = key < none ? p.order[at + lane] : 0;
-            const int64_t row = key < none ? p.token[entry] * a.x_stride : 0;
+            const int64_t row = key < none ? lk_support_row_of(p, entry) * a.x_stride : 0;
             const float of_lane = key < none ? p.dlogits[entry] : 0.0f;
             for (int k = 0; k < 32 && __shfl_sync(0xffffffffu, key, k) < none; k += Loads) {
                 lk_vec<T> raw[Loads] = {};
@@ -672,7 +685,7 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     const int input = LK_MAY_OVERLAP | (a->tokens ? LK_REQUIRED : 0); /* without tokens all may be NULL */
     const int backward_in = backward ? LK_IN : LK_UNUSED, backward_out = backward ? LK_OUT : LK_UNUSED;
     const int64_t most = INT32_MAX, most_vocab = (int64_t)1 << 30;
-    const int64_t bounds = a->tokens < 0 ? 1 : a->tokens < most ? a->tokens + 1 : most; /* a size that is refused too */
+    const int64_t bounds = a->tokens < 0 ? 1 : a->tokens <= most ? a->tokens + 1 : most; /* a size that is refused too */
     const bool ranks = a->vocab_total != 0, computes = !backward && !a->logits_given, query = !device;
     const float quotient = (a->logit_scale == 0.0f ? 1.0f : a->logit_scale) / a->softcap;
     const bool cap = a->softcap != 0.0f, more = a->logp || a->lse || a->entropy || a->kl || a->support_logp;
@@ -718,9 +731,9 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     const bool wants_logp = backward ? a->dlogp != NULL : a->logp != NULL, wants_kl = backward ? a->dkl != NULL : a->kl != NULL;
     if (wants_logp && !a->target && a->tokens)
         lk_reject(&checks, LK_ERR_NULL, "target is NULL, and %s is given", backward ? "dlogp" : "logp");
-    if (wants_kl && !a->teacher_logp && a->entries)
+    if (wants_kl && !a->teacher_logp && a->entries && a->tokens)
         lk_reject(&checks, LK_ERR_NULL, "teacher_logp is NULL, and %s is given", backward ? "dkl" : "kl");
-    if (backward && !query && !a->dlogp && !a->dlse && !a->dentropy && !a->dkl && !a->dsupport_logp)
+    if (backward && !query && a->tokens && a->entries && !a->dlogp && !a->dlse && !a->dentropy && !a->dkl && !a->dsupport_logp)
         lk_reject(&checks, LK_ERR_NULL, "dlogp, dlse, dentropy, dkl and dsupport_logp are NULL: there is nothing to pass on");
     lk_check_number(&checks, "logit_scale", (double)a->logit_scale, a->logit_scale >= 0.0f && a->logit_scale <= 0x1p127f,
                     "0 to 2^127");
@@ -782,7 +795,7 @@ template <class T> LK_HOST void lk_support_lay_out(lk_support_call *p, bool back
     lk_take(&p->tail_bias, &arena, sorts, p->tiles);
     lk_take(&p->head, &arena, dweight, lk_count(p->tiles, a.hidden));
     lk_take(&p->tail, &arena, dweight, lk_count(p->tiles, a.hidden));
-    p->bytes = arena.used;
+    p->bytes = a.tokens ? arena.used : 0;
 }
 
 template <class T>
@@ -819,7 +832,8 @@ LK_HOST lk_status lk_support_clear(const char *op, const lk_linear_support_args 
     cudaError_t error = cudaSuccess;
     if (a.accumulate || a.vocab == 0) return LK_OK;
     const size_t stride = (size_t)a.dweight_stride * bytes, width = (size_t)a.hidden * bytes;
-    if (a.dweight) error = cudaMemset2DAsync(a.dweight, stride, 0, width, (size_t)a.vocab, stream);
+    if (a.dweight && stride == width) error = cudaMemsetAsync(a.dweight, 0, width * (size_t)a.vocab, stream);
+    else if (a.dweight) error = cudaMemset2DAsync(a.dweight, stride, 0, width, (size_t)a.vocab, stream);
     if (a.dbias && !error) error = cudaMemsetAsync(a.dbias, 0, (size_t)a.vocab * of_bias, stream);
     return lk_launched(op, error);
 }
@@ -874,6 +888,7 @@ LK_HOST lk_status lk_linear_support_run(const char *op, const lk_linear_support_
     lk_check_overlap(&checks, list, count);
     lk_check_end(&checks, list, count);
     if (checks.status) return checks.status;
+    if (backward) a.support_logp = NULL; /* forward's */
     if (a.tokens == 0) { /* entries of no token */
         cudaError_t error = cudaSuccess;
         const size_t bytes = (size_t)a.entries * sizeof(float);

@@ -880,6 +880,9 @@ def linear_support():
     calls = calls_in(jax.grad(lambda v, w: lk.linear_support(v, w, ids, offsets, targets).logp.sum(), 0), x, m)
     check("a frozen weight", calls == [(forward, "x weight ids offsets target", "logits logp lse entropy support_logp workspace"),
                                        (back, "x weight ids offsets target logits dlogp", "dx workspace")], str(calls))
+    logp = lambda v: lk.linear_support(v, m, ids, offsets, targets).logp
+    _, pull = jax.vjp(logp, x)
+    check("jacrev", bool((jax.jacrev(logp)(x) == jnp.stack([pull(row)[0] for row in jnp.eye(3)])).all()), "another one")
     each = jax.vmap(lambda v, i: lk.linear_support(v, m, i, offsets, None).support_logp)(
         jnp.stack([x, 2 * x]), jnp.stack([ids, ids[::-1]]))
     both = jnp.stack([lk.linear_support(v, m, i, offsets).support_logp for v, i in ((x, ids), (2 * x, ids[::-1]))])

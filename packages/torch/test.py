@@ -1890,6 +1890,15 @@ def linear_support():
     nothing = LF.linear_support(x[:0], w, good[:0], torch.zeros(1, dtype=torch.int64, device=D), target[:0])
     none, = torch.autograd.grad(nothing.logp.sum() + nothing.lse.sum(), w)
     verdict("no tokens", nothing.logp.shape == (0,) and not none.any())
+    none = torch.zeros(5, dtype=torch.int64, device=D)
+    out = LF.linear_support(x, w, good[:0], none, torch.full((4,), -100, device=D))
+    dx, = torch.autograd.grad((out.support_logp * normal(0).to(D)).sum() + out.lse.sum(), x)
+    verdict("tokens without ids, all ignored", not out.lse.any() and not dx.any())
+    dx, = torch.autograd.grad(LF.linear_support(x, w, good[:0], none).support_logp, x, normal(0).to(D))
+    verdict("a gradient of no entry", not dx.any())
+    wide = torch.tensor([2**32 + 1, 0, 3, 2**32], device=D)
+    far = LF.linear_support(x, w, good.int(), torch.tensor([0, 2, 3, 4, 6], device=D), wide, ignore_index=2**32)
+    verdict("a target beyond int32 is bad, or ignored", bool(far.logp[0].isnan()) and far.logp[3].item() == 0)
     at = torch.tensor([0, 2, 3, 4, 6], device=D)
     wrong = [("ids of two dimensions", lambda: LF.linear_support(x, w, good[None], at), "ids", ValueError),
              ("float ids", lambda: LF.linear_support(x, w, good.float(), at), "ids", TypeError),

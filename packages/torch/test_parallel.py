@@ -451,6 +451,10 @@ def supports_of_a_head(ranks):
     case.ids[case.offsets[2]] = sum(shards[1])
     out = case(*case.part, **case.split)
     verdict("a support: a bad id", bool(out[1][2].isnan()) and not out[1][3].isnan())
+    case = HeadSupport(F32, (6,), 16, shards[1])
+    case.ids, case.teacher, case.offsets = case.ids[:0], case.teacher[:0], case.offsets * 0
+    case.target = torch.full((6,), -100, device=device)
+    case.compare("tokens without ids, all ignored", case(*case.part, **case.split), case(*case.whole))
     for case, backend in ((HeadSupport(F32, (6,), 16, shards[1], F32), "aot_eager"), (HeadSupport(BF16, (3, 4), 16, shards[0]), "inductor")):
         torch._dynamo.reset()
         fast = torch.compile(lambda *leaves, **split: case(*leaves, **split), fullgraph=True, backend=backend)

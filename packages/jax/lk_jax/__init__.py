@@ -1331,18 +1331,21 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
     """Log-probabilities over a support: of each token the logits of some ids alone, as a sampler's top-p and top-k kept them, and a
     softmax over these: a SupportOutput, float32. lk/linear_support.cuh has the formulas.
 
-    x [..., hidden], weight [vocab, hidden], bias [vocab]. ids [entries] are columns; those of token t, in the order of x's rows, are
-    ids[offsets[t]:offsets[t + 1]]. offsets [tokens + 1] rise from 0 to entries or less. All are int32 or int64. support_logp [entries]
-    are the log-probabilities of all ids among those of their token, logp [...] that of targets [...]. entropy [...] is over the
-    support. kl [...] is sum q (teacher_logp - support_logp) with q = exp(teacher_logp [entries]), which may be -inf and has no
-    gradient; other losses, as the reverse KL, can be made of support_logp.
+    x [..., hidden], weight [vocab, hidden], bias [vocab]. ids [entries] are rows of weight. Token t, in the order of x's rows, has
+    the ids ids[offsets[t]:offsets[t + 1]]. offsets is [tokens + 1]; each is 0 to entries, and not below the one before. ids, offsets
+    and targets are int32, int64 or uint8. support_logp [entries] is the log-probability of each id among the ids of its token, logp
+    [...] that of targets [...]. lse [...] is the log-sum-exp over the support, entropy [...] its entropy. kl [...] is sum q
+    (teacher_logp - support_logp) with q = exp(teacher_logp). teacher_logp [entries] may be -inf, and gets no gradient. For another
+    loss, such as the reverse KL, use support_logp.
 
-    No logits of all columns, and no product over them: a token reads the rows of weight of its ids. The gradient of weight is dense.
+    lk does not compute the logits of all columns. For a token it reads only the rows of weight that its ids name. The gradient of
+    weight is dense.
 
     A token whose target is ignore_index has results and gradients of 0. Where a token has no ids, an id outside the vocabulary, or a
-    target that is none of its ids, its results are NaN, and its gradient of x where it has one above.
+    target that is none of its ids, its results are NaN. Its gradient of x is NaN too, or 0 if all its cotangents are 0.
     weight and bias may be float32 beside 16-bit x, softcap, logit_scale and temperature are as in linear_cross_entropy; an array as
-    logit_scale or temperature multiplies x. Under vmap with arrays of ids there is one call for each element.
+    logit_scale or temperature multiplies x. Under vmap over ids, offsets or weight, lk runs once for each element. There is no
+    axis_name.
 
     x, weight and bias have gradients.
     """
@@ -1360,11 +1363,17 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
     if targets is None:
         fields.update(use_ignore_index=0, ignore_index=0)
     else:
-        targets = _targets(targets, shape, "x", vocab, ignore_index).astype(ids.dtype)
+        targets = _targets(targets, shape, "x", vocab, ignore_index)
+        ids, targets = (a.astype(jnp.promote_types(ids.dtype, targets.dtype)) for a in (ids, targets))
     if teacher_logp is not None:
         teacher_logp = _floats(teacher_logp, "teacher_logp")
         _demand(teacher_logp.shape == ids.shape, f"teacher_logp has the shape {teacher_logp.shape}; it must have {ids.shape}")
-    _check_targets("ids", vocab, None, ids)
+    if os.environ.get("LK_CHECK_TARGETS", "0") not in ("", "0"):
+        at = jnp.arange(len(ids))
+        used = (at >= offsets[0]) & (at < offsets[-1])
+        if fields["use_ignore_index"]:
+            used &= targets.ravel()[jnp.searchsorted(offsets, at, side="right") - 1] != ignore_index
+        _check_targets("ids", vocab, None, ids, used)
     x, bias = _scaled_head(x, bias, logit_scale)
     found = _linear_support(tuple(fields.items()))(*same_axes(x, weight, bias, ids, offsets, targets, teacher_logp))
     return SupportOutput(*map(found.get, SupportOutput._fields))
@@ -1372,7 +1381,7 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
 
 @functools.lru_cache(None)
 def _linear_support(options):
-    of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias")
+    of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias", "dx")  # one call for each element of vmap
 
     def run(direction, arrays, inputs, outputs):
         x, weight, bias, ids, offsets, targets, teacher_logp = arrays

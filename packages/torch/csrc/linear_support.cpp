@@ -40,7 +40,8 @@ struct SupportCall {
         TORCH_CHECK_VALUE(ids.dim() == 1, "lk: ids has shape ", ids.sizes(), "; it must have one dimension");
         TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.size(0) == rows.rows + 1, "lk: offsets has shape ", offsets.sizes(),
                           "; an input of ", x.sizes(), " needs [", rows.rows + 1, "]");
-        i = ids.contiguous(), o = offsets.contiguous();
+        const bool widens = has(target) && target->scalar_type() == at::kLong; // a target keeps all its bits
+        i = ids.to(widens ? at::kLong : ids.scalar_type()).contiguous(), o = offsets.contiguous();
         a.ids = i.const_data_ptr(), a.offsets = o.const_data_ptr(), a.entries = ids.size(0);
         a.offsets_dtype = o.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
         a.target_dtype = i.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
@@ -90,12 +91,12 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_support_forw
     const Tensor lse = make(tokens, x, at::kFloat), entropy = make(tokens, x, at::kFloat);
     const Tensor support_logp = make(ids.sizes(), x, at::kFloat), logits = make(ids.sizes(), x, at::kFloat);
     a.logits = logits.mutable_data_ptr<float>();
-    if (!group.empty()) { // of other ranks' ids 0
+    if (!group.empty() && ids.numel()) { // of other ranks' ids 0
         RUN(lk_linear_support_forward, c, x);
         collective("_c10d_functional::all_reduce_", logits, "sum", group);
         wait(logits);
-        a.logits_given = 1;
     }
+    a.logits_given = !group.empty();
     if (has(target)) logp = make(tokens, x, at::kFloat), a.logp = logp.mutable_data_ptr<float>();
     if (has(teacher_logp)) kl = make(tokens, x, at::kFloat), a.kl = kl.mutable_data_ptr<float>();
     a.lse = lse.mutable_data_ptr<float>(), a.entropy = entropy.mutable_data_ptr<float>();

@@ -977,21 +977,26 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
 
         mine = slice(offsets[t], offsets[t + 1])
         z = logit_scale * F.linear(input[t], linear_weight[ids[mine]], linear_bias[ids[mine]])
-        support_logp[mine] = z.log_softmax(-1)
+        z = softcap * torch.tanh(z / softcap) if softcap else z
+        lse[t], support_logp[mine] = z.logsumexp(-1), z.log_softmax(-1)
         logp[t] = support_logp[mine][ids[mine] == target[t]]             # of the first one, where an id comes twice
         entropy[t] = -(support_logp[mine].exp() * support_logp[mine]).sum()
         kl[t] = (teacher_logp[mine].exp() * (teacher_logp[mine] - support_logp[mine])).sum()
 
-    input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]. ids [entries] are int64 or int32, and so are offsets
-    [tokens + 1], tokens the product of [...]: they rise from 0 to entries or less. target is [...], teacher_logp [entries]; -inf
-    where the teacher has no probability. teacher_logp gets no gradient; other losses, as the reverse KL, can be made of support_logp.
+    Where a factor exp(...) is 0, its term is 0, not NaN. Results are float32.
 
-    Neither logits of all classes nor a matmul over them: a token reads the rows of linear_weight of its ids. The gradient of
-    linear_weight is dense. A token's results do not depend on the other tokens.
+    input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]; the last two may be float32 beside 16 bits. ids
+    [entries] and offsets [tokens + 1] are int64 or int32; tokens is the product of [...]. Each offset is 0 to entries, and not below
+    the one before. target is [...]. teacher_logp is [entries], and -inf where the teacher's probability is 0. It gets no gradient. For
+    another loss, such as the reverse KL, use support_logp.
+
+    lk does not compute the logits of all classes. For a token it reads only the rows of linear_weight that its ids name. The gradient
+    of linear_weight is dense. A token's results do not depend on the other tokens.
 
     An ignored token, whose target is ignore_index, has results and gradients of 0. Where a token has no ids, an id outside the
-    classes, or a target that is none of its ids, its results are NaN, and its gradients where it has one above. LK_CHECK_TARGETS=1
-    says which. softcap, logit_scale and temperature as in cross_entropy.
+    classes, or a target that is none of its ids, its results are NaN. Its gradient of input is NaN too, or 0 if all its upstream
+    gradients are 0; it adds nothing to the other gradients. LK_CHECK_TARGETS=1 raises for an id or a target outside the classes.
+    softcap, logit_scale and temperature as in linear_cross_entropy.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids and target are those of all classes
     and alike on all ranks. Forward sums 4 bytes for each entry over the ranks, backward the gradient of input."""
@@ -1018,9 +1023,11 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
         classes = sum(shards)
         ranks = (group.group_name, sum(shards[:group.rank()]), classes)
     if CHECK_TARGETS and not is_compiling() and input.dim():
-        _check_targets(ids[int(offsets[0]):int(offsets[-1])], None, classes, "ids")
+        used = ids[int(offsets[0]):int(offsets[-1])]
         if target is not None:
             _check_targets(target, ignore_index, classes)
+            used = used.masked_fill((target == ignore_index).flatten().repeat_interleave(offsets.diff()), 0)
+        _check_targets(used, None, classes, "ids")
     return SupportOutput(*_ops.linear_support.default(input, linear_weight, ids, offsets, target, linear_bias, teacher_logp, softcap,
                                                       logit_scale, ignore_index, *ranks))
 
