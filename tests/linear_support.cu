@@ -709,7 +709,34 @@ static void graphs(int type, int direction, int)
     test_graph(op, &p);
 }
 
-static const test_theme themes[] = {{"empty", empty}, {"lengths", lengths}, {"many", many}, {"options", options}, {"alone", alone},
+/* Offsets of any values: results mean nothing, but no address is wrong. Two warps may write the same entry, which TSan would tell. */
+static void falling(int type, int direction, int)
+{
+#if !defined(__SANITIZE_THREAD__)
+    for (int k = 0; k < 24; k++) {
+        problem p = plain(type, direction, 9, k % 2 ? 8 : 3, 12, 1 + k);
+        uint64_t random = test_hash((uint64_t)k);
+        p.narrow_offsets = k & 2, p.has[DBIAS] = direction == BACKWARD;
+        if (!prepare(&p, 0)) return;
+        for (int64_t t = 0; t <= p.tokens; t++) {
+            const int64_t at = test_below(&random, entries + 11) - 5, value = k % 5 ? at : at % 2 ? INT32_MAX : INT32_MIN;
+            if (p.narrow_offsets) ((int32_t *)test_buffer_host(&buffer[OFFSETS]))[t] = (int32_t)value;
+            else ((int64_t *)test_buffer_host(&buffer[OFFSETS]))[t] = value;
+        }
+        test_buffer_upload(&buffer[OFFSETS]);
+        if (!test_launched(launch(&p), describe(&p))) return;
+        collect(&p);
+        for (int t = 0; t < TENSORS; t++) {
+            if (t == WORKSPACE || is_output(&p, t)) test_buffer_accept_all(&buffer[t]);
+            test_buffer_untouched(&buffer[t], tensor_name[t], describe(&p));
+        }
+    }
+#else
+    (void)type, (void)direction;
+#endif
+}
+
+static const test_theme themes[] = {{"falling offsets", falling}, {"empty", empty}, {"lengths", lengths}, {"many", many}, {"options", options}, {"alone", alone},
                                     {"special values", specials}, {"places", places}, {"ranks", ranks}, {"graph", graphs}};
 
 /* Ids of four digits, of which the weight would have 2^24 rows: dbias alone. */
