@@ -48,15 +48,18 @@
  *            its ids. Its results are NaN. Its logits are 0 where forward computes logits. Its dx is 0 if its dlogp, dlse,
  *            dentropy, dkl and dsupport_logp are all 0, else NaN. It adds nothing to dweight and dbias. bad_targets counts it in
  *            each call, so in forward and in backward.
- *            bias = -inf masks an id: its p is 0, and its logp -inf. With a softcap nothing is masked: z is -softcap there. If all
- *            logits of a token are -inf, or one is +inf, both without a softcap, or one is NaN, then its results and its dx are NaN,
- *            and so are the rows of dweight that it adds to.
+ *            bias = -inf masks an id: its p is 0, and its logp -inf. With a softcap nothing is masked: z is -softcap there. If
+ *            all logits of a token are -inf, or one is +inf, both without a softcap, or one is NaN, then its results and its dx
+ *            are NaN, and so are the rows of dweight that it adds to.
  *            teacher_logp may be -inf, where q is 0. The teacher's q need not add up to 1. If q is 1 at one id and 0 at the others,
  *            kl is a cross entropy. teacher_logp gets no gradient. kl is +inf where q is above 0 and p is 0. For another loss, such
  *            as the reverse KL, compute it from support_logp, and pass its gradient as dsupport_logp.
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too.
  *            logits_given: forward reads logits and does not compute them. It does not use x, weight and bias.
  *            accumulate: dweight and dbias are added to. Without it all of dweight is written: zeros, then the rows of the ids.
+ *            dweight_ids: dweight has the rows of the ids alone, one after another by rising id. Row k is that of row
+ *            dweight_ids[k] of the weight, and dweight_rows says how many there are. What is behind them is not written. For an
+ *            optimizer that updates these rows alone: zeros for a vocabulary of 151936 take as long as all else of backward.
  * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows. ids and target are
  *            those of the whole vocabulary, the same on all ranks. Three steps; the second is yours, by NCCL for example:
  *                1. forward with `logits` as the only output. The logits of other ranks' ids are 0
@@ -71,9 +74,10 @@
  *   forward   lk_support_logits_kernel: a warp per entry. lk_support_forward_kernel: a warp per token, the results
  *   backward  lk_support_backward_kernel: a warp per token, dlogits. lk_support_dx_kernel: a warp per token and slice of columns.
  *             dweight: the entries are sorted by id, lk_support_count_kernel and lk_support_sort_kernel for each 8 bits of an id.
- *             lk_support_dweight_kernel: a warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns. A run is
- *             all sorted entries of one id. A run inside one tile is written at once. If a run crosses tiles, its parts go to the
- *             workspace, and lk_support_runs_kernel adds them up
+ *             With dweight_ids lk_support_starts_kernel and lk_support_scan_kernel number the rows. lk_support_dweight_kernel: a
+ *             warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns. A run is all sorted entries of one id. A run
+ *             inside one tile is written at once. If a run crosses tiles, its parts go to the workspace, and lk_support_runs_kernel
+ *             adds them up
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -102,8 +106,11 @@ typedef struct {
     const float *dkl;           /* B in      f32 [tokens] */
     const float *dsupport_logp; /* B in      f32 [entries] */
     void *dx;                   /* B out     T [tokens, hidden]; NULL to skip */
-    void *dweight;              /* B out     dweight_dtype [vocab, hidden]; NULL to skip */
+    void *dweight;              /* B out     dweight_dtype [vocab, hidden], with dweight_ids [min(entries, vocab), hidden]; NULL to
+                                             skip */
     void *dbias;                /* B out     dbias_dtype [vocab]; NULL to skip */
+    int32_t *dweight_ids;       /* B out     int32 [min(entries, vocab)], the row of weight of each row of dweight; NULL: dense */
+    int32_t *dweight_rows;      /* B out     int32 [1], how many rows of dweight there are, with dweight_ids */
     void *workspace;            /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes */
     size_t workspace_bytes;     /* at least what the query answers */
     int64_t tokens;             /* 0 to 2^31 - 1 */
@@ -131,13 +138,14 @@ typedef struct {
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md.
  *   LK_ERR_NULL    a pointer that the call reads is NULL: offsets, ids, in backward logits, x or weight (see their fields); logp
- *                  or dlogp without target; kl or dkl without teacher_logp; logits_given without logits; all outputs are NULL
- *                  (bad_targets is one); in backward all gradients are. With tokens = 0 all except for args may be NULL
+ *                  or dlogp without target; kl or dkl without teacher_logp; logits_given without logits; dweight_ids without
+ *                  dweight or dweight_rows; all outputs are NULL (bad_targets is one); in backward all gradients are. With
+ *                  tokens = 0 all except for args may be NULL
  *   LK_ERR_SHAPE   tokens, hidden, vocab, entries, vocab_start or vocab_total out of range; a stride below 0; dx_stride or
  *                  dweight_stride that is not 0 and below hidden, of two rows or more. Rows of x and of weight may overlap
  *   LK_ERR_VALUE   logit_scale or softcap out of range; ignore_index without use_ignore_index; use_ignore_index without target; a
  *                  dtype that is none of its values; forward without logits_given that has outputs besides logits, where vocab is
- *                  below vocab_total
+ *                  below vocab_total; dweight_ids with accumulate; dweight_rows without dweight_ids
  * Fastest: hidden is a multiple of 16 bytes of T, and all rows of x, weight, dx and dweight start at multiples of 16 bytes. */
 
 #define LK_LINEAR_SUPPORT_FUNCTIONS(X, T)                                                                                      \
@@ -156,7 +164,7 @@ typedef struct {
 #define LK_SUPPORT_DIGITS 256    /* of a pass of the sort, 8 bits */
 #define LK_SUPPORT_SORT_WARPS 16 /* of a block of the sort */
 #define LK_SUPPORT_SORT_BLOCKS 256 /* at most; each reads the counts of all */
-#define LK_SUPPORT_TENSORS 24    /* of a call, at most */
+#define LK_SUPPORT_TENSORS 26    /* of a call, at most */
 
 /* What every kernel gets: the caller's arguments with all defaults filled in, and the workspace. */
 typedef struct {
@@ -167,6 +175,7 @@ typedef struct {
     float *dlogits;    /* backward: [entries] */
     int32_t *other_key, *order, *other_order; /* the sort: [entries]. order: entries, sorted by key */
     int32_t *digits;   /* the sort: [sort_blocks, LK_SUPPORT_DIGITS] */
+    int32_t *starts;   /* with dweight_ids: [tiles + 1], the runs that begin before a tile */
     float *head, *tail; /* [tiles, hidden]: of a tile the part of a run that began before it; of one that ends behind it */
     float *head_bias, *tail_bias; /* [tiles] */
     int64_t tiles, slices; /* slices: of a row of hidden, one for a warp */
@@ -563,12 +572,54 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_SORT_WARPS, 2) lk_support_sort_
 
 /* ---- Backward: dweight and dbias ----------------------------------------------------------------------------------------- */
 
-/* What a run adds up to, to its row. */
-template <class T, int Num>
-LK_DEVICE void lk_support_put_row(const lk_linear_support_args &a, int64_t row, int64_t col, const float (&sum)[Num], float bias)
+/* How many runs begin in each tile. A warp owns a tile. */
+LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_starts_kernel(const __grid_constant__ lk_support_call p)
 {
+    const int lane = (int)threadIdx.x % 32, none = (int)p.a.vocab;
+    lk_griddepcontrol_wait();
+    for (int64_t tile = lk_support_warp(); tile < p.tiles; tile += lk_support_warps()) {
+        int count = 0;
+        for (int64_t at = tile * LK_SUPPORT_TILE + lane; at - lane < (tile + 1) * LK_SUPPORT_TILE; at += 32) {
+            const int key = at < p.a.entries ? p.key[at] : none;
+            count += __popc(__ballot_sync(0xffffffffu, key < none && (at == 0 || p.key[at - 1] != key)));
+        }
+        if (lane == 0) p.starts[tile] = count;
+    }
+}
+
+/* Of each tile, how many begin before it; and of all. One block; a thread has neighbours. */
+LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_SORT_WARPS, 2) lk_support_scan_kernel(const __grid_constant__ lk_support_call p)
+{
+    LK_SHARED(int, sums, [LK_SUPPORT_SORT_WARPS]);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t each = (p.tiles + 32 * LK_SUPPORT_SORT_WARPS - 1) / (32 * LK_SUPPORT_SORT_WARPS), first = each * threadIdx.x;
+    lk_griddepcontrol_wait();
+    int mine = 0;
+    for (int64_t tile = first; tile < first + each && tile < p.tiles; tile++) mine += p.starts[tile];
+    int up_to = mine; /* of this thread and those below it */
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, up_to, (unsigned)offset);
+        if (lane >= offset) up_to += below;
+    }
+    if (lane == 31) sums[warp] = up_to;
+    __syncthreads(); /* the sums of all warps */
+    for (int w = 0; w < warp; w++) up_to += sums[w];
+    int before = up_to - mine;
+    for (int64_t tile = first; tile < first + each && tile < p.tiles; tile++) {
+        const int count = p.starts[tile];
+        p.starts[tile] = before, before += count;
+    }
+    if (threadIdx.x == 32 * LK_SUPPORT_SORT_WARPS - 1) p.starts[p.tiles] = *p.a.dweight_rows = up_to;
+}
+
+/* What a run adds up to, to its row. number: of the run. */
+template <class T, int Num>
+LK_DEVICE void lk_support_put_row(const lk_linear_support_args &a, int64_t row, int64_t number, int64_t col,
+                                  const float (&sum)[Num], float bias)
+{
+    if (a.dweight_ids && col == 0) a.dweight_ids[number] = (int32_t)row;
     if (a.dweight && col < a.hidden) {
-        const int64_t at = row * a.dweight_stride + col;
+        const int64_t at = (a.dweight_ids ? number : row) * a.dweight_stride + col;
         if (a.dweight_dtype == LK_DTYPE_F32) lk_support_put((float *)a.dweight + at, sum, a.accumulate);
         else lk_support_put((T *)a.dweight + at, sum, a.accumulate);
     }
@@ -595,6 +646,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dweight_ke
     for (int64_t unit = lk_support_warp(); unit < p.tiles * p.slices; unit += lk_support_warps()) {
         const int64_t tile = unit / p.slices, col = (unit % p.slices * 32 + lane) * Num, first = tile * LK_SUPPORT_TILE;
         bool began = first > 0 && p.key[first - 1] == p.key[first]; /* in a tile before */
+        int number = p.starts ? p.starts[tile] : 0;
         float sum[Num] = {}, bias = 0.0f;
         for (int64_t at = first; at < first + LK_SUPPORT_TILE && at < a.entries; at += 32) {
             const bool there = at + lane < a.entries;
@@ -622,9 +674,9 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dweight_ke
                     if (goes_on && !last) continue;
                     if (began) lk_support_put_part(p, p.head, p.head_bias, tile, col, sum, bias);
                     else if (goes_on) lk_support_put_part(p, p.tail, p.tail_bias, tile, col, sum, bias);
-                    else lk_support_put_row<T>(a, now, col, sum, bias);
+                    else lk_support_put_row<T>(a, now, number, col, sum, bias);
                     LK_UNROLL for (int j = 0; j < Num; j++) sum[j] = 0.0f;
-                    bias = 0.0f, began = false;
+                    number += !began, bias = 0.0f, began = false;
                 }
             }
         }
@@ -670,7 +722,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_runs_kerne
                 }
             }
         }
-        lk_support_put_row<T>(a, row, col, sum, bias);
+        lk_support_put_row<T>(a, row, p.starts ? p.starts[tile + 1] - 1 : 0, col, sum, bias); /* the last that begins here */
     }
 }
 
@@ -721,7 +773,9 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
         {"dsupport_logp", a->dsupport_logp, 4, backward_in, a->entries},
         {"dx", a->dx, bytes, backward_out, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, a->dweight_dtype == LK_DTYPE_F32 ? 4 : bytes, backward_out, a->hidden,
-         {{a->vocab, &a->dweight_stride, "dweight_stride"}}},
+         {{backward && a->dweight_ids && a->entries < a->vocab ? a->entries : a->vocab, &a->dweight_stride, "dweight_stride"}}},
+        {"dweight_ids", a->dweight_ids, 4, backward_out, a->entries < a->vocab ? a->entries : a->vocab},
+        {"dweight_rows", a->dweight_rows, 4, backward_out, 1},
         {"dbias", a->dbias, a->dbias_dtype == LK_DTYPE_F32 ? 4 : bytes, backward_out, a->vocab},
         {"bad_targets", a->bad_targets, 4, LK_OUT, 1}};
     static_assert(LK_COUNT(all) < LK_SUPPORT_TENSORS, "one is the workspace");
@@ -750,6 +804,10 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     if (computes) lk_check_dtype<T>(&checks, "bias_dtype", a->bias_dtype);
     if (backward) lk_check_dtype<T>(&checks, "dweight_dtype", a->dweight_dtype);
     if (backward) lk_check_dtype<T>(&checks, "dbias_dtype", a->dbias_dtype);
+    if (backward && a->dweight_ids && (!a->dweight || !a->dweight_rows))
+        lk_reject(&checks, LK_ERR_NULL, "%s is NULL, and dweight_ids is given", a->dweight ? "dweight_rows" : "dweight");
+    lk_check_absent(&checks, "dweight_rows", backward && a->dweight_rows && !a->dweight_ids, "it is for calls with dweight_ids");
+    lk_check_absent(&checks, "accumulate", backward && a->dweight_ids && a->accumulate, "it is not for calls with dweight_ids");
     if (computes && a->vocab < a->vocab_total && more)
         lk_reject(&checks, LK_ERR_VALUE, "logits_given is 0; where a rank has %lld of %lld rows, forward computes logits alone",
                   (long long)a->vocab, (long long)a->vocab_total);
@@ -791,6 +849,7 @@ template <class T> LK_HOST void lk_support_lay_out(lk_support_call *p, bool back
     lk_take(&p->order, &arena, sorts, a.entries);
     lk_take(&p->other_order, &arena, sorts, a.entries);
     lk_take(&p->digits, &arena, sorts, (int64_t)p->sort_blocks * LK_SUPPORT_DIGITS);
+    lk_take(&p->starts, &arena, sorts && a.dweight_ids, p->tiles + 1);
     lk_take(&p->head_bias, &arena, sorts, p->tiles);
     lk_take(&p->tail_bias, &arena, sorts, p->tiles);
     lk_take(&p->head, &arena, dweight, lk_count(p->tiles, a.hidden));
@@ -830,10 +889,13 @@ LK_HOST lk_status lk_support_clear(const char *op, const lk_linear_support_args 
 {
     const size_t bytes = a.dweight_dtype == LK_DTYPE_F32 ? 4 : of_t, of_bias = a.dbias_dtype == LK_DTYPE_F32 ? 4 : of_t;
     cudaError_t error = cudaSuccess;
-    if (a.accumulate || a.vocab == 0) return LK_OK;
+    if (a.dweight_ids && (a.entries == 0 || a.vocab == 0 || a.tokens == 0))
+        error = cudaMemsetAsync(a.dweight_rows, 0, sizeof(int32_t), stream);
+    if (a.accumulate || a.vocab == 0) return lk_launched(op, error);
     const size_t stride = (size_t)a.dweight_stride * bytes, width = (size_t)a.hidden * bytes;
-    if (a.dweight && stride == width) error = cudaMemsetAsync(a.dweight, 0, width * (size_t)a.vocab, stream);
-    else if (a.dweight) error = cudaMemset2DAsync(a.dweight, stride, 0, width, (size_t)a.vocab, stream);
+    if (a.dweight && !a.dweight_ids)
+        error = stride == width ? cudaMemsetAsync(a.dweight, 0, width * (size_t)a.vocab, stream)
+                                : cudaMemset2DAsync(a.dweight, stride, 0, width, (size_t)a.vocab, stream);
     if (a.dbias && !error) error = cudaMemsetAsync(a.dbias, 0, (size_t)a.vocab * of_bias, stream);
     return lk_launched(op, error);
 }
@@ -864,6 +926,9 @@ LK_HOST lk_status lk_support_backward(const char *op, const lk_device *device, l
     status = lk_support_clear(op, a, sizeof(T), stream);
     if (status || a.entries == 0 || a.vocab == 0) return status;
     status = lk_support_sort(op, device, p, stream);
+    if (!status && a.dweight_ids) status = lk_support_launch(op, device, lk_support_starts_kernel, p->tiles, stream, *p);
+    if (!status && a.dweight_ids)
+        status = lk_launch_pdl(op, device, lk_support_scan_kernel, 1, 1, 32 * LK_SUPPORT_SORT_WARPS, 0, stream, *p);
     if (!status) status = lk_support_launch(op, device, lk_support_dweight_kernel<T, Num>, p->tiles * p->slices, stream, *p);
     if (!status) status = lk_support_launch(op, device, lk_support_runs_kernel<T, Num>, (p->tiles - 1) * p->slices, stream, *p);
     return status;

@@ -172,7 +172,7 @@ static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
 #define S lk_linear_support_args
 static const fields of_linear_support = {
     F(x), F(weight), F(bias), F(offsets), F(ids), F(target), F(teacher_logp), F(logits), F(logp), F(lse), F(entropy), F(kl),
-    F(support_logp), F(bad_targets), F(dlogp), F(dlse), F(dentropy), F(dkl), F(dsupport_logp), F(dx), F(dweight), F(dbias),
+    F(support_logp), F(bad_targets), F(dlogp), F(dlse), F(dentropy), F(dkl), F(dsupport_logp), F(dx), F(dweight), F(dbias), F(dweight_ids), F(dweight_rows),
     F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab), F(entries), F(x_stride), F(weight_stride), F(dx_stride),
     F(dweight_stride), F(vocab_start), F(vocab_total), F(ignore_index), F(logit_scale), F(softcap), F(logits_given),
     F(use_ignore_index), F(accumulate), F(offsets_dtype), F(target_dtype), F(bias_dtype), F(dweight_dtype), F(dbias_dtype)};
@@ -342,6 +342,7 @@ static const function functions[] = {
     CALL(linear_kl_parallel, finish, f32, LKL_RANKS RANKS),
     CALL(linear_support, forward, f32, SUPPORT),
     CALL(linear_support, forward, f32, SUPPORT "logits_given=1 x=0 weight=0"),
+    CALL(linear_support, backward, f32, SUPPORT "dweight_ids=0 dweight_rows=0"),
     CALL(linear_support, backward, f32, SUPPORT),
     CALL(glu, forward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40"),
@@ -572,7 +573,8 @@ static std::vector<wrong> all_wrong(const function &f)
 
 static void pairs(const function &f, size_t each)
 {
-    static const char *const one_of_two[][2] = {{"q_weight", "dq_weight"}, {"k_weight", "dk_weight"}, {"up", "interleaved"}};
+    static const char *const one_of_two[][2] = {{"q_weight", "dq_weight"}, {"k_weight", "dk_weight"}, {"up", "interleaved"},
+                                                    {"dweight_ids", "dweight_rows"}, {"dweight", "dweight_ids"}};
     const std::vector<wrong> all = all_wrong(f);
     for (size_t i = 0; i < all.size(); i++)
         for (size_t j = 0; j < i; j++) {

@@ -24,11 +24,11 @@ enum { FORWARD, BACKWARD };
 static const char *const direction_name[] = {"forward", "backward"};
 enum {
     X, WEIGHT, BIAS, OFFSETS, IDS, TARGET, TEACHER, LOGITS, LOGP, LSE, ENTROPY, KL, SUPPORT_LOGP, BAD, DLOGP, DLSE, DENTROPY, DKL,
-    DSUPPORT_LOGP, DX, DWEIGHT, DBIAS, WORKSPACE, TENSORS
+    DSUPPORT_LOGP, DX, DWEIGHT, DBIAS, DWEIGHT_IDS, DWEIGHT_ROWS, WORKSPACE, TENSORS
 };
 static const char *const tensor_name[] = {"x", "weight", "bias", "offsets", "ids", "target", "teacher_logp", "logits", "logp", "lse",
                                           "entropy", "kl", "support_logp", "bad_targets", "dlogp", "dlse", "dentropy", "dkl",
-                                          "dsupport_logp", "dx", "dweight", "dbias", "workspace"};
+                                          "dsupport_logp", "dx", "dweight", "dbias", "dweight_ids", "dweight_rows", "workspace"};
 /* Supports. RAGGED: of 0 to 2 mean entries, so that some are empty. FILLED: of 1 to 2 mean. LONG: the first has all that the others
  * lack. ONE_ID: all entries have the same id. */
 enum { RAGGED, FILLED, LONG, ONE_ID, KINDS };
@@ -55,7 +55,7 @@ static problem plain(int type, int direction, int64_t tokens, int64_t hidden, in
     p.type = type, p.direction = direction, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.mean = mean;
     p.kind = FILLED;
     for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS && (t < LOGP || (t <= BAD) == (direction == FORWARD));
-    p.has[BAD] = p.has[WORKSPACE] = true, p.has[DBIAS] = false;
+    p.has[BAD] = p.has[WORKSPACE] = true, p.has[DBIAS] = p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = false;
     p.seed = test_hash((uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 17 + mean * 5 + direction));
     return p;
 }
@@ -139,6 +139,22 @@ static int64_t row_of(const problem *p, int64_t e)
     return row >= 0 && row < p->vocab ? row : -1;
 }
 
+static int64_t most_rows(const problem *p) { return entries < p->vocab ? entries : p->vocab; }
+
+/* The rows of weight that some good token's id names, 1 in `touched`; how many there are. */
+static char *touched;
+static int64_t touch(const problem *p)
+{
+    static size_t bytes;
+    int64_t count = 0;
+    touched = (char *)test_room(touched, &bytes, (size_t)p->vocab + 8);
+    memset(touched, 0, (size_t)p->vocab);
+    for (int64_t t = 0; t < p->tokens; t++)
+        for (int64_t e = offsets[t]; e < offsets[t + 1] && fate[t] == GOOD; e++)
+            if (row_of(p, e) >= 0 && !touched[row_of(p, e)]) touched[row_of(p, e)] = 1, count++;
+    return count;
+}
+
 /* ---- Tensors ------------------------------------------------------------------------------------------------------------ */
 
 static int type_of(const problem *p, int t) /* of floats */
@@ -153,11 +169,12 @@ static int bytes_of(const problem *p, int t)
 {
     if (t == OFFSETS) return p->narrow_offsets ? 4 : 8;
     if (t == IDS || t == TARGET) return p->narrow_ids ? 4 : 8;
-    return t == WORKSPACE ? 1 : t == BAD ? 4 : test_type_bytes[type_of(p, t)];
+    return t == WORKSPACE ? 1 : t == BAD || t == DWEIGHT_IDS || t == DWEIGHT_ROWS ? 4 : test_type_bytes[type_of(p, t)];
 }
 static int64_t rows_of(const problem *p, int t)
 {
     if (t == X || t == DX) return p->tokens;
+    if (t == DWEIGHT && p->has[DWEIGHT_IDS]) return most_rows(p);
     return t == WEIGHT || t == DWEIGHT ? p->vocab : 1;
 }
 static int64_t cols_of(const problem *p, int t)
@@ -166,12 +183,13 @@ static int64_t cols_of(const problem *p, int t)
     if (t == BIAS || t == DBIAS) return p->vocab;
     if (t == OFFSETS) return p->tokens + 1;
     if (t == IDS || t == TEACHER || t == LOGITS || t == SUPPORT_LOGP || t == DSUPPORT_LOGP) return entries;
-    return t == BAD ? 1 : t == WORKSPACE ? (int64_t)args.workspace_bytes : p->tokens;
+    if (t == DWEIGHT_IDS) return most_rows(p);
+    return t == BAD || t == DWEIGHT_ROWS ? 1 : t == WORKSPACE ? (int64_t)args.workspace_bytes : p->tokens;
 }
 static bool is_output(const problem *p, int t)
 {
     if (t == LOGITS) return p->direction == FORWARD && !p->given;
-    return (t > LOGITS && t <= BAD) || (t >= DX && t <= DBIAS);
+    return (t > LOGITS && t <= BAD) || (t >= DX && t <= DWEIGHT_ROWS);
 }
 
 static double value(const problem *p, int t, int64_t i)
@@ -268,7 +286,7 @@ static bool prepare(const problem *p, int run)
         args.support_logp = (float *)at[SUPPORT_LOGP], args.bad_targets = (int32_t *)at[BAD], args.dlogp = (float *)at[DLOGP];
         args.dlse = (float *)at[DLSE], args.dentropy = (float *)at[DENTROPY], args.dkl = (float *)at[DKL];
         args.dsupport_logp = (float *)at[DSUPPORT_LOGP], args.dx = at[DX], args.dweight = at[DWEIGHT], args.dbias = at[DBIAS];
-        args.workspace = at[WORKSPACE];
+        args.dweight_ids = (int32_t *)at[DWEIGHT_IDS], args.dweight_rows = (int32_t *)at[DWEIGHT_ROWS], args.workspace = at[WORKSPACE];
     }
     if (p->direction == BACKWARD) args.support_logp = (float *)test_buffer_device(&buffer[DSUPPORT_LOGP]); /* forward's: not written */
     return true;
@@ -286,13 +304,13 @@ enum {
     DID_TYPE, DID_KIND = DID_TYPE + TEST_TYPES, DID_SPECIAL = DID_KIND + KINDS, DID_NARROW_OFFSETS = DID_SPECIAL + SPECIALS,
     DID_NARROW_IDS, DID_WIDE_BOTH, DID_BAD, DID_IGNORES, DID_PADDING, DID_GIVEN, DID_RANK, DID_SCALE, DID_SOFTCAP, DID_BIAS,
     DID_WIDE_BIAS, DID_ACCUMULATE, DID_WIDE_DWEIGHT, DID_DBIAS, DID_WIDE_DBIAS, DID_VECTORS, DID_SINGLES, DID_GAPS, DID_NO_TARGET,
-    DID_NO_LOGITS, DID_NO_DX, DID_NO_DWEIGHT, DID_NO_TOKENS, DID_NO_ENTRIES, DID_MANY, DIDS
+    DID_NO_LOGITS, DID_ROWS, DID_NO_DX, DID_NO_DWEIGHT, DID_NO_TOKENS, DID_NO_ENTRIES, DID_MANY, DIDS
 };
 static const char *const did_name[] = {
     "f32", "f16", "bf16", "ragged", "filled", "one long", "one id", "nothing special", "-inf", "all -inf", "nan", "+inf", "large",
     "certain", "int32 offsets", "int32 ids", "int64 indices", "bad tokens", "ignored tokens", "padding", "logits_given", "a rank's",
     "logit_scale", "softcap", "bias", "f32 bias", "accumulate", "f32 dweight", "dbias", "f32 dbias", "vectors", "single elements",
-    "gaps", "no target", "logits NULL", "dx NULL", "dweight NULL", "0 tokens", "0 entries", "several blocks sort"};
+    "gaps", "no target", "logits NULL", "dweight_ids", "dx NULL", "dweight NULL", "0 tokens", "0 entries", "several blocks sort"};
 static const char *const path_names[] = {"forward", "backward"};
 static test_counts counts = {path_names, did_name, 2, DIDS, {}, {}};
 enum { MANY = 4096 }; /* entries of a block of the sort */
@@ -300,7 +318,7 @@ enum { MANY = 4096 }; /* entries of a block of the sort */
 static bool possible(int path, int did)
 {
     if (did == DID_GIVEN || did == DID_BIAS || did == DID_WIDE_BIAS || did == DID_NO_LOGITS) return path == FORWARD;
-    if (did == DID_ACCUMULATE || (did >= DID_WIDE_DWEIGHT && did <= DID_WIDE_DBIAS) || did == DID_NO_DX || did == DID_NO_DWEIGHT)
+    if (did == DID_ACCUMULATE || (did >= DID_WIDE_DWEIGHT && did <= DID_WIDE_DBIAS) || did == DID_ROWS || did == DID_NO_DX || did == DID_NO_DWEIGHT)
         return path == BACKWARD;
     return true;
 }
@@ -323,6 +341,7 @@ static void count(const problem *p)
     }
     did[DID_GAPS] = gaps, did[DID_VECTORS] = vectors && !sixteenth, did[DID_SINGLES] = !vectors && !sixteenth;
     did[DID_NO_TARGET] = !p->has[TARGET], did[DID_NO_LOGITS] = !p->has[LOGITS], did[DID_NO_DX] = !p->has[DX];
+    did[DID_ROWS] = p->has[DWEIGHT_IDS];
     did[DID_NO_DWEIGHT] = !p->has[DWEIGHT], did[DID_NO_TOKENS] = p->tokens == 0, did[DID_NO_ENTRIES] = p->tokens && entries == 0;
     did[DID_MANY] = entries > MANY;
     counts.runs[p->direction]++;
@@ -526,18 +545,17 @@ static void verify_backward(const problem *p)
         }
     }
     static double *sum, *error, *bias;
-    static char *touched;
-    static size_t more[4];
+    static size_t more[3];
     const size_t n = (size_t)(p->vocab * p->hidden);
     sum = (double *)test_room(sum, &more[0], n * 8 + 8), error = (double *)test_room(error, &more[1], n * 8 + 8);
-    bias = (double *)test_room(bias, &more[2], (size_t)p->vocab * 16 + 16), touched = (char *)test_room(touched, &more[3], (size_t)p->vocab + 8);
+    bias = (double *)test_room(bias, &more[2], (size_t)p->vocab * 16 + 16);
     if (p->has[DWEIGHT]) memset(sum, 0, n * 8), memset(error, 0, n * 8);
-    memset(bias, 0, (size_t)p->vocab * 16), memset(touched, 0, (size_t)p->vocab);
+    memset(bias, 0, (size_t)p->vocab * 16);
+    const int64_t rows = touch(p);
     const double chain = (66 + (double)entries / LK_SUPPORT_TILE) * U;
     for (int64_t e = 0; e < entries; e++) {
         const int64_t row = dz[e].token < 0 ? -1 : row_of(p, e);
         if (row < 0) continue;
-        touched[row] = 1;
         bias[2 * row] += dz[e].x, bias[2 * row + 1] += dz[e].error + chain * fabs(dz[e].x);
         for (int64_t d = 0; p->has[DWEIGHT] && d < p->hidden; d++) {
             const double x = get(p, X, dz[e].token, d);
@@ -545,8 +563,16 @@ static void verify_backward(const problem *p)
             error[row * p->hidden + d] += fabs(x) * (dz[e].error + chain * fabs(dz[e].x));
         }
     }
-    for (int64_t row = 0; row < p->vocab; row++) {
-        for (int64_t d = 0; p->has[DWEIGHT] && d < p->hidden; d++) {
+    const int32_t *const of_rows = (const int32_t *)test_buffer_back(&buffer[DWEIGHT_IDS]);
+    if (p->has[DWEIGHT_IDS] && !test_that(*(int32_t *)test_buffer_back(&buffer[DWEIGHT_ROWS]) == rows))
+        test_detail("dweight_rows is %d, want %lld; %s", *(int32_t *)test_buffer_back(&buffer[DWEIGHT_ROWS]), (long long)rows, describe(p));
+    for (int64_t row = 0, k = 0; row < p->vocab; row++) {
+        if (p->has[DWEIGHT_IDS] && touched[row] && !test_that(of_rows[k] == row))
+            test_detail("dweight_ids[%lld] is %d, want %lld; %s", (long long)k, of_rows[k], (long long)row, describe(p));
+        for (int64_t d = 0; p->has[DWEIGHT] && d < p->hidden && p->has[DWEIGHT_IDS] && touched[row]; d++)
+            expect(p, DWEIGHT, k, d, sum[row * p->hidden + d], error[row * p->hidden + d] + 0x1p-126);
+        k += touched[row];
+        for (int64_t d = 0; p->has[DWEIGHT] && d < p->hidden && !p->has[DWEIGHT_IDS]; d++) {
             const double old = p->accumulate ? get(p, DWEIGHT, row, d) : 0, more_of = touched[row] ? U * (fabs(old) + 1) : 0;
             expect(p, DWEIGHT, row, d, old + sum[row * p->hidden + d],
                    touched[row] ? error[row * p->hidden + d] + more_of * (p->accumulate ? 1 : 0) + 0x1p-126 : 0);
@@ -573,9 +599,11 @@ static void settle(const problem *p, bool keep, const char *what)
 {
     for (int t = 0; t < TENSORS; t++) {
         if (t == WORKSPACE) test_buffer_accept_all(&buffer[t]);
-        else if (p->has[t] && is_output(p, t))
-            test_settle(&buffer[t], &kept[t], &kept_bytes[t], keep, rows_of(p, t), cols_of(p, t), cols_of(p, t) + p->gap[t],
-                        bytes_of(p, t), tensor_name[t], what, describe(p));
+        else if (p->has[t] && is_output(p, t)) { /* behind the rows that there are nothing is written */
+            const int64_t rows = t == DWEIGHT && p->has[DWEIGHT_IDS] ? touch(p) : rows_of(p, t);
+            test_settle(&buffer[t], &kept[t], &kept_bytes[t], keep, rows, t == DWEIGHT_IDS ? touch(p) : cols_of(p, t),
+                        cols_of(p, t) + p->gap[t], bytes_of(p, t), tensor_name[t], what, describe(p));
+        }
         test_buffer_untouched(&buffer[t], tensor_name[t], describe(p));
     }
 }
@@ -594,6 +622,9 @@ static void lengths(int type, int direction, int)
             problem p = plain(type, direction, 5 + i % 3, hidden[i], 40, mean[j]);
             p.kind = (i + j) % KINDS, p.narrow_ids = i % 2, p.narrow_offsets = j % 2;
             check(&p);
+            if (direction == FORWARD || (i + j) % 3) continue;
+            p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = true;
+            check(&p);
         }
 }
 
@@ -606,6 +637,9 @@ static void many(int type, int direction, int)
             if (kind == LONG && i % 2) continue;
             problem p = plain(type, direction, test.small ? 45 : 150, 1 + i % 2, vocab[i], 100);
             p.kind = kind, p.has[DBIAS] = direction == BACKWARD, p.wide_dbias = true, p.narrow_ids = true;
+            check(&p);
+            if (direction == FORWARD) continue;
+            p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = true, p.ignores = true;
             check(&p);
         }
 }
@@ -625,6 +659,7 @@ static void options(int type, int direction, int)
         if (direction == FORWARD && k % 6 == 3) p.given = true, p.has[X] = p.has[WEIGHT] = p.has[BIAS] = false;
         if (direction == FORWARD && k % 6 == 4) p.has[LOGITS] = false;
         if (k % 11 == 7 && !p.ignores) p.has[TARGET] = p.has[LOGP] = p.has[DLOGP] = false;
+        if (direction == BACKWARD && k % 4 == 3 && !p.accumulate && p.has[DWEIGHT]) p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = true;
         if (k % 11 == 8) p.has[TEACHER] = p.has[KL] = p.has[DKL] = false;
         check(&p);
     }
@@ -678,6 +713,7 @@ static void empty(int type, int direction, int)
     for (int k = 0; k < 4; k++) {
         problem p = plain(type, direction, k % 2 ? 0 : 3, 8, 5, 0);
         p.padding = k > 1 ? 4 : 0, p.accumulate = direction == BACKWARD && k == 3, p.has[DBIAS] = direction == BACKWARD;
+        p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = direction == BACKWARD && k != 3;
         check(&p);
     }
     lk_linear_support_args none = {};
@@ -830,6 +866,11 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "dweight_dtype", SPOIL(a->dweight_dtype = 7), false, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "dbias_dtype", SPOIL(a->dbias_dtype = 7), false, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "logits_given", SPOIL(a->vocab_total = 21), true, false},
+        {LK_ERR_NULL, LK_ERR_NULL, "dweight_rows is NULL", SPOIL(a->dweight_ids = (int32_t *)a->workspace), false, true},
+        {LK_ERR_NULL, LK_ERR_NULL, "dweight is NULL", SPOIL(a->dweight_ids = (int32_t *)a->workspace; a->dweight = NULL), false, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "dweight_rows is given", SPOIL(a->dweight_rows = (int32_t *)a->dbias; a->dbias = NULL), false, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "accumulate is given", SPOIL(a->dweight_ids = (int32_t *)a->dweight; a->dweight_rows = (int32_t *)a->dbias;
+                                                                  a->dweight = a->dx; a->dx = a->dbias = NULL; a->accumulate = 1), false, true},
         {LK_ERR_ALIGNMENT, LK_OK, "x is not", SPOIL(MOVED(a->x, 1))},
         {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 2))},
         {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->workspace = NULL)},
@@ -879,6 +920,7 @@ static problem draw(uint64_t seed)
         p.accumulate = test_chance(r, 3), p.has[DBIAS] = test_chance(r, 2);
         if (test_chance(r, 6)) p.has[DX] = p.has[WEIGHT] = false;
         if (test_chance(r, 6)) p.has[DWEIGHT] = p.has[X] = false, p.has[DBIAS] = p.has[DBIAS] || !p.has[DX];
+        p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = p.has[DWEIGHT] && !p.accumulate && test_chance(r, 3);
         for (int t = DLSE; t <= DSUPPORT_LOGP; t++)
             if (t != DSUPPORT_LOGP && test_chance(r, 4)) p.has[t] = false;
     }
