@@ -2063,6 +2063,8 @@ def every():
                                  "x weight bias"),
         "linear_cross_entropy_ids": (dict(x=x, weight=m, target_ids=ids, target_weight=q, bias=b), none, ("softcap", 5.0, 9.0),
                                      "x weight bias"),
+        "linear_support": (dict(x=x, weight=m, ids=jnp.stack([t.ravel(), t.ravel() + 1], 1).ravel(), offsets=jnp.arange(0, 49, 2),
+                                targets=t, bias=b, teacher_logp=-jnp.abs(normal(9, 48))), {}, ("softcap", 5.0, 9.0), "x weight bias"),
         "md_lrpe_cosine": (dict(x=x.reshape(4, 3, 2, 16), theta=normal(3, 3, 16)), dict(shape=2), ("activation", "silu", None),
                            "x theta"),
         "glu": (dict(gate=x, up=r, row_weight=weight), {}, ("limit", 1.0, 2.0), "gate up row_weight"),
@@ -2131,7 +2133,7 @@ def everywhere():
         with warnings.catch_warnings(action="ignore"):  # of a result that is too small for the memory
             alike("donated", jax.jit(lambda a, rest: both({first: a, **rest}), donate_argnums=0)(jnp.copy(arrays[first]), rest))
         mapped = {n for n, a in arrays.items() if a.ndim > 1 and a.shape[0] == 4}
-        none = {n: a[:0] if n in mapped else a for n, a in arrays.items()}
+        none = {n: a[:0] if n in mapped else a[:1] if n == "offsets" else a for n, a in arrays.items()}
         results, slopes = jax.jit(both)(none)
         check(f"{name} no rows", all(a.shape[0] == 0 if b.ndim and b.shape[0] == 4 else a.shape == b.shape for a, b in zip(
             *map(jax.tree.leaves, (results, expected[0])), strict=True)), jax.tree.map(jnp.shape, results))
@@ -2166,7 +2168,7 @@ def everywhere():
         refused(f"{name} a symbolic dimension", lambda: jax.export.export(jax.jit(f), disabled_checks=checks)(shapes), ValueError,
                 "with a symbolic dimension; lk's calls are compiled for sizes that are known: export one program for each size$")
         axes = {n: 0 if n in mapped else None for n in arrays}
-        if name != "cross_entropy":  # a mean is a loop of calls, as often as there are elements
+        if name not in ("cross_entropy", "linear_support"):  # a mean is a loop of calls, as often as there are elements; offsets are of x
             refused(f"{name} vmap, a symbolic dimension", lambda: jax.export.export(jax.jit(jax.vmap(
                 f, (axes,))), disabled_checks=checks)(shapes), ValueError, "a symbolic dimension; lk's calls are compiled")
         check(f"{name} pickle", pickle.loads(pickle.dumps(function)) is function)
@@ -2205,7 +2207,7 @@ def meshes():
             def slopes(arrays):
                 return jax.grad(lambda some: sum(jnp.sin(r).sum() for r in jax.tree.leaves(mapped({**arrays, **some}))))(
                     {n: arrays[n] for n in wanted})
-            if wanted:
+            if wanted and name != "linear_support":  # whose offsets are those of all x
                 same = jax.jit(slopes)(arrays) if name == "cross_entropy" else expected[1]  # a mean for each element
                 near(f"{title} gradient of vmap", jax.jit(slopes)(split), same)
 
