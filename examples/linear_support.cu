@@ -54,8 +54,8 @@ __global__ void rung_1_kernel(rung_args a)
     a.logp[token] = a.logits[token * VOCAB + a.target[token]] - lk_lse_log(state);
 }
 
-/* Rung 2: the softmax over the ids that were kept. It is right, and still all logits are computed: 151936 of them per token in a model
- * of today, of which 16 are used. */
+/* Rung 2: the softmax over the ids that were kept. It is right, and still all logits are computed: a model of today
+ * has 151936 of them per token, and a sampler keeps 16. */
 __global__ void rung_2_kernel(rung_args a)
 {
     const int token = threadIdx.x;

@@ -1520,15 +1520,15 @@ template <class T> static void team_steps(void)
 {
     const int64_t v = LK_VEC<T>, k = 1 << 10, rows[] = {1000, 2 * k * k * k - 64, INT32_MAX, INT32_MAX + 78ll, 8 * k * k * k};
     const int64_t cols[] = {1, v, 3 * v, 32 * v, 32 * v + 1}, groups[] = {3, 300, 32 * k * k + 1, 128 * k * k - 1, 512 * k * k};
-    const uintptr_t apart = (uintptr_t)1 << 50;
+    const uintptr_t far = (uintptr_t)1 << 50;
     for (int i = 0; i < LENGTH_OF(rows) * LENGTH_OF(cols) * LENGTH_OF(groups) * 8; i++) {
         lk_srms_norm_args given = {}, a;
         given.rows = rows[i % 5], given.cols = cols[i / 5 % 5], given.groups = groups[i / 25 % 5];
         if (given.groups > ((int64_t)1 << 30) / given.cols) continue;
         const int kind = i / 125;
-        given.x = (void *)(apart + (kind & 1 ? sizeof(T) : 0)), given.dy = (void *)(2 * apart), given.dx = (void *)(3 * apart);
-        given.x_stride = kind & 2 ? given.cols + 1 : 0, given.weight = (void *)(4 * apart);
-        given.dweight = kind & 4 ? (void *)(5 * apart) : NULL;
+        given.x = (void *)(far + (kind & 1 ? sizeof(T) : 0)), given.dy = (void *)(2 * far), given.dx = (void *)(3 * far);
+        given.x_stride = kind & 2 ? given.cols + 1 : 0, given.weight = (void *)(4 * far);
+        given.dweight = kind & 4 ? (void *)(5 * far) : NULL;
         lk_device device = {};
         lk_srms_norm_layout l = {};
         const lk_status status = lk_srms_norm_check<T>("op", &given, LK_BACKWARD, &device, &a);

@@ -561,16 +561,16 @@ template <class T> static void layouts(void)
     const int64_t rows[] = {1000, k * k, 10000001, 2 * k * k * k - 256, INT32_MAX, INT32_MAX + 78ll, 8 * k * k * k};
     const int64_t cols[] = {1, v, 2 * v, 5 * v, 32 * v, 32 * v + 1, 1000};
     const int64_t groups[] = {1, 3, 300, 4097, 10007, 65535, 65536, 32 * k * k + 1, 128 * k * k - 1, 512 * k * k};
-    const uintptr_t apart = (uintptr_t)1 << 50;
+    const uintptr_t far = (uintptr_t)1 << 50;
     for (int i = 0; i < 7 * 7 * 10 * 8; i++) {
         lk_srms_norm_gated_args given = {};
         lk_srms_norm_args a, &of = given.common;
         of.rows = rows[i % 7], of.cols = cols[i / 7 % 7], of.groups = groups[i / 49 % 10];
         if (of.groups > ((int64_t)1 << 30) / of.cols) continue;
         const int kind = i / 490;
-        of.x = (void *)(apart + (kind & 1 ? sizeof(T) : 0)), of.dy = (void *)(2 * apart), of.dx = (void *)(3 * apart);
-        of.x_stride = kind & 2 ? of.cols + 1 : 0, of.weight = (void *)(4 * apart);
-        of.dweight = kind & 4 ? (void *)(5 * apart) : NULL, given.gate = (void *)(6 * apart), given.dgate = (void *)(7 * apart);
+        of.x = (void *)(far + (kind & 1 ? sizeof(T) : 0)), of.dy = (void *)(2 * far), of.dx = (void *)(3 * far);
+        of.x_stride = kind & 2 ? of.cols + 1 : 0, of.weight = (void *)(4 * far);
+        of.dweight = kind & 4 ? (void *)(5 * far) : NULL, given.gate = (void *)(6 * far), given.dgate = (void *)(7 * far);
         lk_device device = {};
         lk_srms_norm_layout l = {};
         const lk_status status = lk_srms_norm_gated_check<T>("op", &given, LK_BACKWARD, &device, &a);

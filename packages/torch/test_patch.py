@@ -785,7 +785,7 @@ def steps():
         "detach": lambda h, z: z.detach() + z, "weight": lambda h, z: z @ h.weight.new_ones(VOCAB, VOCAB),
         "a view that is written": lambda h, z: written(z), "float, written": lambda h, z: written(z.float()),
         "a product before it is written": lambda h, z: written_later(z)}
-    apart = "zero", "a negative factor", "a product before it is written"  # some are made, but not those of the output
+    others = "zero", "a negative factor", "a product before it is written"  # some are made, but not those of the output
 
     class Stepped(LlamaForCausalLM):
         def forward(self, input_ids, labels=None, **kwargs):
@@ -811,14 +811,14 @@ def steps():
             else:
                 once = len(words) == 1 and "makes all logits" in words[0] and "not so" in again
                 verdict(f"{label}: said once", once, f"{words}")
-                if name in apart:
+                if name in others:
                     right = a[1] is None
                 else:
                     right = torch.equal(a[1], b[1]) and a[1].dtype == b[1].dtype
                 verdict(f"{label}: logits", len(a) == 2 and right)
             for out, m in ((a, ours), (b, theirs)):
                 out[0].backward()
-            exact = name in made and name not in apart
+            exact = name in made and name not in others
             dw, dw_theirs = ours.lm_head.weight.grad, theirs.lm_head.weight.grad
             for key, p, q in (("loss", a[0].detach(), b[0].detach()), ("dweight", dw, dw_theirs)):
                 right = torch.equal(p, q) or not exact and off(p, q) <= 4 * FLOOR[dtype]

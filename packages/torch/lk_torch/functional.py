@@ -778,17 +778,7 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
         ignore_index = _ignored(ignore_index)
     if type(max_counted) is not int or is_compiling():
         max_counted = _constant("max_counted", max_counted)
-    if factor is not None and input.dtype in _TYPES and input.dim():
-        factor = _per_row(factor, input.shape[:-1])
-        input = (input.float() * factor).to(input.dtype)
-        if linear_bias is not None:
-            if group is not None:  # whose other ranks have the rest of the gradient
-                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
-            if factor.dim():
-                raise ValueError("lk: logit_scale or temperature has a number for each target; with linear_bias it must be one")
-            linear_bias = linear_bias.float() * factor
-    if linear_bias is not None and input.dtype == torch.float32:
-        linear_bias = _bias_beside(linear_bias, input)
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group, "target")
     ranks = ()
     shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
     if group is not None:
@@ -939,17 +929,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    if factor is not None and input.dtype in _TYPES and input.dim():
-        factor = _per_row(factor, input.shape[:-1])
-        input = (input.float() * factor).to(input.dtype)
-        if linear_bias is not None:
-            if group is not None:  # whose other ranks have the rest of the gradient
-                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
-            if factor.dim():
-                raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
-            linear_bias = linear_bias.float() * factor
-    if linear_bias is not None and input.dtype == torch.float32:
-        linear_bias = _bias_beside(linear_bias, input)
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
     if group is not None:
@@ -1005,17 +985,7 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    if factor is not None and input.dtype in _TYPES and input.dim():
-        factor = _per_row(factor, input.shape[:-1])
-        if linear_bias is not None:
-            if group is not None:  # whose other ranks have the rest of the gradient
-                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
-            if factor.dim():
-                raise ValueError("lk: logit_scale or temperature has a number for each token; with linear_bias it must be one")
-            linear_bias = linear_bias.float() * factor
-        input = (input.float() * factor).to(input.dtype)
-    if linear_bias is not None and input.dtype == torch.float32:
-        linear_bias = _bias_beside(linear_bias, input)
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
     ranks = ("", 0, 0)
@@ -1089,6 +1059,22 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
         loss, entropy = op(*arguments, _grad_scale(grad_scale), bool(return_entropy))
     loss = loss if over is None else loss / over
     return (loss, entropy) if return_entropy else loss
+
+
+def _scaled_head(input, linear_bias, factor, group, row="token"):
+    """input and linear_bias times the factor of _scales; linear_bias in a type that its op takes. row: what input has one of each."""
+    if factor is not None and input.dtype in _TYPES and input.dim():
+        factor = _per_row(factor, input.shape[:-1])
+        input = (input.float() * factor).to(input.dtype)
+        if linear_bias is not None:
+            if group is not None:  # whose other ranks have the rest of the gradient
+                raise ValueError("lk: with group and linear_bias, logit_scale and temperature must be numbers")
+            if factor.dim():
+                raise ValueError(f"lk: logit_scale or temperature has a number for each {row}; with linear_bias it must be one")
+            linear_bias = linear_bias.float() * factor
+    if linear_bias is not None and input.dtype == torch.float32:
+        linear_bias = _bias_beside(linear_bias, input)
+    return input, linear_bias
 
 
 def _bias_beside(bias, input):
