@@ -481,7 +481,9 @@ def _changed(module, kept):
 
 def _alike(a, b):
     """Whether two objects of a class compute alike: modules without children whose own attributes are equal, as those of
-    DataParallel's replicas are."""
+    DataParallel's replicas are. torch.compile of PyTorch 2.11 cannot read them: then no."""
+    if torch.compiler.is_compiling():
+        return False
     own = [{name: v for name, v in vars(m).items() if name not in _MODULE} for m in (a, b) if isinstance(m, torch.nn.Module)]
     return (len(own) == 2 and not a._modules and not b._modules and not any(isinstance(v, Tensor) for v in own[0].values())
             and own[0] == own[1])
