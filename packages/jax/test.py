@@ -2325,12 +2325,18 @@ def split(f, *specs, out=jax.sharding.PartitionSpec(), mesh=None, checked=True):
     return jax.jit(jax.shard_map(f, mesh=mesh or mesh_of(vocab=4), in_specs=specs, out_specs=out, check_vma=checked))
 
 
+def sums_in(text, shape):
+    """How often a compiled program sums float32 numbers of this shape over devices."""
+    return len(re.findall(rf"= f32\[{shape}\]\S* all-reduce(?:-start)?\(", text))
+
+
 def ranks():
     """Columns over four devices (axis_name): the formulas of all columns, in float64, and the bits of the call of one device."""
     ranks_cross_entropy()
     ranks_ids()
     ranks_linear()
     ranks_linear_ids()
+    ranks_support()
     ranks_kl()
     ranks_transforms()
     ranks_mistakes()
@@ -2513,7 +2519,7 @@ def ranks_linear():
         check(f"head, only the gradient of {made}", [c[2] for c in calls if "backward" in c[0]] == [f"{made} workspace"], calls)
     for checked in (True, False):
         text = jax.jit(jax.grad(split(lambda v, m: over(v, m, t), P(), 0, checked=checked))).lower(x, weights).compile().as_text()
-        check("head, one sum of dx", len(re.findall(r" all-reduce(?:-start)?\(f32\[2,3,24", re.sub(r"%\S+", "", text))) < 2, text)
+        check("head, one sum of dx", sums_in(text, "2,3,24") == 1, text)
 
 
 def ranks_linear_ids():
@@ -2594,7 +2600,74 @@ def ranks_linear_ids():
         text = jax.jit(jax.grad(split(lambda v, m: over(v, m, ids).loss, P(), 0, checked=checked))).lower(
             x, weights).compile().as_text()
         check("head's ids, collectives", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 and
-              len(re.findall(r" all-reduce(?:-start)?\(f32\[2,3,24", re.sub(r"%\S+", "", text))) < 2, text)
+              sums_in(text, "2,3,24") == 1, text)
+
+
+def ranks_support():
+    P, over = jax.sharding.PartitionSpec, functools.partial(lk.linear_support, axis_name="vocab")
+    tokens, hidden, vocab = 7, 24, 40
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    some = lambda out: tuple(a for a in out if a is not None)
+    modes = itertools.cycle((True, False))
+    options_of = [{}, {"softcap": 5.0}, dict(softcap=8.0, logit_scale=1.5, temperature=2.0), {"ignore_index": 3},
+                  {"temperature": 0.7}]
+    for dtype, (k, options) in itertools.product(DTYPES, enumerate(options_of)):
+        if dtype == "float16" and k % 3:  # the others say it
+            continue
+        ids, offsets, targets = supports(k, tokens, vocab, (3, 12, 40, 12, 1)[k])  # in one device and in several
+        ids, checked = jnp.asarray(ids), next(modes)
+        if k == 3:
+            targets[2], targets[5] = 3, 3
+        teacher = np.where(np.arange(len(ids)) % 5 == 2, -np.inf, np.array(normal(3, len(ids))) - 1).astype(np.float32)
+        ups = [256 * normal(20 + i, *((tokens,) if i < 4 else (len(ids),))) for i in range(5)]
+        x, weight_type, bias_type = normal(7, tokens, hidden, dtype=dtype), *((dtype, None), (dtype, dtype), ("float32",) * 2)[k % 3]
+        arrays = [x, weights.astype(dtype).astype(weight_type)] + ([bias.astype(bias_type)] if bias_type else [])
+        specs, rest = (P(), 0, 0)[:len(arrays)], {n: o for n, o in options.items() if n != "ignore_index"}
+        for what, f, exact, up in (
+                ("all", lambda g: lambda v, m, b=None: some(g(v, m, ids, offsets, targets, bias=b, teacher_logp=teacher, **options)),
+                 lambda v, m, b=None: exact_support(v, m, b, ids, offsets, targets, teacher, **options), tuple(ups)),
+                ("no targets, no teacher", lambda g: lambda v, m, b=None: some(g(v, m, ids, offsets, bias=b, **rest)),
+                 lambda v, m, b=None: exact_support(v, m, b, ids, offsets, **rest), (ups[1], ups[2], ups[4]))):
+            name = f"support {dtype} {weight_type} {bias_type} {options} {what} {'' if checked else 'unchecked'}"
+            ours = split(f(over), *specs, checked=checked)
+            compare(name, ours, exact, arrays, up, 8, like=dtype)
+            equal(f"{name}, the bits of one device", ours(*arrays), jax.jit(f(lk.linear_support))(*arrays))
+    # Ids that are bad, and what looks like one elsewhere; a target that is none of the ids, none at all; entries of no token.
+    x, m = normal(7, tokens, hidden), weights
+    ids, offsets = np.array([-1, -2, 7, 1, 39, vocab, 3, 3, 9, -3, 5, 38, 20, 1, 99]), np.array([3, 5, 6, 9, 10, 12, 12, 14])
+    targets, up = np.array([39, vocab, 3, -3, 9, 1, -2]), tuple(normal(i, *s) for i, s in enumerate([(tokens,)] * 4 + [(len(ids),)]))
+    f = lambda axis: lambda v, m: tuple(lk.linear_support(
+        v, m, ids, offsets, targets, teacher_logp=np.full(len(ids), -1.0, np.float32), ignore_index=-2, axis_name=axis))
+    for checked in (True, False):
+        ours, pull = jax.vjp(split(f("vocab"), P(), 0, checked=checked), x, m)
+        right, right_pull = jax.vjp(f(None), x, m)
+        check("support, special tokens", all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ours, right)), f"{ours} {right}")
+        check("support, special tokens, which", np.isnan(ours[0]).tolist() == [False, True, False, True, True, True, False], ours[0])
+        near("support, special tokens, gradient", pull(up), right_pull(up))
+    each = split(lambda v, m: [a[None] for a in f("vocab")(v, m)], P(), 0, out=P("vocab"), checked=False)(x, m)
+    same = all(np.array_equal(a[:1].repeat(4, 0), a, equal_nan=True) for a in each)
+    check("support, the same bits on all devices", same, each)
+    masked = jnp.zeros(vocab).at[jnp.array([1, 38])].set(-jnp.inf)
+    ids, offsets, targets = supports(1, tokens, vocab, 9)
+    f = lambda axis: lambda v, m, b: lk.linear_support(v, m, ids, offsets, bias=b, axis_name=axis).support_logp
+    equal("support, masked columns", split(f("vocab"), P(), 0, 0)(x, m, masked), f(None)(x, m, masked))
+    alone = split(lambda v, m, i: over(v, m, i, np.arange(4) * 0, np.full(3, -100)).logp, P(), 0, P())
+    check("support, no ids", not alone(x[:3], m, jnp.zeros(0, jnp.int32)).any())
+    none = split(lambda v, m: over(v, m, ids[:0], np.array([0])).lse.sum(), P(), 0)
+    check("support of no tokens", not jax.grad(none, 1)(x[:0], m).any())
+    # What runs: only what is wanted, one sum of the logits and one of dx.
+    ids, offsets, targets = supports(1, 5, vocab, 4)
+    x, forward, back = x[:5], "linear_support_forward_f32", "linear_support_backward_f32"
+    head = lambda checked: split(lambda v, m: over(v, m, ids, offsets, targets).logp.sum(), P(), 0, checked=checked)
+    for wanted, made in ((0, "dx"), (1, "dweight"), ((0, 1), "dx dweight")):
+        calls = calls_in(jax.value_and_grad(head(True), wanted), x, m)
+        check(f"support, the gradient of {made}", sorted(calls) == [
+            (back, "x weight ids offsets target logits dlogp", f"{made} workspace"),
+            (forward, "ids offsets target logits", "logp lse entropy support_logp workspace"),
+            (forward, "x weight ids offsets target", "logits workspace")], calls)
+    for checked in (True, False):
+        text = jax.jit(jax.value_and_grad(head(checked))).lower(x, m).compile().as_text()
+        check("support, collectives", sums_in(text, len(ids)) == sums_in(text, "5,24") == 1 and " all-gather" not in text, text)
 
 
 def ranks_kl():
@@ -2677,12 +2750,18 @@ def ranks_transforms():
     head = lambda axis, **o: lambda v, m, t: lk.linear_cross_entropy(v, m, t, axis_name=axis, **o)
     some = lambda axis, **o: lambda v, i: tuple(lk.cross_entropy_ids(v, i, axis_name=axis, **o))
     headed = lambda axis, **o: lambda v, m, i: tuple(lk.linear_cross_entropy_ids(v, m, i, axis_name=axis, tail=True, **o))
+
+    def support(axis, **o):  # three ids of each token, the first of them its target
+        def f(v, m, i):
+            out = lk.linear_support(v, m, i.ravel(), jnp.arange(0, i.size + 1, 3), i[..., 0], axis_name=axis, **o)
+            return out.logp, out.lse, out.entropy, out.support_logp.reshape(i.shape)
+        return f
     every = dict(aux=("lse", "entropy", "argmax", "mean_logits"), reduction="none")
     # vmap inside and outside of the shard_map, scan, checkpoint: as without.
     for name, f, arrays, specs in (
             ("cross_entropy", entropy, (z, t), (2, P())), ("none", lambda a: entropy(a, **every), (z, t), (2, P())),
             ("ids", some, (z, ids), (2, P())), ("linear", head, (x, m, t), (P(), 0, P())),
-            ("linear_ids", headed, (x, m, ids), (P(), 0, P()))):
+            ("linear_ids", headed, (x, m, ids), (P(), 0, P())), ("support", support, (x, m, ids), (P(), 0, P()))):
         mapped = tuple(None if a is m else 0 for a in arrays)
         alone = jax.vmap(f(None), mapped)
         inside = split(jax.vmap(f("vocab"), mapped), *specs)
@@ -2701,7 +2780,8 @@ def ranks_transforms():
             ("cross_entropy", lambda a: entropy(a, reduction="none"), (z, t), (P("data", None, "vocab"), P("data"))),
             ("ids", lambda a: some(a, reduction="none"), (z, ids), (P("data", None, "vocab"), P("data"))),
             ("linear", lambda a: head(a, reduction="none"), (x, m, t), (P("data"), P("vocab"), P("data"))),
-            ("linear_ids", lambda a: headed(a, reduction="none"), (x, m, ids), (P("data"), P("vocab"), P("data")))):
+            ("linear_ids", lambda a: headed(a, reduction="none"), (x, m, ids), (P("data"), P("vocab"), P("data"))),
+            ("support", support, (x, m, ids), (P("data"), P("vocab"), P("data")))):
         for checked in (True, False):
             g = split(f("vocab"), *specs, out=P("data"), mesh=two, checked=checked)
             near(f"{name} data and vocab, value", g(*arrays), f(None)(*arrays))
@@ -2710,6 +2790,9 @@ def ranks_transforms():
         g = split(entropy(axes, **every), P(None, None, axes), P(), mesh=two)
         near(f"columns over {axes}, value", g(z, t), entropy(None, **every)(z, t))
         near(f"columns over {axes}, gradient", jax.jit(gradients(g))(z, t), gradients(entropy(None, **every))(z, t))
+        g = split(support(axes), P(), P(axes), P(), mesh=two)
+        equal(f"a support, columns over {axes}", g(x, m, ids), support(None)(x, m, ids))
+        near(f"a support, columns over {axes}, gradient", jax.jit(gradients(g))(x, m, ids), gradients(support(None))(x, m, ids))
     # Numbers that are operands, and their gradients; a gradient inside of the shard_map.
     for checked in (True, False):
         for name, o in (("number", lambda s: dict(logit_scale=s.mean(), z_loss=s[0, 0] / 8)),
@@ -2723,16 +2806,25 @@ def ranks_transforms():
             ours = split(lambda v, m, s: headed("vocab", **o(s))(v, m, ids), P(), 0, P(), checked=checked)
             near(f"head's_ids, {name} gradient", gradients(ours)(x, m, s),
                  gradients(lambda v, m, s: headed(None, **o(s))(v, m, ids))(x, m, s))
+            only = lambda s: {n: a for n, a in o(s).items() if n != "z_loss"}
+            # Of logp alone: in the derivative by a logit_scale the four results cancel, to a hundredth.
+            ours = split(lambda v, m, s: support("vocab", **only(s))(v, m, ids)[0], P(), 0, P(), checked=checked)
+            near(f"support, {name} gradient", gradients(ours)(x, m, s),
+                 gradients(lambda v, m, s: support(None, **only(s))(v, m, ids)[0])(x, m, s))
         # Unchecked, JAX differentiates the sum of the losses of four devices.
         inside = split(lambda v: jax.grad(lambda v: entropy("vocab")(v, t))(v), 2, out=P(None, None, "vocab"), checked=checked)
         near("inside gradient", inside(z) / (1 if checked else 4), jax.grad(entropy(None))(z, t))
     inside = split(lambda v, m: jax.value_and_grad(head("vocab"), (0, 1))(v, m, t), P(), 0, out=(P(), (P(), P("vocab"))))
     near("head, inside gradient", inside(x, m), jax.value_and_grad(head(None), (0, 1))(x, m, t))
+    total = lambda axis: lambda v, m: sum(jnp.sin(a).sum() for a in support(axis)(v, m, ids))
+    inside = split(lambda v, m: jax.value_and_grad(total("vocab"), (0, 1))(v, m), P(), 0, out=(P(), (P(), P("vocab"))))
+    near("support, inside gradient", inside(x, m), jax.value_and_grad(total(None), (0, 1))(x, m))
 
 
 def ranks_mistakes():
     P = jax.sharding.PartitionSpec
     x, t, m, v, ids = normal(1, 4, 8), jnp.zeros(4, jnp.int32), normal(2, 8, 6), normal(3, 4, 6), jnp.zeros((4, 2), jnp.int32)
+    i, offsets = jnp.zeros(8, jnp.int32), jnp.arange(0, 9, 2)
     no_axis = "axis_name is 'model', and there is no such axis here; call inside jax.shard_map, over a mesh that has it"
     for kind, expected, f in [
         (ValueError, no_axis, lambda: lk.cross_entropy(x, t, axis_name="model")),
@@ -2740,6 +2832,7 @@ def ranks_mistakes():
         (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, axis_name="model"), P(), 0)(v, m)),
         (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, axis_name="model").loss, P(), 0)(v, m)),
+        (ValueError, no_axis, lambda: lk.linear_support(v, m, i, offsets, axis_name="model")),
         (ValueError, "logits does not vary along the axis 'vocab'; each device must have columns of its own",
          lambda: split(lambda x: lk.cross_entropy(x, t, axis_name="vocab"), P())(x)),
         (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",
@@ -2759,6 +2852,17 @@ def ranks_mistakes():
          lambda: split(lambda v, m: lk.linear_cross_entropy(v, m, t, bias=x[0], axis_name="vocab"), P(), 0)(v, m)),
         (ValueError, "tail_weight varies along the axis 'vocab'; all its devices must have the same",
          lambda: split(lambda x: lk.cross_entropy_ids(x, ids, tail_weight=x[:, 0], axis_name="vocab").loss, 1)(x)),
+        (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",
+         lambda: split(lambda v, m: lk.linear_support(v, m, i, offsets, axis_name="vocab").lse, P(), P())(v, m)),
+        *((ValueError, f"{name} varies along the axis 'vocab'; all its devices must have the same",
+           lambda name=name, a=a: split(lambda v, m, a: lk.linear_support(v, m, **{
+               "ids": i, "offsets": offsets, name: a}, axis_name="vocab").lse, P(), 0, P("vocab"))(v, m, a))
+          for name, a in (("ids", jnp.zeros(32, jnp.int32)), ("offsets", jnp.arange(20)), ("targets", jnp.zeros(16, jnp.int32)),
+                          ("teacher_logp", jnp.zeros(32)))),
+        (ValueError, "bias has the shape (8,); it must have (2,)",
+         lambda: split(lambda v, m: lk.linear_support(v, m, i, offsets, bias=x[0], axis_name="vocab").lse, P(), 0)(v, m)),
+        (TypeError, "teacher_logp would need a gradient", lambda: jax.grad(lambda q: split(lambda v, m, q: lk.linear_support(
+            v, m, i, offsets, teacher_logp=q, axis_name="vocab").kl.sum(), P(), 0, P())(v, m, q))(jnp.zeros(8))),
         (ValueError, "workspace_mib is 9.53674e-07; linear_", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, workspace_mib=1e-6, axis_name="vocab").loss, P(), 0)(v, m)),
         (ValueError, "batch_invariant needs", lambda: split(lambda v, m: lk.linear_cross_entropy(
@@ -2777,6 +2881,8 @@ def ranks_mistakes():
         check("LK_CHECK_TARGETS, a column of another device", bool(jnp.isfinite(f(x, t.at[2].set(7)))))
         f = split(lambda v, m, i: lk.linear_cross_entropy_ids(v, m, i, axis_name="vocab").loss, P(), 0, P())
         check("LK_CHECK_TARGETS, an id of another device", bool(jnp.isfinite(f(v, m, ids.at[2].set(7)))))
+        f = split(lambda v, m, i: lk.linear_support(v, m, i, offsets, i[::2], axis_name="vocab").logp.sum(), P(), 0, P())
+        check("LK_CHECK_TARGETS, an id of another device's support", bool(jnp.isfinite(f(v, m, i.at[2].set(7)))))
         jax.effects_barrier()
     finally:
         del os.environ["LK_CHECK_TARGETS"]

@@ -573,21 +573,25 @@ def _first_column(ranks, vocab):
     return jax.lax.axis_index(ranks.axis) * vocab
 
 
+def _own_first(ranks, columns, vocab, ignored=None):
+    """Numbers of columns, counted from this device's first one on. `ignored` becomes -1, and a bad one -2: neither is a column
+    then."""
+    first, total = _first_column(ranks, vocab), vocab * ranks.size
+    found = jnp.where((columns >= 0) & (columns < total), (columns - first.astype(columns.dtype)) % total, -2)
+    return found if ignored is None else jnp.where(columns == ignored, -1, found)
+
+
 def _of_rank(ranks, direction, options, vocab, targets, class_weight=None):
-    """Targets and class_weight as the call of a device gets them, and more fields; vocab: its columns. An ignored target becomes
-    -1, a bad one -2: neither is a column then."""
+    """Targets and class_weight as the call of a device gets them, and more fields; vocab: its columns."""
     if not ranks:
         return targets, class_weight, {}
     total = vocab * ranks.size
     fields = {"parallel.vocab_total": total, "parallel.ranks": ranks.size}
     if direction == "finish":  # of all columns
         return targets, class_weight, fields
-    first, good = _first_column(ranks, vocab), (targets >= 0) & (targets < total)
-    found = jnp.where(good, (targets - first.astype(targets.dtype)) % total, -2)
-    if options["use_ignore_index"]:
-        found = jnp.where(targets == options["ignore_index"], -1, found)
-    class_weight = None if class_weight is None else jnp.roll(class_weight, -first)
-    return found, class_weight, {**fields, "ignore_index": -options["use_ignore_index"]}
+    targets = _own_first(ranks, targets, vocab, options["ignore_index"] if options["use_ignore_index"] else None)
+    class_weight = None if class_weight is None else jnp.roll(class_weight, -_first_column(ranks, vocab))
+    return targets, class_weight, {**fields, "ignore_index": -options["use_ignore_index"]}
 
 
 def _gathered(ranks, states):
@@ -1327,7 +1331,7 @@ class SupportOutput(NamedTuple):
 
 @public
 def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_logp=None, ignore_index=-100, softcap=0.0,
-                   logit_scale=1.0, temperature=None):
+                   logit_scale=1.0, temperature=None, axis_name=None):
     """Log-probabilities over a support: of each token the logits of some ids alone, as a sampler's top-p and top-k kept them, and a
     softmax over these: a SupportOutput, float32. lk/linear_support.cuh has the formulas.
 
@@ -1344,15 +1348,17 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
     A token whose target is ignore_index has results and gradients of 0. Where a token has no ids, an id outside the vocabulary, or a
     target that is none of its ids, its results are NaN. Its gradient of x is NaN too, or 0 if all its cotangents are 0.
     weight and bias may be float32 beside 16-bit x, softcap, logit_scale and temperature are as in linear_cross_entropy; an array as
-    logit_scale or temperature multiplies x. Under vmap over ids, offsets or weight, lk runs once for each element. There is no
-    axis_name.
+    logit_scale or temperature multiplies x. Under vmap lk runs once for each element.
+    axis_name: as in linear_cross_entropy; ids and targets are columns of all devices. Forward sums 4 bytes for each entry over
+    the devices, and backward does not compute the logits again. The results have the bits of one device. Where the devices do not
+    divide vocab, pad weight with any rows: no id names them.
 
     x, weight and bias have gradients.
     """
-    x = _array(x, "x", 1)
+    x, ranks = _array(x, "x", 1), _ranks(axis_name)
     weight = _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
-    shape, vocab, tokens = x.shape[:-1], weight.shape[0], math.prod(x.shape[:-1])
+    shape, vocab, tokens = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1), math.prod(x.shape[:-1])
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields("none", ignore_index, 0.0, 0.0, softcap, logit_scale, False)
@@ -1375,18 +1381,30 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
             used &= targets.ravel()[jnp.searchsorted(offsets, at, side="right") - 1] != ignore_index
         _check_targets("ids", vocab, None, ids, used)
     x, bias = _scaled_head(x, bias, logit_scale)
-    found = _linear_support(tuple(fields.items()))(*same_axes(x, weight, bias, ids, offsets, targets, teacher_logp))
+    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, bias=bias, ids=ids, offsets=offsets, targets=targets,
+                     teacher_logp=teacher_logp)
+    found = _linear_support(tuple(fields.items()), ranks)(*arrays)
     return SupportOutput(*map(found.get, SupportOutput._fields))
 
 
 @functools.lru_cache(None)
-def _linear_support(options):
+def _linear_support(options, ranks):
+    options = dict(options)
     of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias", "dx")  # one call for each element of vmap
 
     def run(direction, arrays, inputs, outputs):
+        """The direction "finish" is forward from the logits of all columns."""
         x, weight, bias, ids, offsets, targets, teacher_logp = arrays
         head, fields = _head(direction, x, weight, bias, outputs, dict(
             options, entries=ids.shape[0], target_dtype=int(ids.dtype == jnp.int32), offsets_dtype=int(offsets.dtype == jnp.int32)))
+        vocab, total = weight.shape[0], weight.shape[0] * (ranks.size if ranks else 1)
+        if direction == "finish":
+            direction, fields = "forward", {**fields, "vocab": total, "logits_given": 1}
+        elif ranks:
+            ignored = options["ignore_index"] if options["use_ignore_index"] else None
+            ids = _own_first(ranks, ids, vocab)
+            targets = None if targets is None else _own_first(ranks, targets, vocab, ignored)
+            fields = {**fields, "vocab_total": total, "ignore_index": -options["use_ignore_index"]}
         return call(f"linear_support_{direction}_{TYPES[x.dtype.name]}",
                     {**head, "ids": ids, "offsets": offsets, "target": targets, "teacher_logp": teacher_logp, **inputs}, outputs,
                     fields, "tokens", of_entries)
@@ -1394,8 +1412,13 @@ def _linear_support(options):
     def forward(arrays):
         x, _, _, ids, _, targets, teacher_logp = arrays
         row, each = _of(x.shape[:-1], _f32), _of(ids.shape, _f32)
-        return run("forward", arrays, {}, {"logits": each, "logp": None if targets is None else row, "lse": row, "entropy": row,
-                                           "kl": None if teacher_logp is None else row, "support_logp": each})
+        outputs = {"logp": None if targets is None else row, "lse": row, "entropy": row,
+                   "kl": None if teacher_logp is None else row, "support_logp": each}
+        if not ranks:
+            return run("forward", arrays, {}, {"logits": each, **outputs})
+        parts = run("forward", (*arrays[:-1], None), {}, {"logits": each})["logits"]  # 0 for the ids of other devices
+        logits = {"logits": jax.lax.psum(parts, ranks.axis)}
+        return {**logits, **run("finish", arrays, logits, outputs)}
 
     def results(found):
         return {name: a for name, a in found.items() if name != "logits"}
@@ -1413,7 +1436,7 @@ def _linear_support(options):
     def bwd(kept, cotangents):
         arrays, logits, flags = kept
         names = dict(logp="dlogp", lse="dlse", entropy="dentropy", kl="dkl", support_logp="dsupport_logp")
-        ups = {names[name]: _given(c) for name, c in cotangents.items()}
+        ups = {names[name]: _given(c, ranks) for name, c in cotangents.items()}
         if all(up is None for up in ups.values()):
             return (None,) * 7
         likes = {name: _like(a) for name, a in zip(_HEAD, arrays) if name in _flagged(flags)}
