@@ -5,6 +5,7 @@ of one rank.
     python packages/torch/test_parallel.py      # 2 and 3 processes, on GPUs 4 too: gloo on the simulator, nccl where there are as many GPUs
 
 test.py runs this, too. A process is a rank. All ranks draw the same numbers, so each also makes the call of all classes."""
+import functools
 import itertools
 import math
 import os
@@ -618,6 +619,166 @@ def divergences_of_heads(ranks):
         refused(f"heads: {name}", word, lambda: case(*case.part, **split))
 
 
+def sequence_parallel(ranks):
+    """Each rank's tokens alone, against the same call of all tokens. All bits are the same, but those of sums over three ranks or
+    more, which may be added in another order."""
+    from torch.utils.checkpoint import checkpoint
+    from torch.utils.flop_counter import FlopCounterMode
+    rng, rank, world = random.Random(8), dist.get_rank(), dist.group.WORLD
+    calls = {"loss": Case.loss, "keep": lambda c, *leaves, **more: c.loss(*leaves, keep=True, **more), "stats": Case.stats,
+             "statistics": lambda c, *leaves, **more: c.stats(*leaves, statistics=True, **more)}
+
+    def equal(name, a, b):
+        a, b = a.nan_to_num(7.0), b.nan_to_num(7.0)
+        verdict(name, a.dtype == b.dtype and torch.equal(a, b), f"{a.flatten()[:3]}, not {b.flatten()[:3]}")
+
+    def compare(kind, case, call, cut=lambda x: x, more=(), compiled=None):
+        """call(x, w, b, *more, **split) of part of x, and of x. cut: what is done with the part before. more: leaves of all tokens."""
+        x, *rest = case.part
+        n, found = len(x) // ranks, []
+        part = slice(rank * n, (rank + 1) * n)
+        for parts in (True, False):
+            input = cut(x.detach()[part].clone()).requires_grad_(x.requires_grad) if parts else x
+            split = dict(case.split, sequence_parallel=True) if parts else case.split
+            out = (compiled if parts and compiled else call)(input, *rest, *more, **split)
+            out = out if isinstance(out, tuple) else (out,)
+            wanted, used = [v for v in (input, *rest, *more) if v.requires_grad], [v for v in out if v.requires_grad]
+            ups = [torch.linspace(-1, 2, v.numel(), device=device).view(v.shape) if v.dim() else v.new_tensor(1.5) for v in used]
+            gradients = list(torch.autograd.grad(used, wanted, ups, materialize_grads=True)) if used else []
+            if x.requires_grad and used and not parts:
+                terms = float((gradients[0].double() * x.detach().double()).abs().sum())  # of a scale's gradient, but for the scale
+                gradients[0] = gradients[0][part]
+            found.append((out, gradients))
+        name = f"in parts: {case.name}, {kind}"
+        for i, (a, b) in enumerate(zip(*(out for out, _ in found))):
+            equal(f"{name}, result {i}", a, b)
+        verdict(f"{name}, as many", len({(len(out), len(gradients)) for out, gradients in found}) == 1)
+        for i, (a, b) in enumerate(zip(*(gradients for _, gradients in found))):
+            if i == 0 and x.requires_grad and ranks > 2:  # each rank's part is rounded, and so are their sums
+                close(f"{name}, dx", a, b, (2 + ranks) * HALF[case.dtype] if case.dtype != F32 else 32 * HALF[F32])
+            elif more and i == len(gradients) - 1:  # a sum of products with dx; the scale is at least a half
+                close(f"{name}, gradient {i}", a, b, 2 * (2 + ranks) * HALF[case.dtype] * terms / max(float(b.norm()), 1e-30))
+            else:
+                equal(f"{name}, gradient {i}", a, b)
+
+    uneven, some = list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    for dtype, sizes in itertools.product((F32, F16, BF16), ([24] * ranks, uneven, some)):
+        spread = rng.choice(((2 * ranks,), (ranks, 4), (2 * ranks, 1, 3)))
+        for kind, call in calls.items():
+            case = Case(dtype, spread, 16, sizes, rng.choice((None, dtype, F32)), reduction=rng.choice(("none", "mean", "sum")),
+                        **options(rng, sum(sizes)))
+            compare(kind, case, functools.partial(call, case))
+        case = HeadIds(dtype, spread, 5, 16, sizes, rng.choice((None, dtype, F32)), tail=rng.random() < 0.5)
+        compare("ids", case, case)
+        case = HeadSupport(dtype, spread, 16, sizes, rng.choice((None, dtype, F32)))
+        compare("support", case, case)
+    of = lambda case: (case, case.loss if type(case) is Case else case)
+    kinds = lambda dtype=F32, sizes=uneven, bias=None, spread=(2 * ranks,): (
+        Case(dtype, spread, 16, sizes, bias), HeadIds(dtype, spread, 5, 16, sizes, bias), HeadSupport(dtype, spread, 16, sizes, bias))
+    for sizes, leaves in itertools.product((uneven, some), ((0,), (1,), (2,), (1, 2), ())):  # also of ranks without rows
+        for case in kinds(F32, sizes, F32):
+            for i, leaf in enumerate(case.part):
+                leaf.requires_grad_(i in leaves)
+            compare(f"gradients of {leaves}", *of(case))
+    for case in kinds():
+        compare("not contiguous", *of(case), cut=lambda x: x.t().contiguous().t())
+        compare("wider rows", *of(case), cut=lambda x: torch.cat([x, x], 1)[:, :16])
+        with torch.no_grad():
+            compare("no_grad", *of(case))
+        call = of(case)[1]
+        compare("checkpoint", case, lambda *leaves, **split: checkpoint(call, *leaves, use_reentrant=False, **split))
+        two = lambda x, *rest, **split: first_of(call(x, *rest, **split)).sum() + (x * x).sum(0).sum()  # input has another use
+        x, w = case.part
+        mine = x.detach().chunk(ranks)[rank].clone().requires_grad_()
+        once, = torch.autograd.grad(first_of(call(mine, w, sequence_parallel=True, **case.split)).sum(), mine)
+        twice, = torch.autograd.grad(two(mine, w, sequence_parallel=True, **case.split), mine)
+        close(f"in parts: {case.name}, another use of input", twice, once + 2 * mine, 4 * HALF[F32])
+        counted = []
+        for input, parts in ((mine, True), (x, False)):
+            with FlopCounterMode(display=False) as counter:
+                first_of(call(input, w, sequence_parallel=parts, **case.split)).sum().backward()
+            counted.append(counter.get_total_flops())
+        verdict(f"in parts: {case.name}, flops", counted[0] == counted[1] > 0, f"{counted}")
+    for case in (Case(F32, (0,), 16, uneven, zero_when_empty=True), HeadIds(F32, (0,), 5, 16, uneven, zero_when_empty=True)):
+        compare("no tokens", *of(case))
+    case = HeadSupport(F32, (ranks,), 16, uneven)
+    case.ids, case.teacher, case.target = case.ids[:0], case.teacher[:0], case.target[:0]
+    case.offsets, case.part[0] = case.offsets[:1] * 0, case.part[0].detach()[:0].requires_grad_()
+    compare("no tokens", *of(case))
+    for per_token, which in itertools.product((False, True), ("logit_scale", "temperature")):
+        for case in kinds(spread=(ranks, 2)):
+            scale = (torch.rand(ranks, 2) if per_token else torch.rand(())).add(0.5).to(device).requires_grad_()
+            call = lambda x, w, s, **split: of(case)[1](x, w, **{which: s}, **split)
+            compare(f"{which}, per token {per_token}", case, call, more=(scale,))
+    for case in kinds(sizes=[24] * ranks):
+        with torch.autocast(device.type, BF16):
+            case.dtype = BF16
+            compare("autocast", *of(case))
+    for backend, case in (*(("aot_eager", case) for case in kinds()), *(("inductor", case) for case in kinds(BF16, spread=(ranks, 3)))):
+        torch._dynamo.reset()
+        call = of(case)[1]
+        fast = torch.compile(lambda *leaves, **split: call(*leaves, **split), fullgraph=True, backend=backend,
+                             dynamic=backend == "inductor")
+        compare(backend, case, call, compiled=fast)
+    for case in kinds():
+        torch._dynamo.reset()
+        call = lambda x, w, s, **split: of(case)[1](x, w, logit_scale=s, **split)
+        compare("a learned scale, compiled", case, call, more=(torch.full((), 0.75, device=device).requires_grad_(),),
+                compiled=torch.compile(lambda *leaves, **split: call(*leaves, **split), fullgraph=True, backend="aot_eager"))
+    torch._dynamo.reset()
+    for members in ([ranks - 2, ranks - 1], *([i] for i in range(ranks))):  # a group of some ranks, and of one
+        group = dist.new_group(members)
+        x, w, t = torch.randn(4, 16).to(device), torch.randn(12 * len(members), 16).to(device), torch.arange(4, device=device)
+        if rank in members:
+            n, first = 4 // len(members), 12 * group.rank()
+            found = [LF.linear_cross_entropy(a, w[first:first + 12], t, group=group, sequence_parallel=parts)
+                     for parts, a in ((True, x[group.rank() * n:][:n]), (False, x))]
+            verdict(f"in parts: a group of {members}", torch.equal(*found), found)
+    head = lk_torch.LinearCrossEntropyLoss(16, 24, group=world, sequence_parallel=True, device=device)
+    x, t = torch.randn(2 * ranks, 16).to(device), torch.randint(24 * ranks, (2 * ranks,)).to(device)
+    loss = head(x.chunk(ranks)[rank], t)
+    verdict("in parts: a module", torch.equal(loss, LF.linear_cross_entropy(x, head.weight, t, group=world)))
+    case, ids, support = kinds(sizes=[24] * ranks)
+    mine = lambda case: case.part[0].detach().chunk(ranks)[rank]
+    more = dict(case.split, sequence_parallel=True)
+    for case, call, names in ((case, case.loss, "target"), (case, case.stats, "target"), (ids, ids, "target_ids"),
+                              (support, support, "target")):
+        w = case.part[1]
+        refused(f"in parts: {case.name}: all tokens", f"and {names} [", lambda: call(case.part[0], w, **more))
+        refused(f"in parts: {case.name}: a token less", f"and {names} [", lambda: call(mine(case)[1:], w, **more))
+        refused(f"in parts: {case.name}: without a group", "group is None", lambda: call(mine(case), w, sequence_parallel=True))
+        refused(f"in parts: {case.name}: other rows", "linear_weight", lambda: call(mine(case)[:, :8], w, **more))
+        if rank == ranks - 1:  # it refuses before its first collective
+            for what, wrong in (("a softcap", dict(softcap=-1.0)), ("a scale", dict(logit_scale=torch.ones(7, device=device)))):
+                try:
+                    call(mine(case), w, **wrong, **more)
+                    verdict(f"in parts: {case.name}: {what} on one rank", False, "no exception")
+                except ValueError as error:
+                    verdict(f"in parts: {case.name}: {what} on one rank", what.split()[1] in str(error), str(error))
+        compare("the call behind", case, call)
+    ids, offsets = support.ids, support.offsets
+    refused("in parts: offsets", "offsets", lambda: LF.linear_support(mine(support)[1:], support.part[1], ids, offsets, **more))
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    sharded = distribute_tensor(case.part[0].detach(), init_device_mesh(device.type, (ranks,)), [Shard(0)])
+    try:
+        call(sharded, case.part[1], **more)
+        verdict("in parts: a DTensor", False, "no exception")
+    except TypeError as error:
+        verdict("in parts: a DTensor", "to_local" in str(error), str(error))
+    leaf = mine(case).requires_grad_()
+    scale = torch.ones((), device=device).requires_grad_()
+    loss = LF.linear_cross_entropy(leaf, case.part[1], case.target, logit_scale=scale, **more)
+    try:
+        torch.autograd.grad(loss, scale, create_graph=True)[0].backward()
+        verdict("in parts: a second derivative", False, "no exception")
+    except RuntimeError as error:
+        verdict("in parts: a second derivative", "once" in str(error) or "second" in str(error), str(error))
+
+
+def first_of(out):
+    return out[0] if isinstance(out, tuple) else out
+
+
 def dtensors(ranks):
     """Rows that lie on several ranks: the results and gradients of all rows."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -764,7 +925,6 @@ def mistakes_of_one_rank(ranks):
     x, w, t, w_teacher = draw(6, 16), draw(vocab, 16), torch.randint(vocab, (6,)).to(device), draw(vocab, 16)
     ids, logits, other = torch.randint(vocab, (6, 3)).to(device), draw(6, vocab), draw(6, vocab)
     mine = lambda v, dim=0: v.narrow(dim, first, 22).contiguous()
-    first_of = lambda out: out[0] if isinstance(out, tuple) else out
     rows = {"linear_cross_entropy": lambda f, c, **o: f(x, c(w), t, **o), "linear_cross_entropy_stats": lambda f, c, **o: f(x, c(w), t, **o),
             "linear_cross_entropy_ids": lambda f, c, **o: f(x, c(w), ids, **o),
             "cross_entropy": lambda f, c, **o: f(c(logits, 1), t, **o), "cross_entropy_stats": lambda f, c, **o: f(c(logits, 1), t, **o),
@@ -802,8 +962,9 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, divergences, divergences_of_heads, module, learned, dtensors, compiled,
-                  mistakes, mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
+    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, divergences, divergences_of_heads,
+                  module, learned, sequence_parallel, dtensors, compiled, mistakes,
+                  mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
         torch.manual_seed(1)
         group(ranks)
     print(f"{totals[0]} passed, {totals[1]} failed", flush=True)

@@ -51,22 +51,24 @@ struct HeadCall {
     lk_linear_cross_entropy_parallel_args split = {}; // `parallel` where the classes are
     lk_linear_cross_entropy_args &a = split.common;
     Stream stream;
+    HeadInput input;
     Rows rows, columns;
     Tensor t, b, w, d, r, dx, dweight, dbias;
     size_t budget, backward_least = 0;
     std::string group;
     lk_linear_cross_entropy_probabilities_args prob = {}; // where targets are probabilities of classes
-    HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight_beside(weight, x, "linear_weight", &a.dweight_dtype), "linear_weight"),
-          group(group)
+    HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t parts = 1)
+        : stream((check_input(x, "input"), x)), input(x, parts, group), rows(head_rows(input.all, "input")),
+          columns(weight_beside(weight, x, "linear_weight", &a.dweight_dtype), "linear_weight"), group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
         if (!shards.empty()) take_slice(shards, rank);
-        if (probable(target)) fill_prob(x, target, ignore_index, fast_logits);
-        else fill_target(a, x, target, &t);
-        fill_loss(a, x, class_weight, shards.empty() ? columns.rows : split.parallel.vocab_total, &w, &d, &r, LK_LOSS_OPTIONS);
+        if (probable(target)) fill_prob(input.all, target, ignore_index, fast_logits);
+        else fill_target(a, input.all, target, &t);
+        fill_loss(a, input.all, class_weight, shards.empty() ? columns.rows : split.parallel.vocab_total, &w, &d, &r,
+                  LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");
@@ -125,9 +127,9 @@ struct HeadCall {
         *lse = make(tokens, x, at::kFloat), *lse_low = make(tokens, x, at::kFloat);
         a.lse = lse->mutable_data_ptr<float>(), a.lse_low = lse_low->mutable_data_ptr<float>();
     }
-    void want(const Tensor &x, const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
+    void want(const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
     {
-        if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
+        if (want_dx) dx = make(input.all.sizes(), input.all), a.dx = dx.mutable_data_ptr();
         if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
         if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     }
@@ -165,6 +167,7 @@ struct HeadCall {
         else LK_RUN(function##_workspace_bytes, x, args, &plan.workspace_bytes);                                               \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
+        call.input.gather();                                                                                                   \
         const Locked<lk_linear_cross_entropy_context> locked(x, lk_linear_cross_entropy_init);                                 \
         call.a.context = locked.context;                                                                                       \
         LK_RUN(function, x, args, call.stream);                                                                                \
@@ -233,7 +236,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_forward_backwa
     Tensor loss = make({}, x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>();
     if (has(upstream)) c.a.upstream = upstream->const_data_ptr<float>();
-    c.want(x, weight, want_dx, want_dweight, want_dbias);
+    c.want(weight, want_dx, want_dweight, want_dbias);
     RUN_HERE(forward_backward, c, x);
     return {loss, c.dx, c.dweight, c.dbias};
 }
@@ -251,9 +254,12 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadCall &c, const Maybe &dlos
     c.a.lse = (float *)l.const_data_ptr(), c.a.lse_low = (float *)low.const_data_ptr();
     if (has(dl)) c.a.dlse = dl->const_data_ptr<float>();
     if (has(de)) c.a.dentropy = de->const_data_ptr<float>(), c.a.entropy = (float *)h->const_data_ptr();
-    c.want(x, weight, want_dx, want_dweight, want_dbias);
+    c.want(weight, want_dx, want_dweight, want_dbias);
     if (!want_dx && !want_dweight && !want_dbias) return {};
-    if (!want_dx && !c.a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
+    if (!want_dx && !c.a.vocab) { // empty tensors, whose NULL lk would not take for an output
+        c.input.gather();
+        return {c.dx, c.dweight, c.dbias};
+    }
     std::optional<Kept> kept;
     if (has(saved) && c.saves(saved->numel())) {
         kept.emplace(*saved);
@@ -276,10 +282,10 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_backward(const Maybe &
 // loss, lse, lse_low, others, and with stats entropy, argmax and statistics, which are the same bits on every rank; if
 // saved_bytes what this rank saves in as many bytes. One all-gather, of 16, 32 or 40 bytes a token.
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PARAMETERS, bool stats, bool statistics,
+linear_cross_entropy_parallel_forward(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, WANTS_PARAMETERS, bool stats, bool statistics,
                                       int64_t saved_bytes)
 {
-    HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS);
     c.expect_backward(x, want_dx, want_dweight, want_dbias, stats);
     Tensor loss = make(reduction ? at::IntArrayRef() : target.sizes(), x, at::kFloat);
     Statistics of_tokens;
@@ -304,11 +310,12 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, WANTS_PAR
 static tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &lse,
                                        const Tensor &lse_low, const Tensor &others, const Maybe &entropy, const Maybe &saved,
-                                       PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+                                       PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
-    HeadCall c(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank);
+    HeadCall c(x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS);
     const Tensor o = others.contiguous();
-    c.split.states = (void *)o.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadCall>;
+    c.split.states = (void *)o.const_data_ptr(), c.split.parallel.user = &c;
+    c.split.parallel.reduce = parts == 1 ? sum_dx<HeadCall> : scatter_dx<HeadCall>;
     const auto gradients =
         run_backward(c, dloss, dlse, dentropy, lse, lse_low, entropy, saved, x, weight, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
@@ -320,7 +327,7 @@ struct LinearCrossEntropyBackward : Node {
     SavedVariable x, weight, target, bias, class_weight, lse, lse_low, others, entropy, saved, divisor, factors;
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
-    int64_t rank = 0;
+    int64_t rank = 0, parts = 1;
     bool stats;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -344,7 +351,7 @@ struct LinearCrossEntropyBackward : Node {
                                                                   t, maybe(b), maybe(cw), OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_parallel_backward_op.call(
                                 maybe(up[0]), dlse, dentropy, l, low, o, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
-                                group, shards, rank, wants[0], wants[1], wants[2]);
+                                LK_HEAD_RANKS, wants[0], wants[1], wants[2]);
         return once(*this, up, {dx, dweight, dbias}, "linear_cross_entropy");
     }
     void release_variables() override
@@ -461,12 +468,14 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats(PARAMET
 }
 
 // The classes split over ranks. Gradients are made in backward, also those of a reduced loss: dx is then summed over the ranks
-// beside the work on dweight. The collectives of all ranks come in one order, since forward and backward have one each.
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool stats, bool statistics, bool keep)
+// beside the work on dweight. The collectives of all ranks come in one order, since forward and backward have one each, and one
+// of x before it where that is in parts.
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool stats, bool statistics,
+                                                              bool keep)
 {
     LK_OP_AS(linear_cross_entropy_parallel_forward,
-             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_RANKS_PARAMETERS, bool, bool, bool,
-                                                                                   bool, bool, c10::SymInt));
+             tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool, bool,
+                                                                                   bool, bool, bool, c10::SymInt));
     check_input(x, "input"), check_constants(target, class_weight, denominator, row_weight);
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
@@ -477,7 +486,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RAN
     {
         const Below below;
         std::tie(loss, lse, lse_low, others, entropy, argmax, more, saved) = linear_cross_entropy_parallel_forward_op.call(
-            x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, wanted && x.requires_grad(),
+            x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS, wanted && x.requires_grad(),
             wanted && weight.requires_grad(), wanted && has(bias) && bias->requires_grad(), stats, statistics, bytes);
     }
     if (!statistics) more.reset();
@@ -487,18 +496,19 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_RAN
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
     node->lse_low = save(lse_low), node->others = save(others), node->saved = save(bytes != 0 ? saved : Tensor());
-    node->group = group, node->shards = shards.vec(), node->rank = rank;
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->parts = parts;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
     return {loss, lse, entropy, argmax, more};
 }
-static Tensor linear_cross_entropy_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool keep)
+static Tensor linear_cross_entropy_parallel(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool keep)
 {
-    return std::get<0>(parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, false, false, keep));
+    return std::get<0>(parallel(x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS, false, false, keep));
 }
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool statistics)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel(PARAMETERS, LK_HEAD_RANKS_PARAMETERS,
+                                                                                         bool statistics)
 {
-    return parallel(x, weight, target, bias, class_weight, OPTIONS, group, shards, rank, true, statistics, false);
+    return parallel(x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS, true, statistics, false);
 }
 
 // As F.linear: the matmul's tensors in autocast's type. The other ops compute in float whatever the type, and take it as it is.
@@ -519,18 +529,17 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_
     LK_OP(linear_cross_entropy_stats);
     return autocast(linear_cross_entropy_stats_op, x, weight, target, bias, class_weight, OPTIONS, statistics);
 }
-static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS, bool keep)
+static Tensor linear_cross_entropy_parallel_autocast(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool keep)
 {
     LK_OP(linear_cross_entropy_parallel);
-    return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards, rank,
-                    keep);
+    return autocast(linear_cross_entropy_parallel_op, x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS, keep);
 }
-static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_stats_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS,
-                                                                                                  bool statistics)
+static tuple<Tensor, Tensor, Tensor, Tensor, Tensor>
+linear_cross_entropy_stats_parallel_autocast(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool statistics)
 {
     LK_OP(linear_cross_entropy_stats_parallel);
-    return autocast(linear_cross_entropy_stats_parallel_op, x, weight, target, bias, class_weight, OPTIONS, group, shards,
-                    rank, statistics);
+    return autocast(linear_cross_entropy_stats_parallel_op, x, weight, target, bias, class_weight, OPTIONS, LK_HEAD_RANKS,
+                    statistics);
 }
 
 #define INPUTS "Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor? class_weight, "
@@ -551,18 +560,19 @@ LK_OPS(m)
     kernel(m, "linear_cross_entropy_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor lse_low, Tensor? entropy, Tensor? saved, " INPUTS
            SETTINGS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_backward);
-    user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool keep) -> Tensor",
+    user_op(m, "linear_cross_entropy_parallel", "(" INPUTS SETTINGS LK_HEAD_RANKS_SCHEMA ", bool keep) -> Tensor",
             &linear_cross_entropy_parallel);
     user_op(m, "linear_cross_entropy_stats_parallel",
-            "(" INPUTS SETTINGS LK_RANKS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+            "(" INPUTS SETTINGS LK_HEAD_RANKS_SCHEMA ", bool statistics) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
             &linear_cross_entropy_stats_parallel);
     kernel(m, "linear_cross_entropy_parallel_forward",
-           "(" INPUTS SETTINGS LK_RANKS_SCHEMA WANTS ", bool stats, bool statistics, SymInt saved_bytes) -> "
+           "(" INPUTS SETTINGS LK_HEAD_RANKS_SCHEMA WANTS ", bool stats, bool statistics, SymInt saved_bytes) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_parallel_forward);
     kernel(m, "linear_cross_entropy_parallel_backward",
            "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, Tensor lse, Tensor lse_low, Tensor others, Tensor? entropy, "
-           "Tensor? saved, " INPUTS SETTINGS LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)", &linear_cross_entropy_parallel_backward);
+           "Tensor? saved, " INPUTS SETTINGS LK_HEAD_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)",
+           &linear_cross_entropy_parallel_backward);
     m.impl("linear_cross_entropy", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_autocast));
     m.impl("linear_cross_entropy_stats", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_stats_autocast));
     m.impl("linear_cross_entropy_parallel",

@@ -25,12 +25,14 @@ struct HeadIdsCall {
     lk_linear_cross_entropy_ids_parallel_args split = {}; // `parallel` where the classes are
     lk_linear_cross_entropy_ids_args &a = split.common;
     Stream stream;
+    HeadInput input;
     Rows rows, columns;
     Tensor ids, ids_weight, of_tail, b, unused, divisor, factors, dx, dweight, dbias;
     size_t budget, backward_least = 0;
     std::string group;
-    HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")), columns(weight_beside(weight, x, "linear_weight", &a.common.dweight_dtype), "linear_weight"),
+    HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t parts = 1)
+        : stream((check_input(x, "input"), x)), input(x, parts, group), rows(head_rows(input.all, "input")),
+          columns(weight_beside(weight, x, "linear_weight", &a.common.dweight_dtype), "linear_weight"),
           group(group)
     {
         lk_linear_cross_entropy_args &c = a.common;
@@ -40,10 +42,10 @@ struct HeadIdsCall {
         TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows),
                           "lk: linear_weight has ", columns.rows, " rows on rank ", rank, ", but shards is ", shards);
         if (!shards.empty()) fill_slice(split, shards, rank);
-        a.ids_per_row = fill_ids(c, x, target_ids, target_weight, &ids, &ids_weight);
+        a.ids_per_row = fill_ids(c, input.all, target_ids, target_weight, &ids, &ids_weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = ids_weight.defined() ? ids_weight.const_data_ptr<float>() : nullptr;
-        a.tail_weight = fill_tail(x, tail_weight, &of_tail);
-        fill_loss(c, x, {}, columns.rows, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
+        a.tail_weight = fill_tail(input.all, tail_weight, &of_tail);
+        fill_loss(c, input.all, {}, columns.rows, &unused, &divisor, &factors, LK_LOSS_OPTIONS);
         if (has(bias)) {
             TORCH_CHECK_VALUE(bias->dim() == 1 && bias->size(0) == columns.rows, "lk: linear_bias has shape ", bias->sizes(),
                               "; it must be [", columns.rows, "]");
@@ -87,6 +89,7 @@ struct HeadIdsCall {
         else LK_RUN(function##_workspace_bytes, x, args, &plan.workspace_bytes);                                               \
         const Workspace workspace(call.a.common.workspace_bytes = plan.workspace_bytes);                                       \
         call.a.common.workspace = workspace.start;                                                                             \
+        call.input.gather();                                                                                                   \
         const Locked<lk_linear_cross_entropy_context> locked(x, lk_linear_cross_entropy_init);                                 \
         call.a.common.context = locked.context;                                                                                \
         LK_RUN(function, x, args, call.stream);                                                                                \
@@ -124,11 +127,14 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadIdsCall &c, const Maybe &d
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
     if (has(dt)) c.a.dtail = dt->const_data_ptr<float>();
     if (has(t)) c.a.tail = (float *)t->const_data_ptr();
-    if (want_dx) c.dx = make(x.sizes(), x), a.dx = c.dx.mutable_data_ptr();
+    if (want_dx) c.dx = make(c.input.all.sizes(), x), a.dx = c.dx.mutable_data_ptr();
     if (want_dweight) c.dweight = make(weight.sizes(), weight), a.dweight = c.dweight.mutable_data_ptr();
     if (want_dbias) c.dbias = make({a.vocab}, c.b), a.dbias = c.dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     if (!want_dx && !want_dweight && !want_dbias) return {};
-    if (!want_dx && !a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
+    if (!want_dx && !a.vocab) { // empty tensors, whose NULL lk would not take for an output
+        c.input.gather();
+        return {c.dx, c.dweight, c.dbias};
+    }
     if (ranks) RUN(lk_linear_cross_entropy_ids_parallel_backward, &c.split, c, x);
     else RUN(lk_linear_cross_entropy_ids_backward, &c.a, c, x);
     return {c.dx, c.dweight, c.dbias};
@@ -143,18 +149,18 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_backward(const May
 
 // loss, logp, tail, lse, lse_low, others: the same bits on every rank. One all-gather, of 16 bytes a token and of each id's logit.
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
-linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias,
+linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias,
                                           bool want_tail)
 {
-    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, LK_HEAD_RANKS);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias, want_tail, true);
     lk_linear_cross_entropy_args &a = c.a.common;
-    const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
+    const at::IntArrayRef tokens = c.input.all.sizes().slice(0, x.dim() - 1);
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), logp = make(target_ids.sizes(), x, at::kFloat);
     const Tensor lse = make(tokens, x, at::kFloat), lse_low = make(tokens, x, at::kFloat), others = make(tokens, x, at::kFloat);
     const int64_t bytes = c.a.ids_per_row * (fast_logits ? (int64_t)x.element_size() : 4);
     const Tensor states = make({a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
-    const Tensor tail = make_tail(x, want_tail, &c.a.tail);
+    const Tensor tail = make_tail(c.input.all, want_tail, &c.a.tail);
     c.split.states = states.mutable_data_ptr();
     RUN(lk_linear_cross_entropy_ids_parallel_forward, &c.split, c, x);
     const Tensor all = a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
@@ -172,11 +178,12 @@ linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool 
 static tuple<Tensor, Tensor, Tensor>
 linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &lse,
                                            const Tensor &lse_low, const Maybe &tail, const Tensor &others, PARAMETERS,
-                                           LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
+                                           LK_HEAD_RANKS_PARAMETERS, bool want_dx, bool want_dweight, bool want_dbias)
 {
-    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank);
+    HeadIdsCall c(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, LK_HEAD_RANKS);
     const Tensor o = others.contiguous();
-    c.split.states = (void *)o.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadIdsCall>;
+    c.split.states = (void *)o.const_data_ptr(), c.split.parallel.user = &c;
+    c.split.parallel.reduce = parts == 1 ? sum_dx<HeadIdsCall> : scatter_dx<HeadIdsCall>;
     const auto gradients =
         run_backward(c, dloss, dlogp, dtail, lse, lse_low, tail, x, weight, reduction, true, want_dx, want_dweight, want_dbias);
     if (want_dx) wait(c.dx);
@@ -187,7 +194,7 @@ struct LinearCrossEntropyIdsBackward : Node {
     SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, lse_low, others, divisor, factors;
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
-    int64_t rank = 0;
+    int64_t rank = 0, parts = 1;
     int64_t reduction, ignore_index, workspace_mib;
     double label_smoothing, z_loss, softcap, logit_scale;
     bool zero_when_empty, fast_logits, has_tail = false;
@@ -209,8 +216,8 @@ struct LinearCrossEntropyIdsBackward : Node {
             group.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, low, t, in, w, i,
                                                                       by, tail_by, b, OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_ids_parallel_backward_op.call(
-                                maybe(up[0]), maybe(up[1]), dtail, l, low, t, o, in, w, i, by, tail_by, b, OPTIONS, group, shards,
-                                rank, wants[0], wants[1], wants[2]);
+                                maybe(up[0]), maybe(up[1]), dtail, l, low, t, o, in, w, i, by, tail_by, b, OPTIONS, LK_HEAD_RANKS,
+                                wants[0], wants[1], wants[2]);
         return once(*this, up, {dx, dweight, dbias}, "linear_cross_entropy_ids");
     }
     void release_variables() override
@@ -267,7 +274,7 @@ tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(PARAMETERS, bool want_tai
 }
 
 // The classes split over ranks: forward and backward have a collective each.
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool want_tail)
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_tail)
 {
     LK_OP(linear_cross_entropy_ids_parallel_forward);
     check_ids(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS);
@@ -278,14 +285,14 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETER
     {
         const Below below;
         std::tie(loss, logp, tail, lse, lse_low, others) = linear_cross_entropy_ids_parallel_forward_op.call(
-            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group, shards, rank, wanted && x.requires_grad(),
+            x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, LK_HEAD_RANKS, wanted && x.requires_grad(),
             wanted && weight.requires_grad(), wanted && has(bias) && bias->requires_grad(), want_tail);
     }
     if (!want_tail) tail.reset();
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
-    node->group = group, node->shards = shards.vec(), node->rank = rank, node->others = save(others);
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->parts = parts, node->others = save(others);
     node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse, lse_low);
     node_is_made(node);
     return {loss, logp, tail};
@@ -304,11 +311,11 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_autocast(PARAMETER
     LK_OP(linear_cross_entropy_ids);
     return autocast(linear_cross_entropy_ids_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, want_tail);
 }
-static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS, bool want_tail)
+static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_tail)
 {
     LK_OP(linear_cross_entropy_ids_parallel);
-    return autocast(linear_cross_entropy_ids_parallel_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, group,
-                    shards, rank, want_tail);
+    return autocast(linear_cross_entropy_ids_parallel_op, x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS,
+                    LK_HEAD_RANKS, want_tail);
 }
 
 #define INPUTS                                                                                                                 \
@@ -324,14 +331,14 @@ LK_OPS(m)
            "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor lse_low, Tensor? tail, " INPUTS
            WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_backward);
-    user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)",
+    user_op(m, "linear_cross_entropy_ids_parallel", "(" INPUTS LK_HEAD_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)",
             &linear_cross_entropy_ids_parallel);
     kernel(m, "linear_cross_entropy_ids_parallel_forward",
-           "(" INPUTS LK_RANKS_SCHEMA WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+           "(" INPUTS LK_HEAD_RANKS_SCHEMA WANTS ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_forward);
     kernel(m, "linear_cross_entropy_ids_parallel_backward",
            "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, Tensor lse, Tensor lse_low, Tensor? tail, Tensor others, " INPUTS
-           LK_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)",
+           LK_HEAD_RANKS_SCHEMA WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_cross_entropy_ids_parallel_backward);
     m.impl("linear_cross_entropy_ids_parallel",
            torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_cross_entropy_ids_parallel_autocast));

@@ -13,8 +13,9 @@ namespace lk_torch {
 #define PARAMETERS                                                                                                             \
     const Tensor &x, const Tensor &weight, const Tensor &ids, const Tensor &offsets, const Maybe &target, const Maybe &bias,   \
         const Maybe &teacher_logp, double softcap, double logit_scale, int64_t ignore_index, std::string group,                \
-        int64_t vocab_start, int64_t vocab_total
-#define OPTIONS x, weight, ids, offsets, target, bias, teacher_logp, softcap, logit_scale, ignore_index, group, vocab_start, vocab_total
+        int64_t vocab_start, int64_t vocab_total, int64_t parts
+#define OPTIONS                                                                                                                \
+    x, weight, ids, offsets, target, bias, teacher_logp, softcap, logit_scale, ignore_index, group, vocab_start, vocab_total, parts
 
 static void check_index(const Tensor &t, const char *name, const char *what)
 {
@@ -26,27 +27,28 @@ static void check_index(const Tensor &t, const char *name, const char *what)
 struct SupportCall {
     lk_linear_support_args a = {};
     Stream stream;
+    HeadInput input;
     Rows rows, columns;
     Tensor i, o, y, teacher, b;
     SupportCall(PARAMETERS)
-        : stream((check_input(x, "input"), x)), rows(head_rows(x, "input")),
+        : stream((check_input(x, "input"), x)), input(x, parts, group), rows(head_rows(input.all, "input")),
           columns(weight_beside(weight, x, "linear_weight", &a.dweight_dtype), "linear_weight")
     {
-        const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
+        const at::IntArrayRef all = input.all.sizes(), tokens = all.slice(0, all.size() - 1);
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
         TORCH_CHECK_VALUE((float)logit_scale != 0, "lk: logit_scale is 0; it must be above 0");
         check_index(ids, "ids", "numbers of classes"), check_index(offsets, "offsets", "numbers");
         TORCH_CHECK_VALUE(ids.dim() == 1, "lk: ids has shape ", ids.sizes(), "; it must have one dimension");
         TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.size(0) == rows.rows + 1, "lk: offsets has shape ", offsets.sizes(),
-                          "; an input of ", x.sizes(), " needs [", rows.rows + 1, "]");
+                          "; an input of ", all, " needs [", rows.rows + 1, "]");
         const bool widens = has(target) && target->scalar_type() == at::kLong; // a target keeps all its bits
         i = ids.to(widens ? at::kLong : ids.scalar_type()).contiguous(), o = offsets.contiguous();
         a.ids = i.const_data_ptr(), a.offsets = o.const_data_ptr(), a.entries = ids.size(0);
         a.offsets_dtype = o.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
         a.target_dtype = i.scalar_type() == at::kInt ? LK_TARGET_INT32 : LK_TARGET_INT64;
         if (has(target)) {
-            TORCH_CHECK_VALUE(target->sizes() == tokens, "lk: target has shape ", target->sizes(), "; an input of ", x.sizes(),
+            TORCH_CHECK_VALUE(target->sizes() == tokens, "lk: target has shape ", target->sizes(), "; an input of ", all,
                               " needs ", tokens);
             TORCH_CHECK_TYPE(at::isIntegralType(target->scalar_type(), false), "lk: target must be numbers of classes, not ",
                              dtype_name(target->scalar_type()));
@@ -78,6 +80,7 @@ struct SupportCall {
         LK_RUN(function##_workspace_bytes, x, &call.a, &call.a.workspace_bytes);                                               \
         const Workspace workspace(call.a.workspace_bytes);                                                                     \
         call.a.workspace = workspace.start;                                                                                    \
+        call.input.gather();                                                                                                   \
         LK_RUN(function, x, &call.a, call.stream);                                                                             \
     } while (0)
 
@@ -86,7 +89,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_support_forw
 {
     SupportCall c(OPTIONS);
     lk_linear_support_args &a = c.a;
-    const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
+    const at::IntArrayRef tokens = c.input.all.sizes().slice(0, x.dim() - 1);
     Tensor logp, kl;
     const Tensor lse = make(tokens, x, at::kFloat), entropy = make(tokens, x, at::kFloat);
     const Tensor support_logp = make(ids.sizes(), x, at::kFloat), logits = make(ids.sizes(), x, at::kFloat);
@@ -119,7 +122,7 @@ linear_support_backward(const Maybe &dlogp, const Maybe &dlse, const Maybe &dent
     const Tensor z = logits.contiguous();
     a.logits = (float *)z.const_data_ptr<float>();
     Tensor dx, dweight, dbias;
-    if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
+    if (want_dx) dx = make(some ? c.input.all.sizes() : x.sizes(), x), a.dx = dx.mutable_data_ptr();
     if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
     if (want_dbias) dbias = make({a.vocab}, c.b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     if (!some) {
@@ -128,8 +131,10 @@ linear_support_backward(const Maybe &dlogp, const Maybe &dlse, const Maybe &dent
         return {dx, dweight, dbias};
     }
     if ((want_dx && x.numel()) || (want_dweight && weight.numel()) || (want_dbias && a.vocab)) RUN(lk_linear_support_backward, c, x);
+    c.input.gather(); // where this rank has computed nothing
     if (want_dx && !group.empty()) {
-        collective("_c10d_functional::all_reduce_", dx, "sum", group);
+        if (parts == 1) collective("_c10d_functional::all_reduce_", dx, "sum", group);
+        else dx = c.input.sum(dx);
         wait(dx);
     }
     return {dx, dweight, dbias};
@@ -138,7 +143,7 @@ linear_support_backward(const Maybe &dlogp, const Maybe &dlse, const Maybe &dent
 struct LinearSupportBackward : Node {
     SavedVariable x, weight, ids, offsets, target, bias, teacher_logp, logits;
     double softcap, logit_scale;
-    int64_t ignore_index, vocab_start, vocab_total;
+    int64_t ignore_index, vocab_start, vocab_total, parts;
     std::string group;
     int at[5]; // the number of each result among those that there are; -1: it is not there
     variable_list apply(variable_list &&up) override
@@ -153,7 +158,8 @@ struct LinearSupportBackward : Node {
         const Below below;
         auto [dx, dweight, dbias] = linear_support_backward_op.call(
             dlogp, dlse, dentropy, dkl, dsupport_logp, z, in, w, i, o, y, b, q, softcap, logit_scale, ignore_index, group,
-            vocab_start, vocab_total, task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2));
+            vocab_start, vocab_total, parts, task_should_compute_output(0), task_should_compute_output(1),
+            task_should_compute_output(2));
         return once(*this, up, {dx, dweight, dbias}, "linear_support");
     }
     void release_variables() override
@@ -186,7 +192,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(PARAMETERS)
     node->x = save(x), node->weight = save(weight), node->ids = save(ids), node->offsets = save(offsets);
     node->target = save(target), node->bias = save(bias), node->teacher_logp = save(teacher_logp), node->logits = save(logits);
     node->softcap = softcap, node->logit_scale = logit_scale, node->ignore_index = ignore_index, node->group = group;
-    node->vocab_start = vocab_start, node->vocab_total = vocab_total;
+    node->vocab_start = vocab_start, node->vocab_total = vocab_total, node->parts = parts;
     node_is_made(node);
     return {logp, lse, entropy, kl, support_logp};
 }
@@ -199,12 +205,12 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support_autocast(PAR
     const at::ScalarType type = at::autocast::get_autocast_dtype(LK_DEVICE_TYPE);
     const auto cast = [&](const auto &t) { return at::autocast::cached_cast(type, t, LK_DEVICE_TYPE); };
     return linear_support_op.call(cast(x), cast(weight), ids, offsets, target, cast(bias), teacher_logp, softcap, logit_scale,
-                                  ignore_index, group, vocab_start, vocab_total);
+                                  ignore_index, group, vocab_start, vocab_total, parts);
 }
 
 #define INPUTS                                                                                                                 \
     "Tensor x, Tensor weight, Tensor ids, Tensor offsets, Tensor? target, Tensor? bias, Tensor? teacher_logp, float softcap, " \
-    "float logit_scale, int ignore_index, str group, int vocab_start, int vocab_total"
+    "float logit_scale, int ignore_index, str group, int vocab_start, int vocab_total, int parts"
 LK_OPS(m)
 {
     user_op(m, "linear_support", "(" INPUTS ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)", &linear_support);

@@ -85,6 +85,10 @@ tuple<Tensor, Tensor> kl(const Tensor &x, const Tensor &teacher, const Maybe &ro
 // A group of torch.distributed: its name, how many classes each of its ranks has, and this rank.
 #define LK_RANKS_PARAMETERS std::string group, at::IntArrayRef shards, int64_t rank
 #define LK_RANKS_SCHEMA ", str group, int[] shards, int rank"
+// A head's besides: the parts of its HeadInput.
+#define LK_HEAD_RANKS_PARAMETERS LK_RANKS_PARAMETERS, int64_t parts
+#define LK_HEAD_RANKS group, shards, rank, parts
+#define LK_HEAD_RANKS_SCHEMA LK_RANKS_SCHEMA ", int parts"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                      const Maybe &grad_scale, bool inplace);
 tuple<Tensor, Tensor> cross_entropy_with_grad(const Tensor &logits, const Tensor &target, const Maybe &class_weight,
@@ -115,7 +119,7 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(const Tensor &x, co
                                                              const Tensor &offsets, const Maybe &target, const Maybe &bias,
                                                              const Maybe &teacher_logp, double softcap, double logit_scale,
                                                              int64_t ignore_index, std::string group, int64_t vocab_start,
-                                                             int64_t vocab_total);
+                                                             int64_t vocab_total, int64_t parts);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation);
 
@@ -430,6 +434,42 @@ template <class Call> lk_status sum_dx(void *user, void *, int64_t, cudaStream_t
 {
     Call &c = *(Call *)user;
     collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
+    return LK_OK;
+}
+
+// A head's input. parts: 1, or the number of ranks, which then have one part of the tokens each, equal ones along the first dimension.
+// `all` is memory for all tokens before any are there, so that lk can refuse a call before its first collective.
+struct HeadInput {
+    Tensor mine, all, unsummed;
+    int64_t parts;
+    std::string group;
+    bool complete;
+    HeadInput(const Tensor &x, int64_t parts, const std::string &group)
+        : mine(x), all(x), parts(parts), group(group), complete(parts == 1)
+    {
+        if (complete) return;
+        TORCH_CHECK_VALUE(x.dim() >= 2, "lk: input has shape ", x.sizes(), "; with sequence_parallel it needs two dimensions");
+        std::vector<int64_t> sizes = x.sizes().vec();
+        sizes[0] *= parts;
+        all = make(sizes, x);
+    }
+    void gather() // each rank calls it in forward and in backward, whatever it computes there
+    {
+        if (!complete && all.numel())
+            wait(collective("_c10d_functional::all_gather_into_tensor_out", mine.contiguous(), parts, group, all));
+        complete = true;
+    }
+    // dx of mine, summed over the ranks; dx of all is kept until that is there.
+    Tensor sum(const Tensor &dx)
+    {
+        unsummed = dx;
+        return dx.numel() ? collective("_c10d_functional::reduce_scatter_tensor", dx, "sum", parts, group) : make(mine.sizes(), dx);
+    }
+};
+template <class Call> lk_status scatter_dx(void *user, void *, int64_t, cudaStream_t) // sum_dx, where the input is in parts
+{
+    Call &c = *(Call *)user;
+    c.dx = c.input.sum(c.dx);
     return LK_OK;
 }
 

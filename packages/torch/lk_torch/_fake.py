@@ -262,7 +262,7 @@ def cross_entropy_parallel_backward(dloss, dlse, dentropy, logits, *rest):
 
 def ids(x, target_ids, reduction, want_tail):
     """loss, logp and tail."""
-    rows = x.shape[:-1]
+    rows = target_ids.shape[:-1]
     return (x.new_empty([] if reduction else rows, dtype=F32), x.new_empty(target_ids.shape, dtype=F32),
             x.new_empty(rows, dtype=F32) if want_tail else None)
 
@@ -356,7 +356,7 @@ def linear_cross_entropy_ids_backward(dloss, dlogp, dtail, lse, lse_low, tail, x
 
 @fake
 def linear_cross_entropy_ids_parallel_forward(x, weight, target_ids, target_weight, tail_weight, bias, reduction, *options):
-    return *ids(x, target_ids, reduction, options[-1]), *(x.new_empty(x.shape[:-1], dtype=F32) for _ in range(3))
+    return *ids(x, target_ids, reduction, options[-1]), *(x.new_empty(target_ids.shape[:-1], dtype=F32) for _ in range(3))
 
 
 @fake
@@ -367,7 +367,9 @@ def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, lse_low
 
 @fake
 def linear_support_forward(x, weight, ids, offsets, target, bias, teacher_logp, *options):
-    tokens = [x.new_empty(x.shape[:-1], dtype=F32) if there else None for there in (target is not None, True, True, teacher_logp is not None)]
+    parts = options[-1]
+    rows = x.shape[:-1] if parts == 1 else (x.shape[0] * parts, *x.shape[1:-1])
+    tokens = [x.new_empty(rows, dtype=F32) if there else None for there in (target is not None, True, True, teacher_logp is not None)]
     return *tokens, *(x.new_empty(ids.shape, dtype=F32) for _ in range(2))
 
 

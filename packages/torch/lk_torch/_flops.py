@@ -18,9 +18,11 @@ def _matmul(x, weight, most=0):
 def _register(op, x, matmuls):
     names = [a.name for a in op.default._schema.arguments]
     most = names.index("max_counted") if "max_counted" in names else None
+    parts = names.index("parts") if "parts" in names else None  # x has one of so many
 
     def formula(*args, out_shape=None, **kwargs):
-        return matmuls(args) * _matmul(args[x], args[x + 1], args[most] if most else 0)
+        rows = args[x] if parts is None else (args[parts], *args[x])
+        return matmuls(args) * _matmul(rows, args[x + 1], args[most] if most else 0)
     register_flop_formula(op)(formula)
 
 

@@ -769,7 +769,7 @@ def _mib(workspace_mib):
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
                  softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits, max_counted,
-                 batch_invariant, group, shards, temperature, *more):
+                 batch_invariant, group, shards, sequence_parallel, temperature, *more):
     if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, linear_weight=linear_weight, target=target)
     _plain(name, input=input, linear_weight=linear_weight, target=target)
@@ -778,12 +778,13 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
         ignore_index = _ignored(ignore_index)
     if type(max_counted) is not int or is_compiling():
         max_counted = _constant("max_counted", max_counted)
-    input, linear_bias = _scaled_head(input, linear_bias, factor, group, "target")
+    parts = _parts(sequence_parallel, group, input, target)
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts, "target")
     ranks = ()
     shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
     if group is not None:
         name += "_parallel"
-        ranks = (group.group_name, shards, group.rank())
+        ranks = (group.group_name, shards, group.rank(), parts)
     if CHECK_TARGETS and not is_compiling() and not target.is_floating_point():
         _check_targets(target, ignore_index, sum(shards) if ranks else linear_weight.shape[0])
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
@@ -806,12 +807,44 @@ def _agreed_shards(group, shards, rows, device, what):
     """The shards. The first call with them compares all ranks' shards and rows, so that a wrong number raises on each rank, and
     none waits for one that has raised. Later calls with the same ones are not compared, which would wait for the device. rows: how
     many classes this rank has; what: the words for them."""
-    if isinstance(group, str):
-        raise ValueError(f"lk: group is {group!r}, the name of one that this process lacks; set the head's options['group']")
-    rows, ranks = operator.index(rows), group.size()  # of a symbol, its number
+    rows, ranks = operator.index(rows), _size(group)  # of a symbol, its number
     shards = [rows] * ranks if shards is None else [operator.index(_integer("shards", n)) for n in shards]
     _agree(group.group_name, tuple(shards), rows, device, what)
     return shards
+
+
+def _size(group):
+    if isinstance(group, str):
+        raise ValueError(f"lk: group is {group!r}, the name of one that this process lacks; set the head's options['group']")
+    return group.size()
+
+
+def _parts(sequence_parallel, group, input, target, name="target"):
+    """Into how many parts the tokens are split, of which input has this rank's: 1, or as many as there are ranks."""
+    if not sequence_parallel:
+        return 1
+    if group is None:
+        raise ValueError("lk: sequence_parallel is for the ranks of a group; group is None")
+    parts = _size(group)
+    if target is not None and input.dim() and target.dim() and input.shape[0] * parts != target.shape[0]:
+        raise ValueError(f"lk: input has shape {list(input.shape)} and {name} {list(target.shape)}; with sequence_parallel the first "
+                         f"dimension of {name} must be that of input times {parts}, the number of ranks")
+    return parts
+
+
+class _Shared(torch.autograd.Function):
+    """A tensor that is alike on all ranks, of which each rank uses what its tokens need. Its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, tensor, group):
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        ops = torch.ops._c10d_functional
+        return ops.wait_tensor.default(ops.all_reduce.default(gradient.contiguous(), "sum", ctx.group)), None
 
 
 @torch.compiler.assume_constant_result
@@ -843,8 +876,8 @@ def shards_of(linear_weight, group):
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                          denominator=None, row_weight=None, workspace_mib=None, fast_logits=False, max_counted=0,
-                         batch_invariant=False, group=None, shards=None, keep=False, temperature=1.0, grad_scale=None,
-                         options=None):
+                         batch_invariant=False, group=None, shards=None, sequence_parallel=False, keep=False,
+                         temperature=1.0, grad_scale=None, options=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
     linear_weight has input's type; a float32 one beside an input of 16 bits is rounded to that type in each call, and its gradient
@@ -877,32 +910,38 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     many each has: shards_of asks all ranks, and a rank may have 0. input, target, weight, denominator and row_weight are those of
     all classes, and alike on all ranks, as are the options. The results are the same bits on all ranks. backward gives input the
     sum of all ranks' gradients, and must get the same upstream gradient on each. It makes all gradients; keep=True then is good
-    for any reduction, and keeps exponentials or nothing. All ranks make the call."""
+    for any reduction, and keeps exponentials or nothing. All ranks make the call.
+
+    sequence_parallel=True, with group: input is this rank's tokens alone. All tokens are split evenly over the ranks along input's
+    first dimension, in the order of ranks: target's first dimension is that of input times the number of ranks. All other tensors,
+    and the results, are of all tokens, and alike on all ranks. Forward gathers input, and backward gathers it again, so that only
+    this rank's tokens are kept in between. The gradient of input is that of this rank's tokens, summed by a reduce-scatter."""
     if group is not None:
         _no_grad_scale(grad_scale)
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib,
-                        fast_logits, max_counted, batch_invariant, group, shards, temperature, keep,
+                        fast_logits, max_counted, batch_invariant, group, shards, sequence_parallel, temperature, keep,
                         *(() if group else (_grad_scale(grad_scale),)))
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
                                zero_when_empty=False, denominator=None, row_weight=None, workspace_mib=None, fast_logits=False,
-                               max_counted=0, batch_invariant=False, group=None, shards=None, temperature=1.0, statistics=False):
+                               max_counted=0, batch_invariant=False, group=None, shards=None, sequence_parallel=False,
+                               temperature=1.0, statistics=False):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput. statistics=True: a
     LinearCrossEntropyStatisticsOutput, which has log_sum_sq_probs, mean_logits and top_logprob too, from the same matmul."""
     kind = LinearCrossEntropyStatisticsOutput if statistics else LinearCrossEntropyOutput
     return kind(*_with_statistics(_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits,
-        max_counted, batch_invariant, group, shards, temperature, bool(statistics))))
+        max_counted, batch_invariant, group, shards, sequence_parallel, temperature, bool(statistics))))
 
 
 def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
                              linear_bias=None, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                              denominator=None, row_weight=None, temperature=1.0, tail_weight=None, tail=False,
-                             workspace_mib=None, fast_logits=False, group=None, shards=None):
+                             workspace_mib=None, fast_logits=False, group=None, shards=None, sequence_parallel=False):
     """cross_entropy_ids of a head, without storing all logits: several weighted targets per token and their log-probabilities, a
     CrossEntropyIdsOutput, with gradients for input, linear_weight and linear_bias. For distillation from a teacher's largest
     probabilities, and for several targets per token.
@@ -923,13 +962,16 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
-    a token and the logits of its ids; backward sums the gradient of input. Logits are stored."""
+    a token and the logits of its ids; backward sums the gradient of input. Logits are stored.
+
+    sequence_parallel=True: input is this rank's tokens alone, as in linear_cross_entropy; target_ids has the ids of all."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _plain("linear_cross_entropy_ids", input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    input, linear_bias = _scaled_head(input, linear_bias, factor, group)
+    parts = _parts(sequence_parallel, group, input, target_ids, "target_ids")
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
     if group is not None:
@@ -945,13 +987,13 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     ranks = ()
     op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
     if group is not None:
-        op, ranks = _ops.linear_cross_entropy_ids_parallel.default, (group.group_name, shards, group.rank())
+        op, ranks = _ops.linear_cross_entropy_ids_parallel.default, (group.group_name, shards, group.rank(), parts)
     loss, logp, rest = op(*options, *ranks, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
 
 def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index=-100, *, linear_bias=None, teacher_logp=None,
-                   softcap=0.0, logit_scale=1.0, temperature=1.0, group=None, shards=None):
+                   softcap=0.0, logit_scale=1.0, temperature=1.0, group=None, shards=None, sequence_parallel=False):
     """Log-probabilities over a support: of each token the logits of some ids alone, as a sampler's top-p and top-k kept them, and a
     softmax over these. A SupportOutput, with gradients for input, linear_weight and linear_bias. Per token, without the loop:
 
@@ -979,19 +1021,22 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
     softcap, logit_scale and temperature as in linear_cross_entropy.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids and target are those of all classes
-    and alike on all ranks. Forward sums 4 bytes for each entry over the ranks, backward the gradient of input."""
+    and alike on all ranks. Forward sums 4 bytes for each entry over the ranks, backward the gradient of input.
+
+    sequence_parallel=True: input is this rank's tokens alone, as in linear_cross_entropy; ids, offsets and target are of all."""
     _tensors(input=input, linear_weight=linear_weight, ids=ids, offsets=offsets)
     _plain("linear_support", input=input, linear_weight=linear_weight, ids=ids, offsets=offsets)
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    input, linear_bias = _scaled_head(input, linear_bias, factor, group)
+    parts = _parts(sequence_parallel, group, input, target)
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
-    ranks = ("", 0, 0)
+    ranks = ("", 0, 0, 1)
     if group is not None:
         classes = sum(shards)
-        ranks = (group.group_name, sum(shards[:group.rank()]), classes)
+        ranks = (group.group_name, sum(shards[:group.rank()]), classes, parts)
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = ids[int(offsets[0]):int(offsets[-1])]
         if target is not None:
@@ -1061,10 +1106,15 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     return (loss, entropy) if return_entropy else loss
 
 
-def _scaled_head(input, linear_bias, factor, group, row="token"):
+def _scaled_head(input, linear_bias, factor, group, parts, row="token"):
     """input and linear_bias times the factor of _scales; linear_bias in a type that its op takes. row: what input has one of each."""
     if factor is not None and input.dtype in _TYPES and input.dim():
-        factor = _per_row(factor, input.shape[:-1])
+        if parts == 1:
+            factor = _per_row(factor, input.shape[:-1])
+        else:
+            n = input.shape[0]
+            factor = _per_row(_Shared.apply(factor.to(input.device), group.group_name), (n * parts, *input.shape[1:-1]))
+            factor = factor.narrow(0, group.rank() * n, n) if factor.dim() else factor
         input = (input.float() * factor).to(input.dtype)
         if linear_bias is not None:
             if group is not None:  # whose other ranks have the rest of the gradient
