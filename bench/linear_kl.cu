@@ -21,6 +21,7 @@ typedef struct {
     const char *name, *direction;
     int64_t tokens, hidden, teacher_hidden, vocab, workspace_mb;
     int divergence, wide, fast; /* wide: dweight is f32, else bf16 */
+    int counted;                /* not 0: max_counted; every fourth token counts */
 } shape;
 
 #define LARGE "tokens=8192 hidden=4096 teacher=4096 vocab=131072"
@@ -36,6 +37,7 @@ static const shape shapes[] = {
     {LARGE " dweight=bf16 fast_logits=1", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_FORWARD, 0, 1},
     {LARGE " dweight=bf16 divergence=reverse", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_REVERSE, 0, 0},
     {LARGE " dweight=bf16 divergence=jensen_shannon", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_JENSEN_SHANNON, 0, 0},
+    {LARGE " dweight=bf16 counted=2048", BOTH, 8192, 4096, 4096, 131072, 0, LK_KL_FORWARD, 0, 0, 2048},
     {PART, BOTH, 8192, 4096, 4096, 32768, 0, LK_KL_FORWARD, 0, 0},
     {PART " workspace=1024", BOTH, 8192, 4096, 4096, 32768, 1024, LK_KL_FORWARD, 0, 0},
     {PART " divergence=jensen_shannon", BOTH, 8192, 4096, 4096, 32768, 0, LK_KL_JENSEN_SHANNON, 0, 0},
@@ -57,17 +59,21 @@ static const shape host_shapes[] = {
 #define X_BYTES(s, hidden) ((size_t)((s)->tokens * (hidden)) * sizeof(lk_bf16))
 #define WEIGHT_BYTES(s, hidden, element) ((size_t)((s)->vocab * (hidden)) * (element))
 #define FLOPS(s)                                                                                                               \
-    (2.0 * (double)(s)->tokens * (double)(s)->vocab *                                                                          \
+    (2.0 * (double)rows_of(s) * (double)(s)->vocab *                                                                           \
      (double)((gives_gradient(s) ? 3 : 1) * (s)->hidden + (s)->teacher_hidden))
+
+/* Tokens that count. */
+static int64_t rows_of(const shape *s) { return s->counted ? s->counted : s->tokens; }
+static bool counts(const shape *s, int64_t token) { return !s->counted || token % 4 == 0; }
 
 static bool gives_gradient(const shape *s) { return strcmp(s->direction, "forward") != 0; }
 static bool is_split(const shape *s) { return strstr(s->name, " ranks=") != NULL; }
 
-/* read: x, weight, teacher_x, teacher_weight. write: dx, dweight. out: loss, lse, teacher_lse. */
+/* read: x, weight, teacher_x, teacher_weight, row_weight. write: dx, dweight. out: loss, lse, teacher_lse. */
 typedef struct {
     lk_bf16 *x, *weight, *teacher_x, *teacher_weight, *dx;
     void *dweight;
-    float *loss, *lse, *teacher_lse;
+    float *row_weight, *loss, *lse, *teacher_lse;
 } tensors;
 
 static tensors tensors_of(const shape *s, const bench_buffers *set)
@@ -75,6 +81,7 @@ static tensors tensors_of(const shape *s, const bench_buffers *set)
     tensors t = {};
     t.x = (lk_bf16 *)set->read, t.weight = t.x + s->tokens * s->hidden;
     t.teacher_x = t.weight + s->vocab * s->hidden, t.teacher_weight = t.teacher_x + s->tokens * s->teacher_hidden;
+    if (s->counted) t.row_weight = (float *)(t.teacher_weight + s->vocab * s->teacher_hidden);
     t.dx = (lk_bf16 *)set->write, t.dweight = t.dx + s->tokens * s->hidden;
     t.loss = (float *)set->out, t.lse = t.loss + s->tokens, t.teacher_lse = t.lse + s->tokens;
     return t;
@@ -130,16 +137,16 @@ static void multiply(const scratch *h, cudaStream_t stream, const void *a, const
     right(lk_cublas_multiply(&call, &p));
 }
 
-static void multiply_logits(const shape *s, const tensors *t, const scratch *h, int wide, cudaStream_t stream)
+static void multiply_logits(const shape *s, int64_t n, const tensors *t, const scratch *h, int wide, cudaStream_t stream)
 {
-    const int64_t v = s->vocab, n = s->tokens, d = s->hidden, e = s->teacher_hidden;
+    const int64_t v = s->vocab, d = s->hidden, e = s->teacher_hidden;
     multiply(h, stream, t->weight, t->x, h->student, v, n, d, d, d, h->stride, 1, 0, wide);
     multiply(h, stream, t->teacher_weight, t->teacher_x, h->teacher, v, n, e, e, e, h->stride, 1, 0, wide);
 }
 
-static void multiply_gradients(const shape *s, const tensors *t, const scratch *h, cudaStream_t stream)
+static void multiply_gradients(const shape *s, int64_t n, const tensors *t, const scratch *h, cudaStream_t stream)
 {
-    const int64_t v = s->vocab, n = s->tokens, d = s->hidden;
+    const int64_t v = s->vocab, d = s->hidden;
     multiply(h, stream, t->weight, h->dz, t->dx, d, n, v, d, h->stride, d, 0, 0, 0);
     multiply(h, stream, t->x, h->dz, t->dweight, d, v, n, d, h->stride, d, 0, 1, s->wide);
 }
@@ -151,6 +158,7 @@ static lk_status launch_kl(const shape *s, const tensors *t, const scratch *h, c
     args.logits = h->student, args.teacher = h->teacher, args.rows = s->tokens, args.vocab = s->vocab;
     args.logits_stride = args.teacher_stride = args.dlogits_stride = h->stride, args.divergence = s->divergence;
     args.loss = t->loss, args.lse = t->lse, args.teacher_lse = t->teacher_lse, args.dlogits = gives_gradient(s) ? h->dz : NULL;
+    args.row_weight = t->row_weight;
     lk_device device = {};
     BENCH_CUDA(lk_current_device(&device));
     lk_kl_fill_in(&args);
@@ -162,9 +170,9 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     const shape *s = (const shape *)c->context;
     const tensors t = tensors_of(s, set);
     const scratch h = scratch_of(s);
-    multiply_logits(s, &t, &h, 1, stream);
+    multiply_logits(s, s->tokens, &t, &h, 1, stream);
     const lk_status status = launch_kl(s, &t, &h, stream);
-    if (!status && gives_gradient(s)) multiply_gradients(s, &t, &h, stream);
+    if (!status && gives_gradient(s)) multiply_gradients(s, s->tokens, &t, &h, stream);
     return status;
 }
 
@@ -173,8 +181,8 @@ static lk_status launch_bare(const bench_case *c, const bench_buffers *set, int,
     const shape *s = (const shape *)c->context;
     const tensors t = tensors_of(s, set);
     const scratch h = scratch_of(s);
-    multiply_logits(s, &t, &h, 0, stream);
-    if (gives_gradient(s)) multiply_gradients(s, &t, &h, stream);
+    multiply_logits(s, rows_of(s), &t, &h, 0, stream);
+    if (gives_gradient(s)) multiply_gradients(s, rows_of(s), &t, &h, stream);
     return LK_OK;
 }
 
@@ -189,9 +197,16 @@ static void fill(const bench_case *c, const bench_buffers *set, int number, cuda
     bench_fill("bf16", t.weight, s->vocab * s->hidden, 1.28f / sqrtf((float)s->hidden), 2, stream);
     bench_fill("bf16", t.teacher_x, s->tokens * s->teacher_hidden, 1.0f, 3, stream);
     bench_fill("bf16", t.teacher_weight, s->vocab * s->teacher_hidden, 1.28f / sqrtf((float)s->teacher_hidden), 4, stream);
+    if (s->counted) {
+        BENCH_CUDA(cudaMemsetAsync(t.row_weight, 0, (size_t)s->tokens * sizeof(float), stream));
+        const float one = 1.0f;
+        for (int64_t token = 0; token < s->tokens; token += 4)
+            BENCH_CUDA(cudaMemcpyAsync(t.row_weight + token, &one, sizeof one, cudaMemcpyHostToDevice, stream));
+        BENCH_CUDA(cudaStreamSynchronize(stream));
+    }
     if (number > 0 || !gives_gradient(s)) return;
     const scratch h = scratch_of(s);
-    multiply_logits(s, &t, &h, 1, stream);
+    multiply_logits(s, s->tokens, &t, &h, 1, stream);
     right(launch_kl(s, &t, &h, stream));
 }
 
@@ -207,6 +222,7 @@ static lk_linear_kl_args args_of(const bench_case *c, const bench_buffers *set)
     args.dx = t.dx, args.dweight = t.dweight, args.dweight_dtype = s->wide ? LK_DTYPE_F32 : LK_DTYPE_BF16;
     args.tokens = s->tokens, args.hidden = s->hidden, args.teacher_hidden = s->teacher_hidden, args.vocab = s->vocab;
     args.divergence = s->divergence, args.fast_logits = s->fast;
+    args.row_weight = t.row_weight, args.max_counted = s->counted;
     args.workspace = set->workspace, args.workspace_bytes = c->workspace_bytes;
     return args;
 }
@@ -391,7 +407,7 @@ static bool column_right(const shape *s, const tensors *t, int64_t col, const fl
     double *const y = dots_of(t->teacher_weight + col * s->teacher_hidden, t->teacher_x, s->tokens, s->teacher_hidden);
     for (int64_t i = 0; i < s->tokens; i++) {
         const double lp = z[i] - lse[i], lq = y[i] - teacher_lse[i];
-        z[i] = s->divergence == LK_KL_FORWARD ? exp(lp) - exp(lq) : exp(lp) * (lp - lq - loss[i]);
+        z[i] = !counts(s, i) ? 0 : s->divergence == LK_KL_FORWARD ? exp(lp) - exp(lq) : exp(lp) * (lp - lq - loss[i]);
     }
     const bool good = row_right("dweight", col, t->dweight, s->wide, z, t->x, s->tokens, s->hidden, why, why_bytes);
     free(z), free(y);
@@ -407,8 +423,11 @@ static bool check(const bench_case *c, const bench_buffers *set, char *why, size
     BENCH_CUDA(cudaMemcpy(loss, t.loss, 3 * (size_t)s->tokens * sizeof(float), cudaMemcpyDeviceToHost));
     BENCH_CUDA(cudaMalloc((void **)&on_device, (size_t)(most + s->hidden) * sizeof(double)));
     bool good = true;
-    for (int i = 0; i < SAMPLE && good; i++)
-        good = token_right(s, &t, i * (s->tokens - 1) / (SAMPLE - 1), loss, lse, why, why_bytes);
+    for (int i = 0; i < SAMPLE && good; i++) {
+        int64_t token = i * (s->tokens - 1) / (SAMPLE - 1);
+        while (!counts(s, token)) token--;
+        good = token_right(s, &t, token, loss, lse, why, why_bytes);
+    }
     for (int i = 0; i < COLUMNS && good && gives_gradient(s) && s->divergence != LK_KL_JENSEN_SHANNON; i++)
         good = column_right(s, &t, i * (s->vocab - 1) / (COLUMNS - 1), loss, lse, lse + s->tokens, why, why_bytes);
     BENCH_CUDA(cudaFree(on_device));
@@ -421,7 +440,7 @@ static void describe(bench_case *c, const shape *s)
     const size_t element = s->wide ? sizeof(float) : sizeof(lk_bf16);
     c->name = s->name, c->direction = s->direction, c->dtype = "bf16", c->context = s;
     c->read_bytes = X_BYTES(s, s->hidden) + WEIGHT_BYTES(s, s->hidden, 2) + X_BYTES(s, s->teacher_hidden) +
-                    WEIGHT_BYTES(s, s->teacher_hidden, 2);
+                    WEIGHT_BYTES(s, s->teacher_hidden, 2) + (s->counted ? (size_t)s->tokens * sizeof(float) : 0);
     c->write_bytes = gives_gradient(s) ? X_BYTES(s, s->hidden) + WEIGHT_BYTES(s, s->hidden, element) : 0;
     c->out_bytes = 3 * (size_t)s->tokens * sizeof(float);
     c->flops = FLOPS(s);

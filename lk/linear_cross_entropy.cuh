@@ -1139,23 +1139,25 @@ typedef struct {
     lk_lce_args *instead;
 } lk_lce_added;
 
-/* The fields that another loss of this head does not take. weighted: it takes class_weight and label_smoothing. */
-LK_HOST void lk_lce_refuse(lk_checks *checks, const lk_lce_args *a, bool weighted, const char *why)
+/* The fields that another loss of this head does not take. weighted: it takes class_weight and label_smoothing; counted: and
+ * max_counted. */
+LK_HOST void lk_lce_refuse(lk_checks *checks, const lk_lce_args *a, bool weighted, bool counted, const char *why)
 {
     lk_check_absent(checks, "target", a->target, why);
     lk_check_absent(checks, "class_weight", !weighted && a->class_weight, why);
     lk_check_absent(checks, "label_smoothing", !weighted && a->label_smoothing != 0.0f, why);
     lk_check_absent(checks, "saved", a->saved, why);
-    lk_check_absent(checks, "max_counted", a->max_counted != 0, why);
+    lk_check_absent(checks, "max_counted", !counted && a->max_counted != 0, why);
     lk_check_absent(checks, "batch_invariant", a->batch_invariant, why);
     lk_check_absent(checks, "statistics", a->statistics, why);
 }
 
-/* Gives arguments the strides of those that have been checked. */
+/* Gives arguments the strides of those that have been checked: of x and dx only where these are the same tensors. */
 LK_HOST void lk_lce_put_strides(lk_lce_args *a, const lk_lce_args &checked)
 {
-    a->x_stride = checked.x_stride, a->weight_stride = checked.weight_stride;
-    a->dx_stride = checked.dx_stride, a->dweight_stride = checked.dweight_stride;
+    a->weight_stride = checked.weight_stride, a->dweight_stride = checked.dweight_stride;
+    if (a->x == checked.x) a->x_stride = checked.x_stride;
+    if (a->dx == checked.dx || !checked.dx) a->dx_stride = checked.dx_stride;
 }
 
 /* The second half of lk_lce_check, from arguments whose strides are filled in. A step of a rank begins here, with
@@ -1198,9 +1200,10 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
     for (const auto &s : sizes) lk_check_size(&checks, s.name, s.size, s.least, s.most);
     const int64_t saved_bytes = !call->saves ? 0 : checks.status ? 1 : (int64_t)lk_lce_saved_size(call);
     const bool some = a->tokens != 0, written = some || !a->accumulate; /* without tokens nothing is read */
+    int64_t x_stride = a->x_stride, dx_stride = a->dx_stride; /* those of `instead` may be of copies */
     const int64_t vocab = some ? a->vocab : 0, losses = a->reduction == LK_REDUCTION_NONE ? a->tokens : 1;
     lk_tensor list[] = {
-        {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &a->x_stride, "x_stride"}}},
+        {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{a->tokens, &x_stride, "x_stride"}}},
         {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
         {"bias", a->bias, lk_dtype_bytes<T>(a->bias_dtype), LK_IN, vocab},
         {"target", a->target, a->target_dtype == LK_TARGET_INT32 ? 4 : 8, ids ? LK_UNUSED : LK_REQUIRED, a->tokens},
@@ -1222,7 +1225,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
         {"weight_sum", a->weight_sum, 4, LK_OUT, 1},
         {"saved", a->saved, 1, backward ? LK_IN : LK_OUT, saved_bytes},
         {"bad_targets", a->bad_targets, 4, LK_OUT, some},
-        {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &a->dx_stride, "dx_stride"}}},
+        {"dx", a->dx, sizeof(T), LK_OUT, a->hidden, {{a->tokens, &dx_stride, "dx_stride"}}},
         {"dweight", a->dweight, lk_dtype_bytes<T>(a->dweight_dtype), LK_OUT, a->hidden,
          {{written ? a->vocab : 0, &a->dweight_stride, "dweight_stride"}}},
         {"dbias", a->dbias, lk_dtype_bytes<T>(a->dbias_dtype), LK_OUT, written ? a->vocab : 0},
@@ -1233,6 +1236,7 @@ LK_HOST lk_status lk_lce_check(const char *op, const lk_lce_args *args, lk_direc
     const int count = lk_used_tensors(list, LK_COUNT(list));
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
     lk_check_shapes(&checks, list, count, query);
+    a->x_stride = x_stride, a->dx_stride = dx_stride;
     lk_cross_entropy_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_LINEAR_CROSS_ENTROPY_FUSED, "LK_LINEAR_CROSS_ENTROPY_*");
     lk_check_dtype<T>(&checks, "bias_dtype", a->bias_dtype);

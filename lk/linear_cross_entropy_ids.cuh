@@ -22,9 +22,12 @@
  *                status = lk_linear_cross_entropy_ids_forward_backward_bf16(&args, stream);
  *            forward computes loss, logp and lse, backward the gradients from a saved lse and from dlogp, and computes the logits
  *            again. ..._plan answers as in linear_cross_entropy.cuh.
- * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh and what these need.
- * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, max_counted, batch_invariant and
+ * Needs      linear_cross_entropy.cuh, cross_entropy_ids.cuh, lk_counted.cuh and what these need.
+ * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, batch_invariant and
  *            statistics. Columns that are split over ranks: linear_cross_entropy_ids_parallel.cuh.
+ *            max_counted is an upper bound of the tokens that have an id which is not skipped. Such a token counts even if its
+ *            row_weight or all its weights are 0. If more tokens count, logp and tail are NaN too; weight_sum and bad_targets
+ *            are then those of the first max_counted of them.
  *            Ids, their weights, skipped, bad and good ids, dlogp and the tail are as in cross_entropy_ids.cuh. Of a token with a
  *            bad id, loss, all logp, tail and dx are NaN. It adds nothing to dweight and dbias. But as there, its loss is 0
  *            where row_weight is 0, and its dx is 0 where f, dlse, dentropy, dtail and the token's dlogp are all 0; in a mean over
@@ -33,9 +36,11 @@
  *            for one target, and ids_per_row is 1 or at most vocab / 768. With more ids the dot products for their logits take
  *            more time than FUSED saves. Else 0 takes CHUNKS: the logits of some tokens at a time are stored, in f32, or with
  *            fast_logits in T.
- * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved, max_counted,
- *            batch_invariant or statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the
- *            other sizes. LK_ERR_PATH: path is PANELS, or FUSED with a tail. The tensors of this header come behind those of
+ * Workspace  With max_counted a query also looks at which of lse, logp and tail are wanted, and with upstream_per_token whether
+ *            upstream is given.
+ * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved,
+ *            batch_invariant or statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes.
+ *            LK_ERR_PATH: path is PANELS, or FUSED with a tail. The tensors of this header come behind those of
  *            linear_cross_entropy.cuh.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
  *
@@ -47,6 +52,9 @@
  * the id with the largest logit as the target. In f16 a dZ may be as large as the sum of |weights| of a token, so a power of two
  * above the largest such sum goes into alpha too: lk_lce_ids_upstream_kernel. With a tail forward_backward reads the
  * logits of a slice twice: first for the losses and the tail, then for dZ. It computes them once.
+ *
+ * With max_counted lk_lce_ids_counts_kernel comes before all others: which tokens have an id that is not skipped. Then lk_counted.cuh
+ * copies what the call reads of these tokens. The call runs as if there were no others.
  *
  * FUSED, where there are several ids: before lk_lce_ids_begin_kernel, lk_lce_ids_dots_kernel computes their logits, each as x of
  * the token times a row of weight. The id with the largest logit is the target. So no other id has more than half of p. Where the
@@ -89,6 +97,8 @@ typedef struct {
 #define LK_DEFINE_LINEAR_CROSS_ENTROPY_IDS(T) LK_DEFINE(LINEAR_CROSS_ENTROPY_IDS, T)
 
 #if LK_CUDA
+
+#include "lk_counted.cuh"
 
 /* ---- The kernels --------------------------------------------------------------------------------------------------------- */
 
@@ -141,6 +151,26 @@ LK_DEVICE int lk_lce_ids_power(const lk_lce_ids &ids)
 {
     const int q = ids.most ? lk_cublas_exponent(*ids.most) : 0;
     return q > 0 ? q : 0;
+}
+
+/* With max_counted: the ids of all tokens. */
+typedef struct {
+    lk_ce_ids_call call;
+    unsigned *flag; /* [tokens]: not 0: the token has an id that is not skipped */
+} lk_lce_ids_tokens;
+typedef struct {
+    lk_counted copies; /* of 0 rows: there is no max_counted, or it is not below tokens */
+    lk_lce_ids_tokens tokens;
+} lk_lce_ids_counted;
+
+/* A warp owns a token. */
+LK_KERNEL void __launch_bounds__(32 * LK_CE_IDS_WARPS) lk_lce_ids_counts_kernel(const __grid_constant__ lk_lce_ids_tokens p)
+{
+    const int64_t row = (int64_t)blockIdx.x * LK_CE_IDS_WARPS + threadIdx.x / 32;
+    lk_griddepcontrol_wait();
+    const bool there = row < p.call.all.a.rows;
+    const lk_ce_ids s = lk_ce_ids_load(p.call, row, there);
+    if (there && threadIdx.x % 32 == 0) p.flag[row] = s.any || s.bad;
 }
 
 /* A warp owns a token. */
@@ -448,6 +478,7 @@ typedef lk_status (*lk_lce_ids_slice_rows)(const lk_lce_job *job, const lk_lce_w
 typedef struct {
     const lk_lce_ids *ids;
     lk_lce_ids_slice_rows rows; /* lk_lce_ids_rows, or a rank's */
+    const lk_lce_ids_counted *counted; /* NULL: all tokens are rows */
 } lk_lce_ids_own;
 
 LK_HOST const lk_lce_ids *lk_lce_ids_of(const lk_lce_job *job)
@@ -608,10 +639,25 @@ LK_HOST lk_status lk_lce_ids_rows(const lk_lce_job *job, const lk_lce_work &chun
 }
 
 /* `begin` of the table. */
-LK_HOST lk_status lk_lce_ids_prepare(const lk_lce_job *job)
+template <class T> LK_HOST lk_status lk_lce_ids_prepare(const lk_lce_job *job)
 {
-    const lk_status status = lk_lce_ids_begin(job);
+    const lk_lce_ids_counted *const counted = ((const lk_lce_ids_own *)job->rows->args)->counted;
+    lk_status status = LK_OK;
+    if (counted)
+        status = lk_launch_pdl(job->op, &job->device, lk_lce_ids_counts_kernel,
+                               lk_ceil_div(counted->copies.list.tokens, LK_CE_IDS_WARPS), 1, 32 * LK_CE_IDS_WARPS, 0, job->stream,
+                               counted->tokens);
+    if (counted && !status) status = lk_counted_gather<T>(job->op, &job->device, &counted->copies, job->stream);
+    if (!status) status = lk_lce_ids_begin(job);
     return status ? status : lk_lce_prepare(job);
+}
+
+/* `finish` of the table. */
+template <class T> LK_HOST lk_status lk_lce_ids_finish(const lk_lce_job *job, const lk_lce_work &p)
+{
+    const lk_lce_ids_counted *const counted = ((const lk_lce_ids_own *)job->rows->args)->counted;
+    const lk_status status = lk_lce_write_rest(job, p);
+    return status || !counted ? status : lk_counted_scatter<T>(job->op, &job->device, &counted->copies, job->stream);
 }
 template <class Logit> LK_HOST lk_status lk_lce_ids_slice(const lk_lce_job *job, const lk_lce_work &slice)
 {
@@ -634,8 +680,8 @@ LK_HOST lk_status lk_lce_ids_no_columns(const lk_lce_job *job, lk_direction dire
 /* The table. */
 template <class T> LK_HOST lk_lce_rows lk_lce_ids_table(const lk_lce_args *args, const lk_lce_ids_own *own)
 {
-    return {lk_lce_ids_prepare, NULL, args->fast_logits ? lk_lce_ids_slice<T> : lk_lce_ids_slice<float>,
-            lk_head_dbias<T, lk_lce_call>, NULL, lk_lce_write_rest, lk_lce_ids_no_columns, lk_head_run_fused<T, lk_lce_call>,
+    return {lk_lce_ids_prepare<T>, NULL, args->fast_logits ? lk_lce_ids_slice<T> : lk_lce_ids_slice<float>,
+            lk_head_dbias<T, lk_lce_call>, NULL, lk_lce_ids_finish<T>, lk_lce_ids_no_columns, lk_head_run_fused<T, lk_lce_call>,
             lk_lce_ids_fused_rows, lk_lce_ids_fused_backward, lk_lce_ids_fused_terms, lk_lce_ids_fused_panel, own};
 }
 
@@ -677,27 +723,93 @@ LK_HOST void lk_lce_ids_lay_out(lk_lce_ids *ids, lk_direction direction, bool si
 }
 
 /* The fields of tokens with a target, and what ids do not have. */
-LK_HOST void lk_lce_ids_refuse(lk_checks *checks, const lk_lce_args *a)
+LK_HOST void lk_lce_ids_refuse(lk_checks *checks, const lk_lce_args *a, bool ranks)
 {
-    lk_lce_refuse(checks, a, false, "it is not for tokens with target_ids");
+    lk_lce_refuse(checks, a, false, true, "it is not for tokens with target_ids");
+    lk_check_absent(checks, "max_counted", ranks && a->max_counted,
+                    "with target_ids it is not for columns that are split over ranks");
+}
+
+/* Makes a call one on the tokens that count. Its strides are filled in, and may be unchecked. */
+template <class T>
+LK_HOST void lk_lce_ids_count(lk_lce_ids_counted *counted, lk_arena *arena, lk_lce_ids_args *x, lk_direction direction)
+{
+    lk_counted *const c = &counted->copies;
+    lk_lce_args *const a = &x->common;
+    const bool back = direction == LK_BACKWARD, forward = direction == LK_FORWARD, each = a->reduction == LK_REDUCTION_NONE;
+    const int64_t k = x->ids_per_row, words = a->target_dtype == LK_TARGET_INT32 ? 1 : 2;
+    lk_cross_entropy_ids_args *const all = &counted->tokens.call.x;
+    all->target_ids = x->target_ids, all->target_ids_stride = x->target_ids_stride, all->ids_per_row = k;
+    all->target_weight = x->target_weight, all->target_weight_stride = x->target_weight_stride;
+    lk_take(&counted->tokens.flag, arena, true, a->tokens);
+    lk_counted_begin(c, arena, a->tokens, a->max_counted, counted->tokens.flag);
+    lk_counted_in(c, arena, &x->target_ids, true, words * k, (int64_t)((uint64_t)x->target_ids_stride * (uint64_t)words), ~0u);
+    lk_counted_in_factor(c, arena, &x->target_weight, k, x->target_weight_stride); /* an id of weight 0 out of range is skipped */
+    lk_counted_in(c, arena, &a->row_weight), lk_counted_in(c, arena, &x->tail_weight);
+    if (!forward) {
+        if (a->upstream_per_token) lk_counted_in(c, arena, &a->upstream);
+        lk_counted_in(c, arena, &x->dlogp, false, k, x->dlogp_stride);
+        for (const float **in : {&a->dlse, &a->dentropy, &x->dtail}) lk_counted_in(c, arena, in);
+    }
+    if (back) {
+        lk_counted_in(c, arena, &a->lse, true), lk_counted_in(c, arena, &a->lse_low);
+        if (a->dentropy) lk_counted_in(c, arena, &a->entropy, true);
+        lk_counted_in(c, arena, &x->tail, lk_ce_ids_has_tail(x, direction));
+    } else {
+        if (each) lk_counted_out(c, arena, &a->loss, true, 0, 1, 1, a->accumulate_loss);
+        if (each) lk_counted_out(c, arena, &a->z_loss_out, true, 0, 1, 1, a->accumulate_loss);
+        for (float **out : {&a->lse, &a->lse_low, &a->entropy, &x->tail}) lk_counted_out(c, arena, out, true);
+        lk_counted_out(c, arena, &a->argmax, false, ~0u);
+        lk_counted_out(c, arena, &x->logp, true, 0, k, x->logp_stride);
+        c->out.valid_rows = a->valid_rows, a->valid_rows = NULL;
+        if (each) a->accumulate_loss = 0;
+    }
+    if (!back && !each) lk_counted_spoil(c, 0, a->loss, 1, 1, 1, 4), lk_counted_spoil(c, 1, a->z_loss_out, 1, 1, 1, 4);
+    if (!forward) {
+        const int wide = a->dweight_dtype == LK_DTYPE_F32 ? 4 : sizeof(T), bias = a->dbias_dtype == LK_DTYPE_F32 ? 4 : sizeof(T);
+        lk_counted_spoil(c, 2, a->dx, a->tokens, a->hidden, a->dx_stride, sizeof(T));
+        lk_counted_spoil(c, 3, a->dweight, a->vocab, a->hidden, a->dweight_stride ? a->dweight_stride : a->hidden, wide);
+        lk_counted_spoil(c, 4, a->dbias, 1, a->vocab, a->vocab, bias);
+    }
+    lk_counted_x<T>(c, arena, &a->x, a->hidden, &a->x_stride, &c->x[0]);
+    if (!forward) lk_counted_dx<T>(c, arena, &a->dx, a->hidden, &a->dx_stride);
+    x->target_ids_stride = x->target_weight_stride = x->dlogp_stride = x->logp_stride = k;
+    a->tokens = a->max_counted, a->max_counted = 0;
 }
 
 /* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. arena:
- * of the workspace, with what ranks take of it. ranks: what linear_cross_entropy_parallel.cuh adds to the checks, or NULL. */
+ * of the workspace, with what ranks take of it. ranks: what linear_cross_entropy_parallel.cuh adds to the checks, or NULL. counted:
+ * what max_counted needs; not used with ranks. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
                                    lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_head_planner *planner,
-                                   lk_arena *arena, const lk_lce_added *ranks)
+                                   lk_arena *arena, const lk_lce_added *ranks, lk_lce_ids_counted *counted = NULL)
 {
     *ids = {};
     ids->x = *args;
     lk_lce_ids_args *const x = &ids->x;
-    const lk_lce_args &a = args->common;
+    lk_lce_ids_args all; /* what the caller gave, with defaults, where the call will have the tokens that count alone */
+    const lk_lce_args &given = args->common;
     lk_checks checks = {op, LK_OK};
-    lk_lce_ids_refuse(&checks, &a);
+    lk_lce_ids_refuse(&checks, &given, ranks != NULL);
     if (checks.status) return checks.status; /* before all rules */
     lk_ce_ids_fill_in(x, direction);
     if (direction == LK_FORWARD) x->common.dlse = x->common.dentropy = NULL;
+    if (counted) *counted = {};
+    const bool counts = given.max_counted > 0 && given.max_counted < given.tokens && given.tokens <= INT32_MAX &&
+                        given.hidden >= 1 && given.hidden <= 1 << 30; /* else it is refused in its place */
+    if (counts) {
+        const uintptr_t align = LK_WORKSPACE_ALIGNMENT;
+        arena->base = (arena->base + align - 1) / align * align; /* another place is refused later, by its own sentence */
+        all = *x;
+        for (int64_t *stride : {&all.target_ids_stride, &all.target_weight_stride, &all.dlogp_stride, &all.logp_stride})
+            if (*stride == 0) *stride = all.ids_per_row;
+        for (int64_t *stride : {&all.common.x_stride, &all.common.dx_stride})
+            if (*stride == 0) *stride = all.common.hidden;
+        *x = all;
+        lk_lce_ids_count<T>(counted, arena, x, direction);
+    }
+    const lk_lce_args a = x->common;
     const bool tail = lk_ce_ids_has_tail(x, direction);
     const bool fused_asked = a.path == LK_LINEAR_CROSS_ENTROPY_FUSED && !ranks;
     const bool known = a.path == LK_LINEAR_CROSS_ENTROPY_AUTO || a.path == LK_LINEAR_CROSS_ENTROPY_CHUNKS || fused_asked;
@@ -721,16 +833,17 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     call->workspace_bytes = a.workspace_bytes > ids->bytes ? a.workspace_bytes - ids->bytes : 0;
     ids->ids.target_dtype = a.target_dtype, ids->ids.vocab = ranks ? ranks->rank->parallel.vocab_total : a.vocab;
     ids->ids.use_ignore_index = a.use_ignore_index, ids->ids.ignore_index = a.ignore_index;
+    if (counts) counted->tokens.call.all.a = ids->ids, counted->tokens.call.all.a.rows = given.tokens;
 
     lk_lce_added more = {};
     if (ranks) more = *ranks;
-    lk_ce_ids_put_tensors(more.list, x, a.tokens, direction, ranks ? &ranks->rank->parallel : NULL);
+    lk_ce_ids_put_tensors(more.list, counts ? &all : x, given.tokens, direction, ranks ? &ranks->rank->parallel : NULL);
     more.bytes = ids->bytes, more.ids_per_row = args->ids_per_row, more.most_ids = LK_CE_IDS_MOST, more.instead = call;
     if (!known && ranks) more.path_rule = "where columns are split over ranks it is 0 or LK_LINEAR_CROSS_ENTROPY_CHUNKS";
     else if (!known)
         more.path_rule = "with target_ids it is 0, LK_LINEAR_CROSS_ENTROPY_CHUNKS or LK_LINEAR_CROSS_ENTROPY_FUSED";
     else if (tail && fused_asked) more.path_rule = "LK_LINEAR_CROSS_ENTROPY_FUSED is for calls without a tail";
-    return lk_lce_check<T>(op, &a, direction, query, checked, planner, &more);
+    return lk_lce_check<T>(op, &given, direction, query, checked, planner, &more);
 }
 
 /* The plan within a budget; least: or the smallest, where that is more. */
@@ -743,7 +856,9 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_query_plan(const char *op, const l
     lk_lce_call call;
     lk_head_planner planner;
     lk_arena arena = {(uintptr_t)args->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, &arena, NULL);
+    lk_lce_ids_counted counted;
+    const lk_status status = lk_lce_ids_check<T>(op, args, direction, true, &ids, &instead, &call, &planner, &arena, NULL,
+                                                 &counted);
     return status ? status : lk_lce_query_planner(op, &planner, ids.bytes, budget, least, plan);
 }
 
@@ -755,9 +870,12 @@ LK_HOST lk_status lk_linear_cross_entropy_ids_run(const char *op, const lk_lce_i
     lk_lce_call call;
     lk_head_planner planner;
     lk_arena arena = {(uintptr_t)args->common.workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, &arena, NULL);
+    lk_lce_ids_counted counted;
+    const lk_status status = lk_lce_ids_check<T>(op, args, direction, false, &ids, &instead, &call, &planner, &arena, NULL,
+                                                 &counted);
     if (status) return status;
-    const lk_lce_ids_own own = {&ids, instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>};
+    const lk_lce_ids_own own = {&ids, instead.fast_logits ? lk_lce_ids_rows<T> : lk_lce_ids_rows<float>,
+                                counted.copies.list.rows ? &counted : NULL};
     return lk_lce_launch<T>(op, call, &planner, direction, stream, lk_lce_ids_table<T>(&instead, &own));
 }
 

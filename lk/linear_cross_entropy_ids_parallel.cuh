@@ -17,8 +17,8 @@
  *            counts the tokens itself; it does not read valid_rows.
  * Needs      linear_cross_entropy_ids.cuh, linear_cross_entropy_parallel.cuh, cross_entropy_ids_parallel.cuh, lk_ranks.cuh and what
  *            these need.
- * Options    Those of linear_cross_entropy_ids.cuh. path is CHUNKS or 0, which means CHUNKS. Every rank counts all tokens with a
- *            bad id; without all_gather, finish and backward count them, and forward does not.
+ * Options    Those of linear_cross_entropy_ids.cuh, without max_counted. path is CHUNKS or 0, which means CHUNKS. Every rank counts
+ *            all tokens with a bad id; without all_gather, finish and backward count them, and forward does not.
  *            forward_backward keeps lse in two floats between its halves; backward without lse_low is less exact.
  * Errors     Those of lk_ranks.cuh, then as in linear_cross_entropy_ids.cuh. LK_ERR_PATH: path is neither CHUNKS nor 0.
  * Read on    lk/linear_cross_entropy.md and lk/cross_entropy.md: plans, how exact results are, and what is read and written.
@@ -114,7 +114,7 @@ template <class Logit> LK_HOST lk_status lk_lce_ids_ranks_finish(const lk_lce_ra
 /* What depends on the type of the logits. */
 template <class Logit> LK_HOST void lk_lce_ids_put_logits(lk_lce_ids_ranks *r, lk_direction direction)
 {
-    r->own = {&r->ids, lk_lce_ids_rank_rows<Logit>}, r->of.finish = lk_lce_ids_ranks_finish<Logit>;
+    r->own = {&r->ids, lk_lce_ids_rank_rows<Logit>, NULL}, r->of.finish = lk_lce_ids_ranks_finish<Logit>;
     r->of.row_bytes = lk_ce_ids_row_bytes<Logit>(&r->args->common, r->args->ids_per_row, direction);
 }
 
@@ -128,7 +128,7 @@ LK_HOST void lk_lce_ids_begin_ranks(const char *op, const lk_linear_cross_entrop
     r->of.rows = lk_lce_ids_table<T>(&a, &r->own), r->of.check = lk_lce_ids_ranks_check<T>;
     if (a.fast_logits) lk_lce_ids_put_logits<T>(r, direction);
     else lk_lce_ids_put_logits<lk_f32>(r, direction);
-    if (direction != LK_FINISH) lk_lce_ids_refuse(&r->of.checks, &a);
+    if (direction != LK_FINISH) lk_lce_ids_refuse(&r->of.checks, &a, true);
 }
 
 template <class T, lk_direction direction>

@@ -112,7 +112,7 @@ LK_HOST lk_status lk_lce_prob_check(const char *op, const lk_lce_prob_args *args
     const lk_lce_args &a = args->common;
     const int logits = a.fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
     lk_checks checks = {op, LK_OK};
-    lk_lce_refuse(&checks, &a, true, "it is not for tokens with target_prob");
+    lk_lce_refuse(&checks, &a, true, false, "it is not for tokens with target_prob");
     if (x->target_prob_dtype == LK_DTYPE_T) x->target_prob_dtype = logits;
     if (x->target_prob_dtype != LK_DTYPE_F32 && x->target_prob_dtype != logits)
         lk_reject(&checks, LK_ERR_VALUE, "target_prob_dtype is %d; it must be LK_DTYPE_F32, the type of the logits, or 0 for that",

@@ -35,13 +35,16 @@
  *                lk_linear_kl_plan plan;
  *                status = lk_linear_kl_forward_backward_plan_bf16(&args, budget, &plan);   puts(plan.text);
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
- * Needs      kl.cuh, lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_head.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_move.cuh, lk_row.cuh,
- *            lk_ptx.cuh; cuBLASLt.
+ * Needs      kl.cuh, lk_base.cuh, lk_check.cuh, lk_counted.cuh, lk_cublas.cuh, lk_head.cuh, lk_head_plan.cuh, lk_loss.cuh,
+ *            lk_move.cuh, lk_row.cuh, lk_ptx.cuh; cuBLASLt.
  * Options    A struct with context, x, weight, teacher_x, teacher_weight, the sizes and one output computes LK_KL_FORWARD of each
  *            token. Divergences, scales, softcaps and beta are kl.cuh's. teacher_hidden 0 means hidden.
  *            row_weight is a factor of each token's loss and gradient. A mean over the tokens that count is row_weight = 1 over
  *            their number for them, 0 for the others, and the sum of loss. A token with row_weight 0 has loss 0 and adds nothing;
  *            keep its x finite, since 0 times NaN is NaN.
+ *            max_counted: the matmuls have only this many rows. The tokens count whose row_weight is not 0. Their x and teacher_x
+ *            are copied into the workspace; no other x and teacher_x is read, so they may be anything. If more tokens count than
+ *            max_counted says, then loss, lse, teacher_lse, entropy and all gradients are NaN.
  *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
  *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
  *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32. tf32: products of f32 by TF32.
@@ -60,6 +63,7 @@
  * What runs. Tokens come in chunks, the logits of a chunk in slices. The matmuls and their order are lk_head.cuh's, as CHUNKS; what
  * happens to rows is a table of functions that the head calls, lk_linear_kl_table. lk_head_plan.cuh chooses the plan.
  *   every call, first     lk_linear_kl_prepare_kernel: the factor of each row's gradient
+ *                         with max_counted before it: lk_counted.cuh copies the tokens that count, and at the end their results
  *   each slice            logits of student and teacher by cuBLASLt; kl.cuh's kernel computes losses and dZ from them
  *   each chunk            lk_head_columns_kernel sums dbias; dweight and dx by cuBLASLt
  *   after the chunks      lk_move_kernel rounds dweight, where its sums lie in the workspace; lk_linear_kl_finish_kernel: dbias
@@ -139,13 +143,14 @@ typedef struct {
     int dweight_dtype;          /* B FB LK_DTYPE_*: T or f32; 0: T */
     int fast_logits;            /* not 0: logits are T instead of f32 */
     int tf32;                   /* not 0: matmuls of T = f32 may round their factors to TF32 */
+    int max_counted;            /* an upper bound of the tokens whose row_weight is not 0; 0, or tokens and more: none */
 } lk_linear_kl_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; or all outputs are NULL. With tokens = 0
- *                     all except for args and plan may be NULL
+ *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; row_weight with max_counted below
+ *                     tokens; or all outputs are NULL. With tokens = 0 all except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden, teacher_hidden or vocab out of range; a stride that is not 0 and below its row; a tensor
- *                     that spans more than 2^62 elements; chunk_tokens or slice_tokens below 0
+ *                     that spans more than 2^62 elements; chunk_tokens, slice_tokens or max_counted below 0
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence is none of its enum; dweight_dtype is neither T nor f32;
  *                     a context that init has not made, or of another device
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
@@ -157,8 +162,9 @@ typedef struct {
  *
  * Each direction has three functions that take the same struct: ..._<T> is the call, ..._workspace_bytes the workspace of its
  * default plan, ..._plan the plan within `budget` bytes. The last two need shapes and options, and no tensors: a pointer other than
- * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias). Without accumulate, a
- * packed dweight at a multiple of 256 bytes may hold logits. So a plan depends on dweight's address; minimum_bytes does not. */
+ * NULL says that there is such a tensor, or that it is wanted (dx, dweight, dbias, bias, teacher_bias; with max_counted
+ * also loss, lse, teacher_lse and entropy, and with upstream_per_token upstream). Without accumulate, a packed dweight at a multiple
+ * of 256 bytes may hold logits. So a plan depends on dweight's address; minimum_bytes does not. */
 #define LK_LINEAR_KL_FUNCTIONS(X, T)                                                                                           \
     X##_PLANNED(linear_kl, forward, LK_FORWARD, linear_kl, T)                                                                  \
     X##_PLANNED(linear_kl, backward, LK_BACKWARD, linear_kl, T)                                                                \
@@ -168,13 +174,14 @@ typedef struct {
 
 #if LK_CUDA
 
+#include "lk_counted.cuh"
 #include "lk_head.cuh"
 
 /* ---- A call, and its plan ------------------------------------------------------------------------------------------------ */
 
 struct lk_linear_kl_call {
     typedef lk_linear_kl_args args;
-    lk_linear_kl_args a; /* with every default filled in; without the outputs of other calls */
+    lk_linear_kl_args a; /* with every default filled in; without the outputs of other calls. With max_counted: of the rows */
     bool gradient;       /* dx, dweight or dbias is wanted */
     int type, logits_type;
 };
@@ -259,8 +266,18 @@ template <class T> LK_KERNEL void __launch_bounds__(LK_HEAD_THREADS) lk_linear_k
 
 /* ---- The table that the head gets ---------------------------------------------------------------------------------------- */
 
-/* Computes rows of logits. f: what kl.cuh would do with them; args of the table points to one of these. */
+/* Computes rows of logits. f: what kl.cuh would do with them. */
 typedef lk_status (*lk_linear_kl_rows)(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t first_row);
+
+/* What args of the table points to. */
+typedef struct {
+    lk_linear_kl_rows rows;
+    const lk_counted *counted; /* NULL: all tokens are rows */
+} lk_linear_kl_own;
+LK_HOST const lk_linear_kl_own *lk_linear_kl_own_of(const lk_linear_kl_job *job)
+{
+    return (const lk_linear_kl_own *)job->rows->args;
+}
 
 template <class T, class Logit>
 LK_HOST lk_status lk_linear_kl_all_columns(const lk_linear_kl_job *job, const lk_kl_args &f, int64_t)
@@ -274,8 +291,9 @@ template <class T, class Logit> LK_HOST lk_status lk_linear_kl_prepare(const lk_
 {
     const lk_linear_kl_work &p = job->p;
     const lk_linear_kl_args &a = p.call.a;
-    lk_status status = LK_OK;
-    if (job->shape.gradient)
+    const lk_counted *const counted = lk_linear_kl_own_of(job)->counted;
+    lk_status status = counted ? lk_counted_gather<T>(job->op, &job->device, counted, job->stream) : LK_OK;
+    if (job->shape.gradient && !status)
         status = lk_launch_pdl(job->op, &job->device, lk_linear_kl_prepare_kernel, 1, 1, LK_HEAD_THREADS, 0, job->stream, p);
     for (int i = 0; i < 2 && !status && a.vocab > 0; i++) {
         const void *const from = i ? a.teacher_bias : a.bias;
@@ -325,14 +343,17 @@ template <class T> LK_HOST lk_status lk_linear_kl_slice(const lk_linear_kl_job *
         f.upstream = ws.factor + slice.first_row, f.upstream_per_row = 1;
         f.dlogits = (T *)ws.logits + lk_head_in_chunk(job, slice) * ws.logits_stride;
     }
-    return (*(const lk_linear_kl_rows *)job->rows->args)(job, f, slice.first_row);
+    return lk_linear_kl_own_of(job)->rows(job, f, slice.first_row);
 }
 
-/* dbias, after the last chunk. */
+/* After the last chunk: dbias, and the results of the tokens that count. */
 template <class T> LK_HOST lk_status lk_linear_kl_finish(const lk_linear_kl_job *job, const lk_linear_kl_work &p)
 {
-    if (!job->shape.gradient || !p.call.a.dbias) return LK_OK;
-    return lk_head_launch(job, lk_linear_kl_finish_kernel<T>, lk_ceil_div(p.call.a.vocab, LK_HEAD_THREADS), p);
+    const lk_counted *const counted = lk_linear_kl_own_of(job)->counted;
+    lk_status status = LK_OK;
+    if (job->shape.gradient && p.call.a.dbias)
+        status = lk_head_launch(job, lk_linear_kl_finish_kernel<T>, lk_ceil_div(p.call.a.vocab, LK_HEAD_THREADS), p);
+    return status || !counted ? status : lk_counted_scatter<T>(job->op, &job->device, counted, job->stream);
 }
 
 /* A rank without columns still has rows, and their states. */
@@ -343,10 +364,10 @@ template <class T> LK_HOST lk_status lk_linear_kl_no_columns(const lk_linear_kl_
     return job->shape.gradient ? LK_OK : lk_linear_kl_slice<T>(job, all);
 }
 
-template <class T, class Logit> LK_HOST lk_linear_kl_table lk_linear_kl_table_of(const lk_linear_kl_rows *rows)
+template <class T, class Logit> LK_HOST lk_linear_kl_table lk_linear_kl_table_of(const lk_linear_kl_own *own)
 {
     return {lk_linear_kl_prepare<T, Logit>, lk_linear_kl_teacher<T>, lk_linear_kl_slice<T>, lk_head_dbias<T, lk_linear_kl_call>, NULL,
-            lk_linear_kl_finish<T>, lk_linear_kl_no_columns<T>, NULL, NULL, NULL, NULL, NULL, rows};
+            lk_linear_kl_finish<T>, lk_linear_kl_no_columns<T>, NULL, NULL, NULL, NULL, NULL, own};
 }
 
 /* ---- The context --------------------------------------------------------------------------------------------------------- */
@@ -364,11 +385,31 @@ typedef struct {
     lk_tensor list[2];
 } lk_linear_kl_more;
 
-/* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted. more: NULL
- * for all columns. */
+/* Makes a call, whose strides are filled in, one on the tokens that count. arena: of the workspace. */
+template <class T> LK_HOST void lk_linear_kl_count(lk_counted *c, lk_arena *arena, lk_linear_kl_args *a)
+{
+    const int wide = a->dweight_dtype == LK_DTYPE_F32 ? 4 : sizeof(T);
+    lk_counted_begin(c, arena, a->tokens, a->max_counted, a->row_weight);
+    lk_counted_spoil(c, 0, a->dx, a->tokens, a->hidden, a->dx_stride, sizeof(T));
+    lk_counted_spoil(c, 1, a->dweight, a->vocab, a->hidden, a->dweight_stride, wide);
+    lk_counted_spoil(c, 2, a->dbias, 1, a->vocab, a->vocab, sizeof(T));
+    lk_counted_in(c, arena, &a->row_weight, true);
+    if (a->upstream_per_token) lk_counted_in(c, arena, &a->upstream);
+    lk_counted_out(c, arena, &a->loss, true, 0, 1, 1, a->accumulate_loss);
+    for (float **out : {&a->lse, &a->teacher_lse, &a->entropy}) lk_counted_out(c, arena, out, true);
+    lk_counted_x<T>(c, arena, &a->x, a->hidden, &a->x_stride, &c->x[0]);
+    lk_counted_x<T>(c, arena, &a->teacher_x, a->teacher_hidden, &a->teacher_x_stride, &c->x[1]);
+    lk_counted_dx<T>(c, arena, &a->dx, a->hidden, &a->dx_stride);
+    a->tokens = a->max_counted, a->accumulate_loss = 0;
+}
+
+/* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted. before:
+ * the bytes of the workspace that come before the plan's; counted, where max_counted is below tokens, takes of them. more: NULL for
+ * all columns. */
 template <class T>
 LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *args, lk_direction direction, bool query,
-                                     lk_linear_kl_call *call, lk_head_planner *planner, const lk_linear_kl_more *more = NULL)
+                                     lk_linear_kl_call *call, lk_head_planner *planner, lk_counted *counted, size_t *before,
+                                     const lk_linear_kl_more *more = NULL)
 {
     *call = {};
     lk_linear_kl_args *const a = &call->a;
@@ -379,6 +420,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dx = a->dweight = a->dbias = NULL, a->upstream = NULL, a->dweight_dtype = LK_DTYPE_T;
     const bool some = a->tokens != 0, written = backward && (some || !a->accumulate); /* without tokens nothing is read */
+    const bool counts = a->max_counted > 0 && a->max_counted < a->tokens;
     const int64_t vocab = some ? a->vocab : 0, tokens = a->tokens;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT : LK_UNUSED;
     const lk_tensor none = {"", NULL, 1, LK_UNUSED, 0};
@@ -391,7 +433,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
         {"teacher_weight", a->teacher_weight, sizeof(T), LK_REQUIRED, a->teacher_hidden,
          {{vocab, &a->teacher_weight_stride, "teacher_weight_stride"}}},
         {"teacher_bias", a->teacher_bias, sizeof(T), LK_IN, vocab},
-        {"row_weight", a->row_weight, 4, LK_IN, tokens},
+        {"row_weight", a->row_weight, 4, counts ? LK_REQUIRED : LK_IN, tokens},
         {"upstream", a->upstream, 4, backward ? LK_IN : LK_UNUSED, a->upstream_per_token ? tokens : some},
         {"loss", a->loss, 4, out, tokens},
         {"lse", a->lse, 4, out, tokens},
@@ -414,6 +456,7 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     lk_check_size(&checks, "vocab", a->vocab, more ? 0 : 1, 1 << 30);
     lk_check_size(&checks, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
     lk_check_size(&checks, "slice_tokens", a->slice_tokens, 0, INT64_MAX);
+    lk_check_size(&checks, "max_counted", a->max_counted, 0, INT32_MAX);
     lk_check_shapes(&checks, list, count, query);
     lk_kl_check_values(&checks, a);
     lk_check_dtype<T>(&checks, "dweight_dtype", a->dweight_dtype);
@@ -424,14 +467,21 @@ LK_HOST lk_status lk_linear_kl_check(const char *op, const lk_linear_kl_args *ar
     if (tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8), a->teacher_x_stride = lk_head_round_up(a->teacher_hidden, 8);
     call->gradient = a->dx || a->dweight || a->dbias;
     call->type = lk_dtype<T>, call->logits_type = a->fast_logits ? lk_dtype<T> : LK_DTYPE_F32;
-    lk_head_shape shape = lk_linear_kl_shape(call);
+    lk_linear_kl_call rows = *call; /* those that count; `list` has addresses of the tokens' strides */
+    lk_arena arena = {(uintptr_t)a->workspace, 0, LK_WORKSPACE_ALIGNMENT};
+    *counted = {};
+    if (counts) lk_linear_kl_count<T>(counted, &arena, &rows.a);
+    *before = more ? more->bytes : arena.used;
+    lk_head_shape shape = lk_linear_kl_shape(&rows);
     shape.several_passes = more && more->passes > 1;
     lk_head_plan_begin(planner, &shape);
-    if (query) return LK_OK;
-    lk_check_alignment(&checks, list, count);
-    lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least + (more ? more->bytes : 0));
-    lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
-    lk_check_allocations(&checks, list, count);
+    if (!query) {
+        lk_check_alignment(&checks, list, count);
+        lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least + *before);
+        lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
+        lk_check_allocations(&checks, list, count);
+    }
+    *call = rows;
     return checks.status;
 }
 
@@ -451,13 +501,13 @@ LK_HOST lk_status lk_linear_kl_clear(const char *op, const lk_linear_kl_args &a,
 /* Checks a call and begins its job. */
 template <class T>
 LK_HOST lk_status lk_linear_kl_begin(const char *op, const lk_linear_kl_args *args, lk_direction direction, cudaStream_t stream,
-                                     lk_linear_kl_job *job, const lk_linear_kl_more *more = NULL)
+                                     lk_linear_kl_job *job, lk_counted *counted, const lk_linear_kl_more *more = NULL)
 {
     const cudaError_t error = lk_current_device(&job->device);
     lk_linear_kl_call &call = job->p.call;
-    const size_t before = more ? more->bytes : 0;
+    size_t before;
     lk_head_planner planner;
-    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, &call, &planner, more)};
+    lk_checks checks = {op, lk_linear_kl_check<T>(op, args, direction, false, &call, &planner, counted, &before, more)};
     lk_check_device(&checks, error);
     if (checks.status || call.a.tokens == 0) return checks.status;
     job->op = op, job->stream = stream, job->shape = planner.shape;
@@ -472,12 +522,14 @@ template <class T, lk_direction direction>
 LK_HOST lk_status lk_linear_kl_run(const char *op, const lk_linear_kl_args *args, cudaStream_t stream)
 {
     lk_linear_kl_job job = {};
-    lk_status status = lk_linear_kl_begin<T>(op, args, direction, stream, &job);
+    lk_counted counted;
+    lk_status status = lk_linear_kl_begin<T>(op, args, direction, stream, &job, &counted);
     const lk_linear_kl_args &a = job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
-    const lk_linear_kl_rows f32 = lk_linear_kl_all_columns<T, float>, fast = lk_linear_kl_all_columns<T, T>;
-    const lk_linear_kl_table table = a.fast_logits ? lk_linear_kl_table_of<T, T>(&fast) : lk_linear_kl_table_of<T, float>(&f32);
+    const lk_linear_kl_own own = {a.fast_logits ? lk_linear_kl_all_columns<T, T> : lk_linear_kl_all_columns<T, float>,
+                                  counted.list.rows ? &counted : NULL};
+    const lk_linear_kl_table table = a.fast_logits ? lk_linear_kl_table_of<T, T>(&own) : lk_linear_kl_table_of<T, float>(&own);
     job.rows = &table;
     return lk_head_run<T>(&job);
 }
@@ -490,8 +542,9 @@ LK_HOST lk_status lk_linear_kl_query_plan(const char *op, const lk_linear_kl_arg
     lk_linear_kl_call call;
     lk_head_planner planner;
     lk_head_plan plan;
-    const size_t before = more ? more->bytes : 0;
-    lk_status status = lk_linear_kl_check<T>(op, args, direction, true, &call, &planner, more);
+    lk_counted counted;
+    size_t before;
+    lk_status status = lk_linear_kl_check<T>(op, args, direction, true, &call, &planner, &counted, &before, more);
     if (!status) status = lk_head_query(op, &planner, before, budget, least, &plan);
     if (status) return status;
     *answer = lk_linear_kl_answer(&planner, plan, more ? more->passes : 1);

@@ -15,10 +15,10 @@
  *            too, are of this rank's columns. between and backward compute the logits again. parallel.reduce_sms is not used.
  * States     Those of kl_parallel.cuh, of tokens. finish needs no workspace.
  * Needs      linear_kl.cuh, kl_parallel.cuh, lk_ranks.cuh and what these need.
- * Options    Those of linear_kl.cuh. forward_backward goes through the logits twice, with JENSEN_SHANNON and TOTAL_VARIATION three
- *            times. If a slice has all tokens, logits are computed once: 4 matmuls. Else they are computed each time: 6
- *            matmuls, or 8 with these two. plan.matmuls says how many.
- * Errors     Those of lk_ranks.cuh and kl_parallel.cuh, then as in linear_kl.cuh.
+ * Options    Those of linear_kl.cuh, without max_counted. forward_backward goes through the logits twice, with JENSEN_SHANNON and
+ *            TOTAL_VARIATION three times. If a slice has all tokens, logits are computed once: 4 matmuls. Else they are computed
+ *            each time: 6 matmuls, or 8 with these two. plan.matmuls says how many.
+ * Errors     LK_ERR_VALUE: max_counted is given. Then those of lk_ranks.cuh and kl_parallel.cuh, then as in linear_kl.cuh.
  * Exact      As linear_kl.cuh; dx is rounded on each rank before it is summed. dweight and dbias are of the rank's own columns.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
@@ -55,14 +55,23 @@ typedef struct {
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
+/* The field that ranks do not take. */
+LK_HOST lk_status lk_linear_kl_refuse(const char *op, const lk_linear_kl_args &a)
+{
+    lk_checks checks = {op, LK_OK};
+    lk_check_absent(&checks, "max_counted", a.max_counted != 0, "it is not for columns that are split over ranks");
+    return checks.status;
+}
+
 /* Checks `parallel`, and finds the place of the states; x becomes the arguments. more: what the checks of linear_kl.cuh look at
  * besides. */
 LK_HOST lk_status lk_linear_kl_place_states(const char *op, const lk_linear_kl_parallel_args *args, lk_direction direction,
                                             lk_linear_kl_parallel_args *x, lk_linear_kl_more *more)
 {
     const lk_linear_kl_args &a = args->common;
-    lk_checks checks = {op, LK_OK};
+    lk_checks checks = {op, lk_linear_kl_refuse(op, a)};
     *x = *args;
+    if (checks.status) return checks.status; /* before all rules */
     lk_kl_check_ranks(&checks, x->parallel, a.vocab, a.divergence, direction);
     if (checks.status) return checks.status; /* before sizes are computed of it */
     const bool again = lk_ranks_gathers(x->parallel, direction) && LK_KL_HAS_BETWEEN(a.divergence);
@@ -102,8 +111,8 @@ template <class T, class Logit, int Step> LK_HOST lk_status lk_linear_kl_pass(lk
 {
     lk_linear_kl_job *const job = &r->job;
     const bool gradient = job->shape.gradient, launches = job->mode == LK_CUBLAS_LAUNCH;
-    const lk_linear_kl_rows rows = lk_linear_kl_step_rows<T, Logit, Step>;
-    const lk_linear_kl_table table = lk_linear_kl_table_of<T, Logit>(&rows);
+    const lk_linear_kl_own own = {lk_linear_kl_step_rows<T, Logit, Step>, NULL};
+    const lk_linear_kl_table table = lk_linear_kl_table_of<T, Logit>(&own);
     lk_status status = LK_OK;
     job->rows = &table, job->shape.gradient = gradient && Step == LK_KL_GRADIENT;
     if (job->shape.vocab > 0) status = lk_head_run_all<T>(job);
@@ -150,13 +159,16 @@ LK_HOST lk_status lk_linear_kl_parallel_run(const char *op, const lk_linear_kl_p
 {
     if (direction == LK_FINISH) {
         const lk_kl_parallel_args f = lk_linear_kl_finish_args(*args, args->common);
-        return lk_kl_ranks_finish<T>(op, &f, stream);
+        const lk_status refused = lk_linear_kl_refuse(op, args->common);
+        return refused ? refused : lk_kl_ranks_finish<T>(op, &f, stream);
     }
     lk_linear_kl_ranks r = {};
     lk_linear_kl_more more = {};
+    lk_counted none;
     lk_status status = lk_linear_kl_place_states(op, args, direction, &r.x, &more);
     if (!status)
-        status = lk_linear_kl_begin<T>(op, &args->common, lk_ranks_give(args->parallel, direction), stream, &r.job, &more);
+        status = lk_linear_kl_begin<T>(op, &args->common, lk_ranks_give(args->parallel, direction), stream, &r.job, &none,
+                                       &more);
     const lk_linear_kl_args &a = r.job.p.call.a;
     if (status) return status;
     if (a.tokens == 0) return lk_linear_kl_clear(op, a, sizeof(T), stream);
@@ -183,7 +195,8 @@ LK_HOST lk_status lk_linear_kl_parallel_query(const char *op, const lk_linear_kl
                                               size_t *bytes)
 {
     const lk_kl_parallel_args f = lk_linear_kl_finish_args(*args, args->common);
-    return lk_kl_parallel_query<T>(op, &f, direction, bytes);
+    const lk_status refused = lk_linear_kl_refuse(op, args->common);
+    return refused ? refused : lk_kl_parallel_query<T>(op, &f, direction, bytes);
 }
 
 #endif /* CUDA or the simulator */

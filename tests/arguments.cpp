@@ -164,7 +164,7 @@ static const fields of_linear_kl = {
     F(hidden), F(teacher_hidden), F(vocab), F(x_stride), F(weight_stride), F(teacher_x_stride), F(teacher_weight_stride),
     F(dx_stride), F(dweight_stride), F(chunk_tokens), F(slice_tokens), F(logit_scale), F(teacher_scale), F(softcap),
     F(teacher_softcap), F(beta), F(divergence), F(upstream_per_token), F(accumulate), F(dweight_dtype), F(fast_logits),
-    F(tf32)};
+    F(tf32), F(max_counted)};
 #undef S
 #define S lk_linear_kl_parallel_args
 static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
@@ -545,7 +545,8 @@ static std::vector<wrong> all_wrong(const function &f)
         const bool head_prob = prob && strstr(f.name, "linear");
         const bool first = x.name.find("parallel.") != std::string::npos || (name == "target_prob" && !prob) ||
                            (name == "vocab" && ranks) || (name == "statistics" && (backward || ids || prob)) ||
-                           (ids && is_one_of(name, "target class_weight label_smoothing saved max_counted batch_invariant")) ||
+                           (ids && is_one_of(name, "target class_weight label_smoothing saved batch_invariant")) ||
+                           (ranks && (ids || strstr(f.name, "linear_kl")) && name == "max_counted") ||
                            (head_prob && is_one_of(name, "target saved max_counted batch_invariant target_prob_dtype")) ||
                            (strstr(f.name, "_gated_") &&
                             is_one_of(name, "residual residual_out bias dbias dresidual dresidual_out dy_dtype")) ||

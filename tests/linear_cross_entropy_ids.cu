@@ -64,6 +64,8 @@ typedef struct {
     bool has[TENSORS], accumulate, dweight_f32, fast, per_token, int32, ignore, bad, repeated, masked;
     bool cancel; /* the weights add up to 0 */
     bool peaked; /* the second id has all but 10^-6 of p, and all of the weight */
+    bool compact; /* max_counted is given: so many tokens as count, and spare more */
+    int64_t spare;
     uint64_t seed;
 } problem;
 
@@ -83,7 +85,8 @@ static const char *describe(const problem *p)
     static char text[800];
     int n = snprintf(text, sizeof text,
                      "%s %s path %d, %d ranks, %lld x %lld x %lld, %d ids, reduction %d, chunk %lld, panel %lld, slice %lld, "
-                     "budget %d, gap %d at %d, scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s%s, seed %llu, has",
+                     "budget %d, gap %d at %d, scale %g, softcap %g, z_loss %g, spread %g%s%s%s%s%s%s%s%s%s%s%s%s, spare %lld, "
+                     "seed %llu, has",
                      direction_name[p->direction], test_type_name[p->type], p->path, p->ranks, (long long)p->tokens,
                      (long long)p->hidden, (long long)p->vocab, p->ids, p->reduction, (long long)p->chunk, (long long)p->panel,
                      (long long)p->slice, p->budget, p->gap, p->at,
@@ -91,7 +94,8 @@ static const char *describe(const problem *p)
                      p->peaked ? ", peaked" : "", p->accumulate ? ", accumulate" : "",
                      p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->per_token ? ", per token" : "",
                      p->int32 ? ", int32" : "", p->ignore ? ", ignore" : "", p->bad ? ", bad" : "", p->repeated ? ", repeated" : "",
-                     p->masked ? ", masked" : "", (unsigned long long)p->seed);
+                     p->masked ? ", masked" : "", p->compact ? ", max_counted" : "", (long long)p->spare,
+                     (unsigned long long)p->seed);
     for (int t = 0; t < TENSORS && n < (int)sizeof text; t++)
         if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", tensor_name[t]);
     return text;
@@ -134,9 +138,13 @@ static bool is_of(const problem *p, int t) /* whether the call writes it */
     return p->has[t] && (t >= DX ? p->direction != FORWARD : t >= LSE && p->direction != BACKWARD);
 }
 
+static bool *absent; /* [tokens]: whether the call may not read x of a token, which is NaN then */
+static size_t absent_bytes;
+
 static double input(const problem *p, int t, int64_t row, int64_t col)
 {
     const layout l = layout_of(p, t);
+    if (t == X && absent[row]) return 0;
     return (double)test_get(l.type, test_buffer_host(&buffer[t]), row * l.stride + col);
 }
 static int64_t id_of(const problem *p, int64_t row, int k)
@@ -163,6 +171,14 @@ static bool counts(const problem *p, int64_t row, bool *bad)
     *bad = false;
     for (int k = 0; k < p->ids; k++) any = any || status_of(p, row, k) != SKIPPED, *bad = *bad || status_of(p, row, k) == IS_BAD;
     return any;
+}
+
+static int64_t max_counted_of(const problem *p)
+{
+    bool bad;
+    int64_t count = p->spare;
+    for (int64_t row = 0; p->compact && row < p->tokens; row++) count += counts(p, row, &bad);
+    return !p->compact ? 0 : count < 1 ? 1 : count;
 }
 
 static double *logits, *log_p, *slope; /* of a row */
@@ -216,6 +232,8 @@ static bool adds_losses(const problem *p) { return test_adds_losses(p) && !(p->r
 
 static void fill(const problem *p)
 {
+    absent = (bool *)test_room(absent, &absent_bytes, (size_t)(p->tokens + 1));
+    memset(absent, 0, (size_t)(p->tokens + 1));
     for (int t = LOSS; t <= Z_LOSS && adds_losses(p); t++)
         if (p->has[t]) test_fill_losses(layout_of(p, t).cols, &buffer[t]);
     for (int t = 0; t < TENSORS; t++) {
@@ -254,6 +272,13 @@ static void fill(const problem *p)
             if (p->int32) ((int32_t *)test_buffer_host(&buffer[IDS]))[r * l.stride + k] = (int32_t)id;
             else ((int64_t *)test_buffer_host(&buffer[IDS]))[r * l.stride + k] = id;
         }
+    }
+    const bool compact = max_counted_of(p) && max_counted_of(p) < p->tokens;
+    for (int64_t r = 0; r < p->tokens && compact; r++) {
+        const layout x = layout_of(p, X);
+        bool bad;
+        absent[r] = !counts(p, r, &bad);
+        for (int64_t c = 0; c < x.cols && absent[r]; c++) test_put(x.type, test_buffer_host(&buffer[X]), r * x.stride + c, NAN);
     }
     for (int64_t r = 0; r < p->tokens && p->has[ROW_WEIGHT]; r++) { /* that of an ignored token is not used */
         bool bad;
@@ -456,7 +481,7 @@ static bool prepare(const problem *p, int run)
     a->use_ignore_index = p->ignore, a->ignore_index = p->ignore ? 3 : 0;
     a->target_dtype = p->int32 ? LK_TARGET_INT32 : LK_TARGET_INT64;
     a->accumulate = p->accumulate, a->dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T, a->fast_logits = p->fast;
-    a->upstream_value = test_upstream_value(p), a->accumulate_loss = adds_losses(p);
+    a->upstream_value = test_upstream_value(p), a->accumulate_loss = adds_losses(p), a->max_counted = max_counted_of(p);
     args.target_ids = at[IDS], args.target_weight = (float *)at[ID_WEIGHT], args.dlogp = (float *)at[DLOGP];
     args.logp = (float *)at[LOGP], args.ids_per_row = p->ids;
     args.tail_weight = (float *)at[TAIL_WEIGHT], args.dtail = (float *)at[DTAIL], args.tail = (float *)at[TAIL];
@@ -698,7 +723,13 @@ static void verify(const problem *p)
 }
 
 static const test_op<problem> op = {describe, prepare, launch, collect, verify, settle};
-static void check(const problem *p) { test_twice(op, p); }
+/* Every other call with ignored tokens has max_counted. */
+static void check(const problem *p)
+{
+    problem x = *p;
+    if (p->ignore && !p->ranks && p->seed % 2) x.compact = true, x.spare = (int64_t)(p->seed / 2 % 3);
+    test_twice(op, &x);
+}
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
@@ -777,6 +808,53 @@ static void graphs(int type, int direction, int)
     p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = true, p.has[DLOGP] = direction != FORWARD;
     check(&p); /* leaves its bits in kept */
     test_graph(op, &p);
+}
+
+/* max_counted: in a graph; and fewer than count, so that everything is NaN. */
+static void counted(int type, int direction, int)
+{
+    problem p = plain(type, direction, 23, 16, 60, 4);
+    p.chunk = 4, p.has[BIAS] = p.has[DBIAS] = p.ignore = p.compact = true, p.spare = 1;
+    p.has[DLOGP] = direction != FORWARD, p.seed = p.seed / 2 * 2; /* check leaves it as it is */
+    if (!p.ranks) check(&p), test_graph(op, &p);
+    p.tokens = 1500, p.vocab = 20, p.hidden = 8, p.chunk = 0, p.gap = 3; /* more tokens than the list's kernel has threads */
+    p.bad = true, p.reduction = LK_REDUCTION_MEAN, p.has[ROW_WEIGHT] = true, p.int32 = direction == BOTH;
+    if (!p.ranks) check(&p);
+    for (int i = 0; i < 6 && !p.ranks; i++) {
+        p = plain(type, direction, 19, 8, 30, 1 + i);
+        p.ignore = p.compact = p.has[BIAS] = p.has[DBIAS] = true, p.spare = i % 2 ? -1 : -30, p.reduction = i % 3;
+        p.has[ENTROPY] = p.has[Z_LOSS] = p.has[ARGMAX] = p.has[VALID] = direction != BACKWARD, p.z_loss = i % 3 ? 0.1f : 0.0f;
+        p.cancel = i == 0, p.has[DLOGP] = direction != FORWARD && i % 2 == 0; /* of one id: a weight of 0 */
+        p.bad = i == 5;
+        p.has[TAIL] = i == 4 && p.path != FUSED, p.has[ROW_WEIGHT] = i == 3, p.accumulate = i % 2;
+        if (p.has[TAIL]) p.has[TAIL_WEIGHT] = true;
+        while (adds_losses(&p)) p.seed += 2;
+        prepare(&p, 0);
+        args_t few = args;
+        size_t bytes = 0, of_few = 0;
+        few.common.x = few.common.weight = few.target_ids = few.common.lse = NULL; /* a query needs none of them */
+        if (direction == BACKWARD) few.tail = NULL;
+        else few.common.lse = args.common.lse;
+        if (p.path == FUSED) few.common.weight = args.common.weight;
+        test_launched(query_of[direction][type](&args, &bytes), describe(&p));
+        test_launched(query_of[direction][type](&few, &of_few), describe(&p));
+        if (!test_that(bytes == of_few)) test_detail("%zu bytes, without inputs %zu; %s", bytes, of_few, describe(&p));
+        if (!test_launched(launch(&p), describe(&p))) continue;
+        collect(&p);
+        for (int t = LSE; t < TENSORS; t++) {
+            const layout l = layout_of(&p, t);
+            int64_t numbers = 0;
+            for (int64_t at = 0; at < l.rows * l.cols && is_of(&p, t); at++) {
+                const int64_t place = at / l.cols * l.stride + at % l.cols;
+                if (t == ARGMAX) numbers += ((const int64_t *)test_buffer_back(&buffer[t]))[place] != -1;
+                else if (t == VALID) numbers += ((const int64_t *)test_buffer_back(&buffer[t]))[place] <= args.common.max_counted;
+                else numbers += !isnan(test_get(l.type, test_buffer_back(&buffer[t]), place));
+            }
+            if (!test_that(numbers == 0)) test_detail("%lld numbers of %s; %s", (long long)numbers, tensor_name[t], describe(&p));
+            if (is_of(&p, t)) test_buffer_accept_all(&buffer[t]);
+            test_buffer_untouched(&buffer[t], tensor_name[t], describe(&p));
+        }
+    }
 }
 
 static void empty(int type, int direction, int)
@@ -869,7 +947,8 @@ static void of_ranks(int i, int type, int direction, int)
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options},
-                                        {"places", places}, {"peaks", peaks},   {"graphs", graphs}, {"empty", empty}};
+                                        {"places", places}, {"peaks", peaks},   {"graphs", graphs}, {"empty", empty},
+                                        {"counted", counted}};
     test_theme chunks_only[LENGTH_OF(themes) + 2] = {{"tails", tails}, {"split over ranks", test_split<of_ranks, 4>}};
     for (int i = 0; i < LENGTH_OF(themes); i++) chunks_only[i + 2] = themes[i];
     path_here = AUTO;
@@ -1031,7 +1110,7 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "class_weight", SPOIL(a->common.class_weight = a->target_weight)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "label_smoothing", SPOIL(a->common.label_smoothing = 0.1f)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "saved", SPOIL(a->common.saved = a->common.workspace)},
-        {LK_ERR_VALUE, LK_ERR_VALUE, "max_counted", SPOIL(a->common.max_counted = 2)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "max_counted is -1", SPOIL(a->common.max_counted = -1)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "batch_invariant", SPOIL(a->common.batch_invariant = 1)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "statistics", SPOIL(a->common.statistics = 1)},
         {LK_ERR_PATH, LK_ERR_PATH, "path", SPOIL(a->common.path = LK_LINEAR_CROSS_ENTROPY_PANELS)},
@@ -1048,6 +1127,11 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_ids_stride", SPOIL(a->target_ids_stride = 3)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_weight_stride", SPOIL(a->target_weight_stride = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dlogp_stride", SPOIL(a->dlogp_stride = 3), false, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "target_ids_stride", SPOIL(a->target_ids_stride = 3; a->common.max_counted = 2)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "hidden", SPOIL(a->common.hidden = 0; a->common.max_counted = 2)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "x_stride", SPOIL(a->common.x_stride = 7; a->common.max_counted = 2)},
+        {LK_ERR_NULL, LK_OK, "target_ids", SPOIL(a->target_ids = NULL; a->common.max_counted = 2)},
+        {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->common.x = NULL; a->common.max_counted = 2)},
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->logp = (float *)a->target_weight), true, false},
         {LK_ERR_SHAPE, LK_OK, "logp and loss overlap", SPOIL(a->logp = a->common.loss), true, false},
         {LK_ERR_SHAPE, LK_OK, "target_ids and dx overlap", SPOIL(a->common.dx = (void *)a->target_ids), false, true},

@@ -66,6 +66,8 @@ typedef struct {
     float size; /* of upstream */
     uint64_t seed;
     int ranks; /* not 0: the columns are split over so many */
+    bool counts;    /* max_counted is given: so many as count, and spare more */
+    int64_t spare;
 } problem;
 
 static problem plain(int type, int direction, int64_t tokens, int64_t hidden, int64_t vocab)
@@ -83,14 +85,14 @@ static const char *describe(const problem *p)
     static char text[700];
     int n = snprintf(text, sizeof text,
                      "%s %s %s, %lld x %lld and %lld x %lld, chunk %lld slice %lld, gap %d at %d, scales %g %g, softcaps %g %g, "
-                     "beta %g%s%s%s%s%s, special %d, budget %d, size %g, ranks %d, seed %llu, has",
+                     "beta %g%s%s%s%s%s, special %d, budget %d, size %g, ranks %d, counts %d spare %lld, seed %llu, has",
                      direction_name[p->direction], test_type_name[p->type], divergence_name[p->divergence], (long long)p->tokens,
                      (long long)p->hidden, (long long)p->teacher_hidden, (long long)p->vocab, (long long)p->chunk,
                      (long long)p->slice, p->gap, p->at, (double)p->scale, (double)p->teacher_scale, (double)p->softcap,
                      (double)p->teacher_softcap, (double)p->beta, p->accumulate ? ", accumulate" : "",
                      p->dweight_f32 ? ", f32 dweight" : "", p->fast ? ", fast" : "", p->tf32 ? ", tf32" : "",
                      p->per_token ? ", per token" : "", p->special, p->budget, (double)p->size, p->ranks,
-                     (unsigned long long)p->seed);
+                     p->counts, (long long)p->spare, (unsigned long long)p->seed);
     for (int t = 0; t < TENSORS && n < (int)sizeof text; t++)
         if (p->has[t]) n += snprintf(text + n, sizeof text - (size_t)n, " %s", tensor_name[t]);
     return text;
@@ -136,9 +138,25 @@ static bool is_of(const problem *p, int t) /* whether the call writes it */
     return p->has[t] && (t >= DX ? p->direction != FORWARD : t >= LOSS && p->direction != BACKWARD);
 }
 
+static float weight_of(const problem *p, int64_t token)
+{
+    static const float weights[] = {1.0f, 0.0f, 2.5f, -0.5f, 0.25f, -0.0f, 0.0f}; /* fewer count where they are counted */
+    return weights[(uint64_t)(token + (int64_t)p->seed) % (p->counts ? 7 : 5)];
+}
+static int64_t max_counted_of(const problem *p)
+{
+    int64_t count = p->spare;
+    for (int64_t token = 0; token < p->tokens; token++) count += weight_of(p, token) != 0;
+    return !p->counts ? 0 : count < 1 ? 1 : count;
+}
+static bool compacted(const problem *p) { return p->counts && max_counted_of(p) < p->tokens; }
+
+/* Whether the call may not read x and teacher_x of a token; they are NaN. */
+static bool skips(const problem *p, int64_t token) { return weight_of(p, token) == 0 && compacted(p); }
+
 static void fill(const problem *p)
 {
-    static const float weights[] = {1.0f, 0.0f, 2.5f, -0.5f, 0.25f};
+    const bool compact = compacted(p);
     for (int t = 0; t < TENSORS; t++) {
         const layout l = layout_of(p, t);
         uint64_t random = test_hash(p->seed + (uint64_t)t);
@@ -149,7 +167,8 @@ static void fill(const problem *p)
                 const bool hit = test_hash(p->seed + (uint64_t)c) % 5 == 0 && c > 0;
                 if (t == BIAS && hit && (p->special == MASKED_STUDENT || p->special == MASKED_BOTH)) v = -INFINITY;
                 if (t == TEACHER_BIAS && hit && (p->special == MASKED_TEACHER || p->special == MASKED_BOTH)) v = -INFINITY;
-                if (t == ROW_WEIGHT) v = weights[(uint64_t)(c + (int64_t)p->seed) % 5];
+                if (t == ROW_WEIGHT) v = weight_of(p, c);
+                if ((t == X || t == TEACHER_X) && compact && weight_of(p, r) == 0) v = NAN;
                 if (t == UPSTREAM) v = p->size * (v + 0.1f);
                 if (is_output(t) && !(p->accumulate && (t == DWEIGHT || t == DBIAS))) continue; /* poison */
                 test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c, v);
@@ -378,7 +397,7 @@ static bool prepare(const problem *p, int run)
     args.logit_scale = p->scale, args.teacher_scale = p->teacher_scale;
     args.softcap = p->softcap, args.teacher_softcap = p->teacher_softcap, args.beta = p->beta, args.divergence = p->divergence;
     args.accumulate = p->accumulate, args.dweight_dtype = p->dweight_f32 ? LK_DTYPE_F32 : LK_DTYPE_T;
-    args.fast_logits = p->fast, args.tf32 = p->tf32;
+    args.fast_logits = p->fast, args.tf32 = p->tf32, args.max_counted = (int)max_counted_of(p);
     args.upstream_value = test_upstream_value(p), args.accumulate_loss = adds_losses(p);
 
     const size_t bytes = p->ranks ? prepare_split(p, run) : choose_room(p, &args, plan_of[p->direction][p->type],
@@ -427,6 +446,7 @@ static void settle(const problem *p, bool keep, const char *what)
 static double input(const problem *p, int t, int64_t row, int64_t col)
 {
     const layout l = layout_of(p, t);
+    if ((t == X || t == TEACHER_X) && skips(p, row)) return 0;
     return (double)test_get(l.type, test_buffer_host(&buffer[t]), row * l.stride + col);
 }
 
@@ -653,6 +673,42 @@ static void places(int type, int direction, int)
     }
 }
 
+/* max_counted: as many tokens as count, some more, in chunks, and fewer. Then everything is NaN. */
+static void counted(int type, int direction, int)
+{
+    for (int i = 0; i < 8; i++) {
+        if (test.small && (i + type + direction) % 3) continue;
+        problem p = plain(type, direction, i == 5 ? 2100 : i == 6 ? 1 : 21 + i, 12 + i % 3, i == 5 ? 9 : 40 + i);
+        p.seed += (uint64_t)i, p.divergence = (i + direction) % DIVERGENCES, p.counts = p.has[ROW_WEIGHT] = true, p.spare = i % 3;
+        p.teacher_hidden = i % 2 ? 7 : p.hidden, p.gap = i % 4, p.at = i % 3, p.per_token = i % 2, p.has[UPSTREAM] = i != 3;
+        p.has[BIAS] = p.has[DBIAS] = i % 2 == 0, p.accumulate = i % 4 == 1, p.budget = i % 3, p.fast = i == 2;
+        if (i % 3 == 1) p.chunk = 5, p.slice = i == 4 ? 3 : 0;
+        p.has[LSE] = i % 4 != 2, p.has[DX] = i % 5 != 4;
+        check(&p);
+    }
+    for (int i = 0; i < 2; i++) {
+        problem p = plain(type, direction, 23, 8, 30);
+        p.counts = p.has[ROW_WEIGHT] = p.has[BIAS] = p.has[DBIAS] = true, p.spare = i ? -1 : -30, p.accumulate = i;
+        prepare(&p, 0);
+        args_t few = args;
+        size_t bytes = 0, of_few = 0;
+        few.x = few.teacher_x = few.weight = few.teacher_weight = NULL, few.row_weight = NULL; /* a query needs none of them */
+        test_launched(query_of[direction][type](&args, &bytes), describe(&p));
+        test_launched(query_of[direction][type](&few, &of_few), describe(&p));
+        if (!test_that(bytes == of_few)) test_detail("%zu bytes, without inputs %zu; %s", bytes, of_few, describe(&p));
+        if (!test_launched(launch(&p), describe(&p))) continue;
+        collect(&p);
+        for (int t = LOSS; t < TENSORS; t++) {
+            const layout l = layout_of(&p, t);
+            int64_t numbers = 0;
+            for (int64_t at = 0; at < l.rows * l.cols && is_of(&p, t); at++)
+                numbers += !isnan(test_get(l.type, test_buffer_back(&buffer[t]), at / l.cols * l.stride + at % l.cols));
+            if (!test_that(numbers == 0)) test_detail("%lld numbers of %s; %s", (long long)numbers, tensor_name[t], describe(&p));
+            test_buffer_accept_all(&buffer[t]), test_buffer_untouched(&buffer[t], tensor_name[t], describe(&p));
+        }
+    }
+}
+
 static void masks(int type, int direction, int)
 {
     for (int i = 0; i < 9; i++) {
@@ -706,7 +762,7 @@ static void of_ranks(int i, int type, int direction, int path)
 static void all_themes(void)
 {
     static const test_theme themes[] = {{"sizes", sizes}, {"chunks", chunks}, {"options", options}, {"places", places},
-                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty},
+                                        {"masks", masks}, {"graphs", graphs}, {"empty", empty}, {"counted", counted},
                                         {"split over ranks", test_split<of_ranks>}};
     for (int direction = 0; direction < DIRECTIONS; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "auto");
@@ -819,6 +875,8 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab", SPOIL(a->vocab = 0)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "chunk_tokens", SPOIL(a->chunk_tokens = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "slice_tokens", SPOIL(a->slice_tokens = -1)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "max_counted", SPOIL(a->max_counted = -1)},
+        {LK_ERR_NULL, LK_OK, "row_weight is NULL", SPOIL(a->max_counted = 2)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "x_stride", SPOIL(a->x_stride = 7)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "teacher_weight_stride", SPOIL(a->teacher_weight_stride = 7)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "dweight_stride", SPOIL(a->dweight_stride = 7), false, true},
@@ -859,6 +917,8 @@ static void rank_errors(int type)
         TEST_BAD_RANKS(FORWARD, common.vocab), TEST_BAD_RANKS(TERMS, common.vocab), TEST_BAD_RANKS(FINISH, common.vocab),
         TEST_BAD_RANKS(BACKWARD, common.vocab), TEST_BAD_RANKS(BOTH, common.vocab),
         {BOTH, LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens is -1", SPOIL(a->common.tokens = -1)},
+        {FORWARD, LK_ERR_VALUE, LK_ERR_VALUE, "max_counted is given", SPOIL(a->common.max_counted = 2)},
+        {FINISH, LK_ERR_VALUE, LK_ERR_VALUE, "max_counted is given", SPOIL(a->common.max_counted = 2)},
         {TERMS, LK_ERR_VALUE, LK_ERR_VALUE, "divergence is 0; this call is for LK_KL_JENSEN_SHANNON and _TOTAL_VARIATION",
          SPOIL(a->common.divergence = LK_KL_FORWARD)},
         {FORWARD, LK_ERR_NULL, LK_OK, "states is NULL", SPOIL(a->states = NULL)},
@@ -914,6 +974,7 @@ static problem draw(uint64_t seed)
     p.fast = test_chance(r, 3), p.tf32 = p.type == TEST_F32 && test_chance(r, 3);
     p.size = test_chance(r, 4) ? 1e-5f : 1;
     if (test_chance(r, 3)) p.ranks = 1 + (int)test_below(r, 9);
+    else if (test_chance(r, 3)) p.counts = p.has[ROW_WEIGHT] = true, p.spare = test_below(r, 4);
     return p;
 }
 
