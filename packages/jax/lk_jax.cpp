@@ -111,7 +111,7 @@ FIELDS(linear_cross_entropy_parallel, HEAD(COMMON) RANKS)
     OF_HEAD(x) OF_HEAD(weight) OF_HEAD(bias) MEMBER(target_ids) MEMBER(target_weight) OF_HEAD(row_weight) OF_HEAD(upstream) \
     OF_HEAD(dlse) MEMBER(dlogp) MEMBER(tail_weight) MEMBER(dtail) MEMBER(tail) OF_HEAD(denominator) OF_HEAD(loss) MEMBER(logp) \
     OF_HEAD(lse) OF_HEAD(lse_low) OF_HEAD(valid_rows) OF_HEAD(dx) OF_HEAD(dweight) OF_HEAD(dbias) OF_HEAD(workspace) \
-    OF_HEAD(workspace_bytes) OF_HEAD(tokens) OF_HEAD(hidden) OF_HEAD(vocab) MEMBER(ids_per_row) OF_HEAD(ignore_index) \
+    OF_HEAD(workspace_bytes) OF_HEAD(tokens) OF_HEAD(hidden) OF_HEAD(vocab) MEMBER(ids_per_row) OF_HEAD(ignore_index) OF_HEAD(max_counted) \
     OF_HEAD(logit_scale) OF_HEAD(softcap) OF_HEAD(z_loss) OF_HEAD(use_ignore_index) OF_HEAD(reduction) \
     OF_HEAD(zero_when_empty) OF_HEAD(upstream_per_token) OF_HEAD(target_dtype) OF_HEAD(bias_dtype) OF_HEAD(dweight_dtype) \
     OF_HEAD(dbias_dtype) OF_HEAD(fast_logits) OF_HEAD(tf32)
@@ -122,7 +122,7 @@ FIELDS(linear_cross_entropy_ids_parallel, HEAD_IDS(WITHIN, COMMON) RANKS)
     MEMBER(upstream) MEMBER(loss) MEMBER(entropy) MEMBER(dx) MEMBER(dweight) MEMBER(dbias) MEMBER(workspace) \
     MEMBER(workspace_bytes) MEMBER(tokens) MEMBER(hidden) MEMBER(teacher_hidden) MEMBER(vocab) MEMBER(logit_scale) MEMBER(teacher_scale) \
     MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) MEMBER(upstream_per_token) MEMBER(dweight_dtype) \
-    MEMBER(fast_logits) MEMBER(tf32)
+    MEMBER(fast_logits) MEMBER(tf32) MEMBER(max_counted)
 FIELDS(linear_kl, HEADS(FIELD))
 FIELDS(linear_kl_parallel, HEADS(COMMON) RANKS)
 FIELDS(linear_support, FIELD(x) FIELD(weight) FIELD(bias) FIELD(offsets) FIELD(ids) FIELD(target) FIELD(teacher_logp) FIELD(logits)

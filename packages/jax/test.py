@@ -436,6 +436,16 @@ def linear_kl():
         f64(near_v) @ f64(m).T, reduction="none")(v @ f64(m).T), [v], jnp.ones(4), like="bfloat16")
     masked = lk.linear_kl(v, m, v, m, bias=jnp.zeros(40).at[3].set(-jnp.inf), divergence="reverse")
     check("a masked column", bool(jnp.isfinite(masked)) and float(masked) > 0, masked)
+    few = jnp.array([1.0, 0.0, 0.5, 0.0])
+    spoiled = [jnp.where(few[:, None] == 0, jnp.nan, a) for a in (v, near_v)]  # x of the other tokens may be anything
+    for most, reduction in itertools.product((2, 3), ("none", "mean")):
+        ours = lambda v, w, u: lk.linear_kl(v, w, u, m, reduction, row_weight=few, max_counted=most)
+        full = lambda v, w, u: lk.linear_kl(v, w, u, m, reduction, row_weight=few)
+        near(f"max_counted {most}, {reduction}", ours(spoiled[0], m, spoiled[1]), full(v, m, near_v))
+        grad = lambda f, *a: jax.grad(lambda *a: f(*a).sum(), (0, 1))(*a)
+        near(f"max_counted {most}, {reduction}, gradient", grad(ours, spoiled[0], m, spoiled[1]), grad(full, v, m, near_v))
+    found = jax.value_and_grad(lambda v: lk.linear_kl(v, m, near_v, m, "sum", row_weight=few, max_counted=1))(v)
+    check("more tokens than max_counted: NaN", all(bool(jnp.isnan(a).all()) for a in found), found)
     # No tokens, frozen arrays, one program.
     total, each, mean = (lk.linear_kl(v[:0], m, v[:0], m, reduction) for reduction in ("sum", "none", "mean"))
     check("no tokens", float(total) == 0 and each.shape == (0,) and bool(jnp.isnan(mean)))
@@ -460,6 +470,8 @@ def linear_kl():
             ("bias has the shape (8,); it must have (40,)", lambda: lk.linear_kl(v, m, v, m, bias=m[0]), ValueError),
             ("teacher_bias is bfloat16; it must be float32", lambda: lk.linear_kl(
                 v, m, v, m, teacher_bias=m[:, 0].astype("bfloat16")), TypeError),
+            ("max_counted needs row_weight", lambda: lk.linear_kl(v, m, v, m, max_counted=2), ValueError),
+            ("max_counted is 0; it must be 1 or more", lambda: lk.linear_kl(v, m, v, m, row_weight=few, max_counted=0), ValueError),
             ("row_weight has the shape (3,); it must have (4,)", lambda: lk.linear_kl(v, m, v, m, row_weight=np.ones(3)),
              ValueError),
             ("beta is 1.5", lambda: lk.linear_kl(v, m, v, m, beta=1.5), ValueError),
@@ -908,6 +920,15 @@ def linear_cross_entropy_ids():
     lean = [{"fast_logits": True}, {"tf32": True}, {"workspace_mib": 0.1}]
     for dtype in DTYPES:
         x, m = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype)
+        ids, w = ids_case(3, vocab, 5, tokens)
+        ids = jnp.asarray(ids).at[::3].set(-100)
+        spoiled = x.at[::3].set(jnp.nan)  # x of the tokens that do not count may be anything
+        for most, reduction in itertools.product((7, 8), ("none", "mean")):
+            full = lambda v, m, **more: lk.linear_cross_entropy_ids(v, m, ids, w, reduction=reduction, tail=most == 8, **more)
+            ours = lambda v, m: full(v, m, max_counted=most)
+            of = lambda f, *a: jax.grad(lambda *a: sum(r.sum() for r in f(*a)), (0, 1))(*a)
+            near(f"{dtype} max_counted {most}, {reduction} _ids", ours(spoiled, m), full(x, m))
+            near(f"{dtype} max_counted {most}, {reduction} _ids gradient", of(ours, spoiled, m), of(full, x, m))
         for options in ({}, {"ignore_index": None, "softcap": 5.0}, dict(z_loss=0.01, softcap=8.0, logit_scale=1.5, temperature=2.0,
                         ignore_index=1), *lean):
             ids, w = ids_case(3, vocab, 5, tokens, ignore_index=options.get("ignore_index", -100))
@@ -1741,6 +1762,10 @@ def transforms():
     near("max_counted vmap", jax.vmap(f)(x, t), jnp.stack([f(x[i], t[i]) for i in range(4)]))
     g = lambda v, u: jax.grad(lambda v: f(v, u).sum())(v)
     near("max_counted gradient vmap", jax.vmap(g)(x, t), jnp.stack([g(x[i], t[i]) for i in range(4)]))
+    f = lambda v, u: lk.linear_cross_entropy_ids(v, w, jnp.stack([u, u // 2 * (u >= 0) - 100 * (u < 0)], 1), max_counted=5).logp
+    near("max_counted _ids vmap", jax.vmap(f)(x, t), jnp.stack([f(x[i], t[i]) for i in range(4)]))
+    f = lambda v, u: lk.linear_kl(v, w, v + 1, w, "none", row_weight=(u >= 0).astype("float32"), max_counted=5)
+    near("max_counted linear_kl vmap", jax.vmap(f)(x, t), jnp.stack([f(x[i], t[i]) for i in range(4)]))
     for name, (f, mapped, others) in functions().items():
         slices = [tuple(a[i] for a in mapped) for i in range(4)]
         axes = (0,) * len(mapped) + (None,) * len(others)
@@ -1883,6 +1908,7 @@ def mistakes():
         (TypeError, "weight is float16; it must be float32", lambda: lk.linear_cross_entropy(x, m.astype(jnp.float16), t)),
         (ValueError, "bias has the shape (8,); it must have (6,)", lambda: lk.linear_cross_entropy(x, m, t, bias=w)),
         (ValueError, "max_counted is -1", lambda: lk.linear_cross_entropy(x, m, t, max_counted=-1)),
+        (ValueError, "max_counted is 0", lambda: lk.linear_cross_entropy_ids(x, m, t[:, None], max_counted=0)),
         (ValueError, "aux has 'rank'", lambda: lk.linear_cross_entropy(x, m, t, aux=("rank",))),
         (ValueError, "batch_invariant needs", lambda: lk.linear_cross_entropy(x, m, t, batch_invariant=True)),
         (ValueError, "reduction is 'sum'; with a denominator it must be 'mean'",
@@ -2833,6 +2859,8 @@ def ranks_mistakes():
         (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, axis_name="model").loss, P(), 0)(v, m)),
         (ValueError, no_axis, lambda: lk.linear_support(v, m, i, offsets, axis_name="model")),
+        (ValueError, "with axis_name there is no max_counted", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
+            v, m, ids, axis_name="vocab", max_counted=2).loss, P(), 0)(v, m)),
         (ValueError, "logits does not vary along the axis 'vocab'; each device must have columns of its own",
          lambda: split(lambda x: lk.cross_entropy(x, t, axis_name="vocab"), P())(x)),
         (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",

@@ -475,6 +475,19 @@ def linear_kl():
     close("a mask over the number of its tokens is a mean", [ours, *gradients],
           [part, *torch.autograd.grad(part, [x, w])], 256 * U)
     verdict("a masked token's input has no gradient", bool((gradients[0][2:4] == 0).all()), f"{gradients[0][2:4]}")
+    spoiled = [torch.where(mask[:, None] > 0, q.detach(), NAN) for q in (x, y)]  # the masked tokens' rows may be anything
+    for t, most, reduction in itertools.product(TYPES, (4, 5, 6, 9), ("none", "mean")):
+        a, aw, ay, av, ab = (leaf(q, t) for q in (x.detach(), w.detach(), y, v, b.detach()))
+        c, cy = (leaf(q, t) for q in spoiled) if most < 6 else (a, ay)
+        up = [normal(6).to(D)] if reduction == "none" else []
+        right = LF.linear_kl(a, aw, ay.detach(), av.detach(), linear_bias=ab, row_weight=mask, reduction=reduction, return_entropy=True)
+        found = LF.linear_kl(c, aw, cy.detach(), av.detach(), linear_bias=ab, row_weight=mask, reduction=reduction, return_entropy=True,
+                             max_counted=most)
+        close(f"{NAMES[t]} max_counted {most}, {reduction}", [*found, *torch.autograd.grad(found[0], [c, aw, ab], *up)],
+              [*right, *torch.autograd.grad(right[0], [a, aw, ab], *up)], 256 * U if t == F32 else 4 * HALF[t])
+    loss = LF.linear_kl(x, w, y, v, row_weight=mask, reduction="none", max_counted=3)
+    found = [loss, *torch.autograd.grad(loss.sum(), [x, w])]
+    verdict("more tokens than max_counted: NaN everywhere", all(bool(q.isnan().all()) for q in found))
     hidden = torch.full((20,), -INF, device=D)
     hidden[:12] = 0
     ours = LF.linear_kl(x, w, y, v, linear_bias=hidden, teacher_bias=hidden, divergence="reverse")
@@ -509,6 +522,8 @@ def linear_kl():
     too_much = [leaf(normal(64, 8), BF16), leaf(normal(20000, 8), BF16), leaf(normal(64, 8), BF16, grad=False),
                 leaf(normal(20000, 8), BF16, grad=False)]
     raises("a workspace that is too small", lambda: LF.linear_kl(*too_much, workspace_mib=1), "workspace", kind=ValueError)
+    raises("max_counted without row_weight", lambda: LF.linear_kl(x, w, y, v, max_counted=3), "row_weight", kind=ValueError)
+    raises("max_counted below 0", lambda: LF.linear_kl(x, w, y, v, row_weight=ones, max_counted=-1), "max_counted", kind=ValueError)
     raises("a second derivative", lambda: torch.autograd.grad(LF.linear_kl(x, w, y, v, reduction="none").sum(), x,
                                                               create_graph=True)[0].sum().backward(), "second")
     for t, reduction, weighted in itertools.product(TYPES, ("none", "sum"), (False, True)):
@@ -1978,6 +1993,18 @@ def linear_cross_entropy_ids():
     verdict("a bad id: its token alone is NaN",
             bool((out.loss.isnan() == bad).all() and (dx.isnan().all(1) == bad).all() and dw.isfinite().all()))
     ids = ids.clamp(0, 8)
+    some = torch.cat([ids, ids]).clone()
+    some[1::2] = -100
+    up = normal(8, 2).to(D)
+    for t, most, tail in itertools.product(TYPES, (4, 5), (False, True)):
+        a, aw, ab = (leaf(q, t) for q in (torch.cat([x.detach()] * 2), w.detach(), normal(9)))
+        spoiled = leaf(torch.where(some[:, :1] < 0, NAN, a.detach().float()), t)  # the other tokens' rows may be anything
+        def run(a, **more):
+            out = LF.linear_cross_entropy_ids(a, aw, some, linear_bias=ab, tail=tail, **more)
+            return [*out, *torch.autograd.grad(out.loss + (out.logp * up).sum(), [a, aw, ab])]
+        close(f"{NAMES[t]} max_counted {most}, tail {tail}", run(spoiled, max_counted=most), run(a), 256 * U if t == F32 else 4 * HALF[t])
+    verdict("more tokens than max_counted: NaN everywhere", all(bool(q.isnan().all()) for q in run(a, max_counted=3)))
+    raises("max_counted below 0", lambda: run(a, max_counted=-1), "max_counted", kind=ValueError)
     one = LF.linear_cross_entropy_ids(x, w, ids[:, :1])
     close("one id of weight 1: linear_cross_entropy", one.loss, LF.linear_cross_entropy(x, w, ids[:, 0]), 1e-6)
     two = LF.linear_cross_entropy_ids(x, w, ids, temperature=0.5, reduction="none")
@@ -2568,7 +2595,8 @@ def tools():
     verdict("flops of forward alone", counter.get_total_flops() == 2 * 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
     y, v = x.detach()[:, :8], w.detach()[:, :8]
     split = dict(group=dist.group.WORLD)
-    for own, teachers, options in ((3, 1, {}), (4, 2, dict(reduction="none")), (1, 1, None), (4, 2, split),
+    half = dict(row_weight=(torch.arange(6, device=D) < 3).float(), max_counted=3)
+    for own, teachers, options in ((3, 1, {}), (4, 2, dict(reduction="none")), (1.5, 0.5, half), (1, 1, None), (4, 2, split),
                                    (5, 3, dict(split, divergence="jensen_shannon"))):
         with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(options is not None):
             loss = LF.linear_kl(x, w, y, v, **(options or {})).sum()
@@ -3198,7 +3226,8 @@ def signatures():
     keyword = lambda f: {p.name: p.default for p in inspect.signature(f).parameters.values() if p.kind == p.KEYWORD_ONLY}
     found = keyword(LF.linear_kl)
     wanted = {**keyword(LF.kl), **{k: v for k, v in keyword(LF.linear_cross_entropy).items()
-                                   if k in ("linear_bias", "workspace_mib", "fast_logits", "grad_scale")}, "teacher_bias": None}
+                                   if k in ("linear_bias", "workspace_mib", "fast_logits", "max_counted", "grad_scale",
+                                             "sequence_parallel")}, "teacher_bias": None}
     verdict("linear_kl: keywords of kl, and of linear_cross_entropy", found == wanted, f"{found}, not {wanted}")
     for name in ("RMSNorm", "CrossEntropyLoss"):
         wanted = [p for p in parameters(getattr(torch.nn, name).__init__) if p[0] not in gone]

@@ -564,6 +564,7 @@ class Heads:
 
     def __call__(self, x, w, b=None, **split):
         y, v = self.teacher
+        y = y.chunk(dist.get_world_size())[dist.get_rank()] if split.get("sequence_parallel") else y
         return LF.linear_kl(x, w, y, v[self.mine] if "group" in split else v, linear_bias=b, **{**self.more, **split})
 
     def compare(self, kind, ours, theirs, wants=None):
@@ -672,9 +673,16 @@ def sequence_parallel(ranks):
         compare("ids", case, case)
         case = HeadSupport(dtype, spread, 16, sizes, rng.choice((None, dtype, F32)))
         compare("support", case, case)
+        weights = torch.where(torch.rand(spread) < 0.3, 0.0, torch.rand(spread)).to(device)
+        reduction = rng.choice(("none", "mean", "sum", "batchmean"))
+        case = Heads(dtype, spread, sizes, rng.choice((None, dtype)), divergence=rng.choice(("forward", "jensen_shannon")),
+                     reduction=reduction, row_weight=weights if rng.random() < 0.5 else None,
+                     zero_when_empty=reduction == "mean" and rng.random() < 0.5, return_entropy=rng.random() < 0.5)
+        compare("kl", case, case)
     of = lambda case: (case, case.loss if type(case) is Case else case)
     kinds = lambda dtype=F32, sizes=uneven, bias=None, spread=(2 * ranks,): (
-        Case(dtype, spread, 16, sizes, bias), HeadIds(dtype, spread, 5, 16, sizes, bias), HeadSupport(dtype, spread, 16, sizes, bias))
+        Case(dtype, spread, 16, sizes, bias), HeadIds(dtype, spread, 5, 16, sizes, bias), HeadSupport(dtype, spread, 16, sizes, bias),
+        Heads(dtype, spread, sizes, bias, divergence="reverse"))
     for sizes, leaves in itertools.product((uneven, some), ((0,), (1,), (2,), (1, 2), ())):  # also of ranks without rows
         for case in kinds(F32, sizes, F32):
             for i, leaf in enumerate(case.part):
@@ -699,14 +707,15 @@ def sequence_parallel(ranks):
                 first_of(call(input, w, sequence_parallel=parts, **case.split)).sum().backward()
             counted.append(counter.get_total_flops())
         verdict(f"in parts: {case.name}, flops", counted[0] == counted[1] > 0, f"{counted}")
-    for case in (Case(F32, (0,), 16, uneven, zero_when_empty=True), HeadIds(F32, (0,), 5, 16, uneven, zero_when_empty=True)):
+    for case in (Case(F32, (0,), 16, uneven, zero_when_empty=True), HeadIds(F32, (0,), 5, 16, uneven, zero_when_empty=True),
+                 Heads(F32, (0,), uneven, reduction="sum"), Heads(F32, (ranks, 0), uneven, reduction="none")):
         compare("no tokens", *of(case))
     case = HeadSupport(F32, (ranks,), 16, uneven)
     case.ids, case.teacher, case.target = case.ids[:0], case.teacher[:0], case.target[:0]
     case.offsets, case.part[0] = case.offsets[:1] * 0, case.part[0].detach()[:0].requires_grad_()
     compare("no tokens", *of(case))
     for per_token, which in itertools.product((False, True), ("logit_scale", "temperature")):
-        for case in kinds(spread=(ranks, 2)):
+        for case in kinds(spread=(ranks, 2))[:3]:
             scale = (torch.rand(ranks, 2) if per_token else torch.rand(())).add(0.5).to(device).requires_grad_()
             call = lambda x, w, s, **split: of(case)[1](x, w, **{which: s}, **split)
             compare(f"{which}, per token {per_token}", case, call, more=(scale,))
@@ -720,7 +729,7 @@ def sequence_parallel(ranks):
         fast = torch.compile(lambda *leaves, **split: call(*leaves, **split), fullgraph=True, backend=backend,
                              dynamic=backend == "inductor")
         compare(backend, case, call, compiled=fast)
-    for case in kinds():
+    for case in kinds()[:3]:
         torch._dynamo.reset()
         call = lambda x, w, s, **split: of(case)[1](x, w, logit_scale=s, **split)
         compare("a learned scale, compiled", case, call, more=(torch.full((), 0.75, device=device).requires_grad_(),),
@@ -738,7 +747,10 @@ def sequence_parallel(ranks):
     x, t = torch.randn(2 * ranks, 16).to(device), torch.randint(24 * ranks, (2 * ranks,)).to(device)
     loss = head(x.chunk(ranks)[rank], t)
     verdict("in parts: a module", torch.equal(loss, LF.linear_cross_entropy(x, head.weight, t, group=world)))
-    case, ids, support = kinds(sizes=[24] * ranks)
+    case, ids, support, heads = kinds(sizes=[24] * ranks)
+    heads.more["row_weight"] = torch.rand(2 * ranks).to(device)
+    refused("in parts: heads: a token less", "and row_weight [", lambda: heads(heads.part[0].detach().chunk(ranks)[rank][1:],
+                                                                              heads.part[1], sequence_parallel=True, **heads.split))
     mine = lambda case: case.part[0].detach().chunk(ranks)[rank]
     more = dict(case.split, sequence_parallel=True)
     for case, call, names in ((case, case.loss, "target"), (case, case.stats, "target"), (ids, ids, "target_ids"),

@@ -414,8 +414,8 @@ def _kl(fields, ranks, entropy):
 @public
 def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
-              denominator=None, zero_when_empty=False, return_entropy=False, fast_logits=False, tf32=False, workspace_mib=None,
-              axis_name=None):
+              denominator=None, zero_when_empty=False, return_entropy=False, max_counted=None, fast_logits=False, tf32=False,
+              workspace_mib=None, axis_name=None):
     """kl of two heads, from their hidden states: of the logits x @ weight.T + bias and teacher_x @ teacher_weight.T + teacher_bias,
     without storing all logits of either. For distillation over the whole vocabulary. float32; of tokens for "none".
 
@@ -427,6 +427,8 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap, row_weight, reduction, denominator,
     zero_when_empty and return_entropy are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds
     nothing to gradients; keep its x and teacher_x finite.
+    max_counted: no more tokens than this have a row_weight that is not 0. The matmuls are as much smaller, and the x and teacher_x of
+    the other tokens may be anything. If there are more, everything is NaN. Not with axis_name.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     Too little, for backward too where a gradient is wanted, is a ValueError in forward, which says the least.
@@ -445,13 +447,25 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
                   teacher_weight=(teacher_weight, (vocab, teacher_x.shape[-1])), teacher_bias=(teacher_bias, (vocab,)))
     others = {name: None if a is None else _alike(a, name, x.dtype, wanted) for name, (a, wanted) in others.items()}
     row_weight = _row_weight(row_weight, shape)
+    _demand(max_counted is None or row_weight is not None, "max_counted needs row_weight, which says which tokens count")
     fields = dict(_kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap),
+                  max_counted=min(_bound(max_counted, ranks), 2**31 - 1),
                   fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib))
     divisor = _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight)
     arrays = _placed(ranks, "weight", ("x", "bias", "teacher_weight", "teacher_bias"), x=x, weight=weight, **others,
                      row_weight=row_weight, divisor=divisor)
     loss, *entropy = _linear_kl(tuple(fields.items()), reduction != "none", ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
     return (loss, *map(jax.lax.stop_gradient, entropy)) if entropy else loss
+
+
+def _bound(max_counted, ranks=None):
+    """max_counted as lk has it, 0 for none. ranks: of a call that has none of it with axis_name."""
+    if max_counted is None:
+        return 0
+    max_counted = _number(max_counted, "max_counted", numbers.Integral)
+    _demand(max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
+    _demand(not ranks, "with axis_name there is no max_counted")
+    return max_counted
 
 
 def _alike(a, name, dtype, shape, of="x"):
@@ -1108,9 +1122,7 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     targets = _targets(targets, shape, "x", vocab, ignore_index)
-    max_counted = None if max_counted is None else _number(max_counted, "max_counted", numbers.Integral)
-    _demand(max_counted is None or max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
-    fields.update(max_counted=max_counted or 0, fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"),
+    fields.update(max_counted=_bound(max_counted), fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"),
                   batch_invariant=_flag(batch_invariant, "batch_invariant"), workspace_bytes=_budget(workspace_mib))
     aux = _names(aux)
     _loss_outputs(aux, _AUX, False, shape)
@@ -1219,8 +1231,8 @@ def _linear_cross_entropy(options, aux, ranks):
 @public
 def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=None, reduction="mean", ignore_index=-100,
                              z_loss=0.0, softcap=0.0, logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None,
-                             row_weight=None, tail_weight=None, tail=False, fast_logits=False, tf32=False, workspace_mib=None,
-                             axis_name=None):
+                             row_weight=None, tail_weight=None, tail=False, max_counted=None, fast_logits=False, tf32=False,
+                             workspace_mib=None, axis_name=None):
     """cross_entropy_ids of the logits x @ weight.T + bias, without storing all of them: a CrossEntropyIdsOutput, float32. For
     distillation from a teacher's largest probabilities, several targets per token, policies over some tokens.
 
@@ -1229,6 +1241,8 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     loss, logp, tail and the gradient of x are NaN; it adds nothing to those of weight and bias.
     tail=True or tail_weight [...]: a CrossEntropyIdsTailOutput, as in cross_entropy_ids. Such a call stores logits, in chunks, also
     where one without a tail stores none in bfloat16.
+    max_counted: no more tokens than this have an id that is not skipped, whatever its weight. The matmuls are as much smaller, and the x
+    of the other tokens may be anything. If there are more, everything is NaN. Not with axis_name.
     weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
     An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
     axis_name: as in linear_cross_entropy; ids are columns of all devices. Forward's all-gather is of 16 bytes a token and the
@@ -1243,7 +1257,8 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
-    fields.update(fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib))
+    fields.update(max_counted=_bound(max_counted, ranks), fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"),
+                  workspace_bytes=_budget(workspace_mib))
     ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "x", vocab, ignore_index)
     x, bias = _scaled_head(x, bias, logit_scale)
     denominator = _denominator(denominator, reduction)

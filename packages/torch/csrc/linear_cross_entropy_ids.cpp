@@ -17,8 +17,8 @@ namespace lk_torch {
 // label_smoothing is one of LK_LOSS_PARAMETERS; lk refuses it.
 #define PARAMETERS                                                                                                             \
     const Tensor &x, const Tensor &weight, const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,     \
-        const Maybe &bias, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits
-#define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits
+        const Maybe &bias, LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits, int64_t max_counted
+#define OPTIONS LK_LOSS_OPTIONS, workspace_mib, fast_logits, max_counted
 
 // The arguments that all calls have, and what keeps their memory.
 struct HeadIdsCall {
@@ -54,6 +54,7 @@ struct HeadIdsCall {
         }
         c.x = rows.data(), c.x_stride = rows.stride, c.tokens = rows.rows, c.hidden = rows.cols;
         c.weight = columns.data(), c.weight_stride = columns.stride, c.vocab = columns.rows, c.fast_logits = fast_logits;
+        c.max_counted = max_counted;
         c.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
         budget = (size_t)workspace_mib << 20;
     }
@@ -195,7 +196,7 @@ struct LinearCrossEntropyIdsBackward : Node {
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
     int64_t rank = 0, parts = 1;
-    int64_t reduction, ignore_index, workspace_mib;
+    int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
     bool zero_when_empty, fast_logits, has_tail = false;
     variable_list apply(variable_list &&up) override
@@ -235,7 +236,7 @@ struct LinearCrossEntropyIdsBackward : Node {
         divisor = save(denominator), factors = save(row_weight);
         this->reduction = reduction, this->ignore_index = ignore_index, this->label_smoothing = label_smoothing;
         this->z_loss = z_loss, this->softcap = softcap, this->logit_scale = logit_scale, this->zero_when_empty = zero_when_empty;
-        this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
+        this->workspace_mib = workspace_mib, this->fast_logits = fast_logits, this->max_counted = max_counted;
     }
 };
 
@@ -320,7 +321,7 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel_autocast(
 
 #define INPUTS                                                                                                                 \
     "Tensor x, Tensor weight, Tensor target_ids, Tensor? target_weight, Tensor? tail_weight, Tensor? bias, " LK_LOSS_SCHEMA     \
-    ", int workspace_mib, bool fast_logits"
+    ", int workspace_mib, bool fast_logits, int max_counted"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 LK_OPS(m)
 {

@@ -16,9 +16,9 @@ namespace lk_torch {
     const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight, const Maybe &bias,       \
         const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction, int64_t divergence, double beta,                \
         double logit_scale, double teacher_scale, double softcap, double teacher_softcap, int64_t workspace_mib,               \
-        bool fast_logits
+        bool fast_logits, int64_t max_counted
 #define OPTIONS                                                                                                                \
-    reduction, divergence, beta, logit_scale, teacher_scale, softcap, teacher_softcap, workspace_mib, fast_logits
+    reduction, divergence, beta, logit_scale, teacher_scale, softcap, teacher_softcap, workspace_mib, fast_logits, max_counted
 #define ARGUMENTS x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, OPTIONS
 
 // The hidden states, the weight and the bias of one of the two heads, beside input. b keeps the memory of a copy.
@@ -52,15 +52,17 @@ struct HeadsCall {
     lk_linear_kl_parallel_args split = {}; // `parallel` where the classes are
     lk_linear_kl_args &a = split.common;
     Stream stream;
+    HeadInput input, teacher_input;
     Head student, teacher;
     Tensor w, up, dx, dweight, dbias, entropy;
     Maybe denominator; // what a loss of one number is divided by; undefined: 1
     size_t budget, backward_least = 0;
     std::string group;
-    HeadsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0)
-        : stream((check_input(x, "input"), x)),
-          student(x, x, weight, bias, "input", "linear_weight", "linear_bias"),
-          teacher(x, teacher_input, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias"), group(group)
+    HeadsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t parts = 1)
+        : stream((check_input(x, "input"), x)), input(x, parts, group), teacher_input(teacher_input, parts, group, "teacher_input"),
+          student(x, input.all, weight, bias, "input", "linear_weight", "linear_bias"),
+          teacher(x, this->teacher_input.all, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias"),
+          group(group)
     {
         const int64_t classes = student.columns.rows;
         TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == classes),
@@ -74,7 +76,8 @@ struct HeadsCall {
                           " classes, and linear_weight ", student.columns.rows);
         TORCH_CHECK_VALUE((float)logit_scale != 0 && (float)teacher_scale != 0, "lk: a scale is 0; it must be above 0");
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
-        fill_row_weight(a, x, row_weight, &w);
+        fill_row_weight(a, input.all, row_weight, &w);
+        TORCH_CHECK_VALUE(!max_counted || w.defined(), "lk: max_counted needs row_weight, which says which tokens count");
         a.x = student.rows.data(), a.x_stride = student.rows.stride, a.tokens = student.rows.rows;
         a.hidden = student.rows.cols, a.vocab = student.columns.rows, a.dweight_dtype = student.dweight_dtype;
         a.weight = student.columns.data(), a.weight_stride = student.columns.stride, a.bias = student.bias();
@@ -84,6 +87,7 @@ struct HeadsCall {
         a.divergence = (int)divergence, a.beta = (float)beta;
         a.logit_scale = (float)logit_scale, a.teacher_scale = (float)teacher_scale;
         a.softcap = (float)softcap, a.teacher_softcap = (float)teacher_softcap;
+        a.max_counted = (int)std::min<int64_t>(max_counted, INT32_MAX);
         a.fast_logits = fast_logits, a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
         budget = (size_t)workspace_mib << 20;
         if (reduction != LK_REDUCTION_MEAN) return;
@@ -100,9 +104,11 @@ struct HeadsCall {
         if (has(denominator)) up = up.defined() ? at::div(up, *denominator) : at::reciprocal(*denominator);
         if (up.defined()) a.upstream = up.const_data_ptr<float>(), a.upstream_per_token = per_token;
     }
-    void want(const Tensor &x, const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
+    void gather() { input.gather(), teacher_input.gather(); }
+    at::IntArrayRef tokens() const { return input.all.sizes().slice(0, input.all.dim() - 1); }
+    void want(const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
     {
-        if (want_dx) dx = make(x.sizes(), x), a.dx = dx.mutable_data_ptr();
+        if (want_dx) dx = make(a.tokens ? input.all.sizes() : input.mine.sizes(), input.all), a.dx = dx.mutable_data_ptr();
         if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
         if (want_dbias) dbias = make({a.vocab}, student.b), a.dbias = dbias.mutable_data_ptr();
     }
@@ -137,6 +143,7 @@ struct HeadsCall {
         else LK_RUN(name##_workspace_bytes, x, args, &plan.workspace_bytes);                                                   \
         const Workspace workspace(call.a.workspace_bytes = plan.workspace_bytes);                                              \
         call.a.workspace = workspace.start;                                                                                    \
+        call.gather();                                                                                                         \
         const Locked<lk_linear_kl_context> locked(x, lk_linear_kl_init);                                                       \
         call.a.context = locked.context;                                                                                       \
         LK_RUN(name, x, args, call.stream);                                                                                    \
@@ -162,7 +169,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_kl_forward_backward(
     TORCH_CHECK_VALUE(reduction, "lk: a loss for each token needs its upstream gradients; call forward and backward");
     const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>(), c.want_entropy_of(loss, want_entropy);
-    c.take_upstream(upstream, false), c.want(x, weight, want_dx, want_dweight, want_dbias);
+    c.take_upstream(upstream, false), c.want(weight, want_dx, want_dweight, want_dbias);
     RUN(lk_linear_kl_forward_backward, &c.a, c, x);
     return {c.reduced(loss, reduction), c.entropy, c.dx, c.dweight, c.dbias};
 }
@@ -172,19 +179,19 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_backward(const Tensor &dloss, PAR
 {
     HeadsCall c(ARGUMENTS);
     if (!want_dx && !want_dweight && !want_dbias) return {};
-    c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(x, weight, want_dx, want_dweight, want_dbias);
+    c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(weight, want_dx, want_dweight, want_dbias);
     RUN(lk_linear_kl_backward, &c.a, c, x);
     return {c.dx, c.dweight, c.dbias};
 }
 
 // loss and, if wanted, entropy, the same bits on every rank, and the states of all classes, which backward needs. One all-gather, or
 // two in jensen_shannon and total_variation, of 32 bytes a token.
-static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy, bool want_dx,
+static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_entropy, bool want_dx,
                                                                 bool want_dweight, bool want_dbias)
 {
-    HeadsCall c(ARGUMENTS, group, shards, rank);
+    HeadsCall c(ARGUMENTS, LK_HEAD_RANKS);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias);
-    const Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({c.a.tokens, 8}, x, at::kFloat);
+    const Tensor loss = make(c.tokens(), x, at::kFloat), states = make({c.a.tokens, 8}, x, at::kFloat);
     Tensor all;
     c.split.states = states.mutable_data_ptr(), c.want_entropy_of(loss, want_entropy);
     const auto gather = [&] {
@@ -205,15 +212,19 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_R
 }
 
 static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_backward(const Tensor &dloss, const Tensor &states, PARAMETERS,
-                                                                 LK_RANKS_PARAMETERS, bool want_dx, bool want_dweight,
+                                                                 LK_HEAD_RANKS_PARAMETERS, bool want_dx, bool want_dweight,
                                                                  bool want_dbias)
 {
-    HeadsCall c(ARGUMENTS, group, shards, rank);
+    HeadsCall c(ARGUMENTS, LK_HEAD_RANKS);
     const Tensor saved = aligned(states);
     if (!want_dx && !want_dweight && !want_dbias) return {};
-    c.split.states = (void *)saved.const_data_ptr(), c.split.parallel.user = &c, c.split.parallel.reduce = sum_dx<HeadsCall>;
-    c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(x, weight, want_dx, want_dweight, want_dbias);
-    if (!want_dx && !c.a.vocab) return {c.dx, c.dweight, c.dbias}; // empty tensors, whose NULL lk would not take for an output
+    c.split.states = (void *)saved.const_data_ptr(), c.split.parallel.user = &c;
+    c.split.parallel.reduce = parts == 1 ? sum_dx<HeadsCall> : scatter_dx<HeadsCall>;
+    c.take_upstream(dloss, reduction == LK_REDUCTION_NONE), c.want(weight, want_dx, want_dweight, want_dbias);
+    if (!want_dx && !c.a.vocab) { // empty tensors, whose NULL lk would not take for an output
+        c.gather();
+        return {c.dx, c.dweight, c.dbias};
+    }
     RUN(lk_linear_kl_parallel_backward, &c.split, c, x);
     if (want_dx && c.a.tokens) wait(c.dx);
     return {c.dx, c.dweight, c.dbias};
@@ -223,8 +234,8 @@ struct LinearKlBackward : Node {
     SavedVariable x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, states;
     std::string group; // "": the classes are not split
     std::vector<int64_t> shards;
-    int64_t rank = 0;
-    int64_t reduction, divergence, workspace_mib;
+    int64_t rank = 0, parts = 1;
+    int64_t reduction, divergence, workspace_mib, max_counted;
     double beta, logit_scale, teacher_scale, softcap, teacher_softcap;
     bool fast_logits;
     variable_list apply(variable_list &&up) override
@@ -242,7 +253,7 @@ struct LinearKlBackward : Node {
             group.empty() ? linear_kl_backward_op.call(up[0], in, w, other, other_w, b, other_b, factors, OPTIONS, wants[0], wants[1],
                                                        wants[2])
                           : linear_kl_parallel_backward_op.call(up[0], of_all, in, w, other, other_w, b, other_b, factors, OPTIONS,
-                                                                group, shards, rank, wants[0], wants[1], wants[2]);
+                                                                LK_HEAD_RANKS, wants[0], wants[1], wants[2]);
         return once(*this, up, {dx, dweight, dbias}, "linear_kl");
     }
     void release_variables() override
@@ -258,7 +269,7 @@ struct LinearKlBackward : Node {
         this->reduction = reduction, this->divergence = divergence, this->beta = beta;
         this->logit_scale = logit_scale, this->teacher_scale = teacher_scale;
         this->softcap = softcap, this->teacher_softcap = teacher_softcap;
-        this->workspace_mib = workspace_mib, this->fast_logits = fast_logits;
+        this->workspace_mib = workspace_mib, this->fast_logits = fast_logits, this->max_counted = max_counted;
     }
 };
 
@@ -311,7 +322,7 @@ tuple<Tensor, Tensor> linear_kl(PARAMETERS, const Maybe &grad_scale, bool want_e
 }
 
 // The classes split over ranks: forward and backward have collectives, and gradients are computed in backward.
-static tuple<Tensor, Tensor> linear_kl_parallel(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy)
+static tuple<Tensor, Tensor> linear_kl_parallel(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_entropy)
 {
     LK_OP(linear_kl_parallel_forward);
     check_heads(ARGUMENTS);
@@ -321,12 +332,12 @@ static tuple<Tensor, Tensor> linear_kl_parallel(PARAMETERS, LK_RANKS_PARAMETERS,
     {
         const Below below;
         std::tie(loss, entropy, states) = linear_kl_parallel_forward_op.call(
-            ARGUMENTS, group, shards, rank, want_entropy, wanted && x.requires_grad(), wanted && weight.requires_grad(),
+            ARGUMENTS, LK_HEAD_RANKS, want_entropy, wanted && x.requires_grad(), wanted && weight.requires_grad(),
             wanted && has(bias) && bias->requires_grad());
     }
     if (!wanted) return {loss, entropy};
     torch::autograd::set_history(loss, node);
-    node->group = group, node->shards = shards.vec(), node->rank = rank, node->states = save(states);
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->parts = parts, node->states = save(states);
     node->keep(ARGUMENTS);
     node_is_made(node);
     return {loss, entropy};
@@ -346,16 +357,16 @@ static tuple<Tensor, Tensor> linear_kl_autocast(PARAMETERS, const Maybe &grad_sc
     LK_OP(linear_kl);
     return autocast(linear_kl_op, ARGUMENTS, grad_scale, want_entropy);
 }
-static tuple<Tensor, Tensor> linear_kl_parallel_autocast(PARAMETERS, LK_RANKS_PARAMETERS, bool want_entropy)
+static tuple<Tensor, Tensor> linear_kl_parallel_autocast(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, bool want_entropy)
 {
     LK_OP(linear_kl_parallel);
-    return autocast(linear_kl_parallel_op, ARGUMENTS, group, shards, rank, want_entropy);
+    return autocast(linear_kl_parallel_op, ARGUMENTS, LK_HEAD_RANKS, want_entropy);
 }
 
 #define INPUTS                                                                                                                 \
     "Tensor x, Tensor weight, Tensor teacher_input, Tensor teacher_weight, Tensor? bias, Tensor? teacher_bias, "               \
     "Tensor? row_weight, int reduction, int divergence, float beta, float logit_scale, float teacher_scale, float softcap, "   \
-    "float teacher_softcap, int workspace_mib, bool fast_logits"
+    "float teacher_softcap, int workspace_mib, bool fast_logits, int max_counted"
 #define WANTS ", bool want_dx, bool want_dweight, bool want_dbias"
 #define WANT_ENTROPY ", bool want_entropy"
 LK_OPS(m)
@@ -365,10 +376,10 @@ LK_OPS(m)
     kernel(m, "linear_kl_forward_backward", "(" INPUTS ", Tensor? upstream" WANT_ENTROPY WANTS
            ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)", &linear_kl_forward_backward);
     kernel(m, "linear_kl_backward", "(Tensor dloss, " INPUTS WANTS ") -> (Tensor, Tensor, Tensor)", &linear_kl_backward);
-    user_op(m, "linear_kl_parallel", "(" INPUTS LK_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &linear_kl_parallel);
-    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_RANKS_SCHEMA WANT_ENTROPY WANTS ") -> (Tensor, Tensor, Tensor)",
+    user_op(m, "linear_kl_parallel", "(" INPUTS LK_HEAD_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &linear_kl_parallel);
+    kernel(m, "linear_kl_parallel_forward", "(" INPUTS LK_HEAD_RANKS_SCHEMA WANT_ENTROPY WANTS ") -> (Tensor, Tensor, Tensor)",
            &linear_kl_parallel_forward);
-    kernel(m, "linear_kl_parallel_backward", "(Tensor dloss, Tensor states, " INPUTS LK_RANKS_SCHEMA WANTS
+    kernel(m, "linear_kl_parallel_backward", "(Tensor dloss, Tensor states, " INPUTS LK_HEAD_RANKS_SCHEMA WANTS
            ") -> (Tensor, Tensor, Tensor)", &linear_kl_parallel_backward);
     m.impl("linear_kl", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_autocast));
     m.impl("linear_kl_parallel", torch::dispatch(c10::DispatchKey::LK_AUTOCAST, &linear_kl_parallel_autocast));

@@ -109,12 +109,12 @@ linear_cross_entropy_stats(const Tensor &x, const Tensor &weight, const Tensor &
 tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids(const Tensor &x, const Tensor &weight, const Tensor &target_ids,
                                                        const Maybe &target_weight, const Maybe &tail_weight, const Maybe &bias,
                                                        LK_LOSS_PARAMETERS, int64_t workspace_mib, bool fast_logits,
-                                                       bool want_tail);
+                                                       int64_t max_counted, bool want_tail);
 tuple<Tensor, Tensor> linear_kl(const Tensor &x, const Tensor &weight, const Tensor &teacher_input, const Tensor &teacher_weight,
                                 const Maybe &bias, const Maybe &teacher_bias, const Maybe &row_weight, int64_t reduction,
                                 int64_t divergence, double beta, double logit_scale, double teacher_scale, double softcap,
-                                double teacher_softcap, int64_t workspace_mib, bool fast_logits, const Maybe &grad_scale,
-                                bool want_entropy);
+                                double teacher_softcap, int64_t workspace_mib, bool fast_logits, int64_t max_counted,
+                                const Maybe &grad_scale, bool want_entropy);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(const Tensor &x, const Tensor &weight, const Tensor &ids,
                                                              const Tensor &offsets, const Maybe &target, const Maybe &bias,
                                                              const Maybe &teacher_logp, double softcap, double logit_scale,
@@ -444,11 +444,11 @@ struct HeadInput {
     int64_t parts;
     std::string group;
     bool complete;
-    HeadInput(const Tensor &x, int64_t parts, const std::string &group)
+    HeadInput(const Tensor &x, int64_t parts, const std::string &group, const char *name = "input")
         : mine(x), all(x), parts(parts), group(group), complete(parts == 1)
     {
         if (complete) return;
-        TORCH_CHECK_VALUE(x.dim() >= 2, "lk: input has shape ", x.sizes(), "; with sequence_parallel it needs two dimensions");
+        TORCH_CHECK_VALUE(x.dim() >= 2, "lk: ", name, " has shape ", x.sizes(), "; with sequence_parallel it needs two dimensions");
         std::vector<int64_t> sizes = x.sizes().vec();
         sizes[0] *= parts;
         all = make(sizes, x);

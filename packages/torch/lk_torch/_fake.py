@@ -334,8 +334,10 @@ def linear_kl_backward(dloss, x, weight, teacher_input, teacher_weight, bias, *o
 
 @fake
 def linear_kl_parallel_forward(x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, reduction, *options):
-    return (x.new_empty([] if reduction else x.shape[:-1], dtype=F32), of_rows(x) if options[-4] else None,
-            x.new_empty((math.prod(x.shape[:-1]), 8), dtype=F32))
+    parts, want_entropy = options[-5:-3]
+    rows = x.shape[:-1] if parts == 1 else (x.shape[0] * parts, *x.shape[1:-1])
+    return (x.new_empty([] if reduction else rows, dtype=F32), x.new_empty(rows, dtype=F32) if want_entropy else None,
+            x.new_empty((math.prod(rows), 8), dtype=F32))
 
 
 @fake

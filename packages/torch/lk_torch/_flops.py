@@ -15,21 +15,16 @@ def _matmul(x, weight, most=0):
     return 2 * (min(tokens, most) if most > 0 else tokens) * weight[0] * weight[1]
 
 
-def _register(op, x, matmuls):
+def _register(op, x, *matmuls):
+    """matmuls: how many, of x and the weight behind it; and of the next two tensors."""
     names = [a.name for a in op.default._schema.arguments]
     most = names.index("max_counted") if "max_counted" in names else None
     parts = names.index("parts") if "parts" in names else None  # x has one of so many
 
     def formula(*args, out_shape=None, **kwargs):
-        rows = args[x] if parts is None else (args[parts], *args[x])
-        return matmuls(args) * _matmul(rows, args[x + 1], args[most] if most else 0)
-    register_flop_formula(op)(formula)
-
-
-def _register_two(op, x, matmuls, teachers=lambda a: 1):
-    """Likewise, of the student's head; and of the teacher's."""
-    def formula(*args, out_shape=None, **kwargs):
-        return matmuls(args) * _matmul(args[x], args[x + 1]) + teachers(args) * _matmul(args[x + 2], args[x + 3])
+        split = () if parts is None else (args[parts],)
+        return sum(number(args) * _matmul((*split, *args[at]), args[at + 1], args[most] if most else 0)
+                   for at, number in zip((x, x + 2), matmuls))
     register_flop_formula(op)(formula)
 
 
@@ -54,9 +49,9 @@ _register(_ops.linear_cross_entropy_ids_backward, 6, lambda a: 1 + a[-3] + a[-2]
 _register(_ops.linear_cross_entropy_ids_parallel_backward, 7, lambda a: 1 + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_backward, 7, lambda a: (a[6] is None) + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_parallel_backward, 8, lambda a: (a[7] is None) + a[-3] + a[-2])
-_register_two(_ops.linear_kl_forward, 0, lambda a: 1)
-_register_two(_ops.linear_kl_forward_backward, 0, lambda a: 1 + a[-3] + a[-2])
-_register_two(_ops.linear_kl_backward, 1, lambda a: 1 + a[-3] + a[-2])
-_register_two(_ops.linear_kl_parallel_backward, 2, lambda a: 1 + a[-3] + a[-2])
+_register(_ops.linear_kl_forward, 0, *(lambda a: 1,) * 2)
+_register(_ops.linear_kl_forward_backward, 0, lambda a: 1 + a[-3] + a[-2], lambda a: 1)
+_register(_ops.linear_kl_backward, 1, lambda a: 1 + a[-3] + a[-2], lambda a: 1)
+_register(_ops.linear_kl_parallel_backward, 2, lambda a: 1 + a[-3] + a[-2], lambda a: 1)
 # "jensen_shannon" and "total_variation", which are 2 and 3, have a second pass.
-_register_two(_ops.linear_kl_parallel_forward, 0, *(lambda a: 1 + (a[8] >= 2),) * 2)
+_register(_ops.linear_kl_parallel_forward, 0, *(lambda a: 1 + (a[8] >= 2),) * 2)

@@ -134,6 +134,15 @@ def _constant(name, value):
     return operator.index(_integer(name, value))
 
 
+def _counted(max_counted, group):
+    """max_counted of a head that has none with a group."""
+    if type(max_counted) is not int or is_compiling():
+        max_counted = _constant("max_counted", max_counted)
+    if max_counted and group is not None:
+        raise ValueError("lk: with group there is no max_counted")
+    return max_counted
+
+
 def _ignored(ignore_index):
     """A number. None is -100, as in F.linear_cross_entropy."""
     return -100 if ignore_index is None else _constant("ignore_index", ignore_index)
@@ -941,7 +950,8 @@ def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None
 def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
                              linear_bias=None, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                              denominator=None, row_weight=None, temperature=1.0, tail_weight=None, tail=False,
-                             workspace_mib=None, fast_logits=False, group=None, shards=None, sequence_parallel=False):
+                             workspace_mib=None, fast_logits=False, max_counted=0, group=None, shards=None,
+                             sequence_parallel=False):
     """cross_entropy_ids of a head, without storing all logits: several weighted targets per token and their log-probabilities, a
     CrossEntropyIdsOutput, with gradients for input, linear_weight and linear_bias. For distillation from a teacher's largest
     probabilities, and for several targets per token.
@@ -960,6 +970,9 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     backward would not run. backward computes the logits again. A linear_weight of 16 bits gets its gradient from sums in float.
     There is no keep: backward has no saved logits to read. The other arguments are those of cross_entropy.
 
+    max_counted, if not 0, bounds the tokens that have an id which is not skipped, whatever its weight; the matmuls then have only so
+    many rows, and the input of the others may be anything. If more count, everything is NaN. There is none with group.
+
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
     a token and the logits of its ids; backward sums the gradient of input. Logits are stored.
@@ -970,6 +983,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
+    max_counted = _counted(max_counted, group)
     parts = _parts(sequence_parallel, group, input, target_ids, "target_ids")
     input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts)
     classes = linear_weight.shape[0]
@@ -983,7 +997,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
         denominator = _denominator(denominator, input)
     options = (input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
                _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty,
-               denominator, row_weight, _mib(workspace_mib), fast_logits)
+               denominator, row_weight, _mib(workspace_mib), fast_logits, max_counted)
     ranks = ()
     op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
     if group is not None:
@@ -1050,7 +1064,7 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
               teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, workspace_mib=None,
-              fast_logits=False, grad_scale=None, group=None, shards=None):
+              fast_logits=False, max_counted=0, grad_scale=None, group=None, shards=None, sequence_parallel=False):
     """kl of two heads from their hidden states, without storing all logits of either: distillation, with gradients for input,
     linear_weight and linear_bias. The teacher's tensors get none: its weight and bias may be Parameters, but hidden states that
     require a gradient are refused: detach them, or run the teacher under torch.no_grad().
@@ -1067,6 +1081,9 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     mean is over all tokens, or with row_weight over the sum of the weights. Over the tokens of several micro-batches:
     reduction="sum" and row_weight=mask / tokens.
 
+    max_counted, if not 0, bounds the tokens whose row_weight is not 0; the matmuls then have only so many rows, and the input of
+    the others may be anything. If more count, everything is NaN. A batch's own count, known on the host, is the best bound.
+
     workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     A small one computes the tokens in several chunks; a gradient of linear_weight in 16 bits may then be rounded after each of
     them (lk/linear_kl.md). fast_logits stores logits in input's type: less memory and traffic, and a rounding of each.
@@ -1078,25 +1095,32 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes: the same rows of both weights. The loss
     has the same bits on all ranks. Forward has one all-gather of 32 bytes a token; backward computes the logits again and sums the
     gradient of input. "jensen_shannon" and "total_variation" have a second all-gather, and compute the logits once more. There is no
-    grad_scale then."""
+    grad_scale and no max_counted then.
+
+    sequence_parallel=True: input and teacher_input are this rank's tokens alone, as in linear_cross_entropy; row_weight is of all."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+    parts = _parts(sequence_parallel, group, input, row_weight, "row_weight")
+    batchmean = reduction == "batchmean"
     reduced, over = _kl_reduction(reduction, denominator, input, classes if group is None else sum(shards))
+    over = over * parts if batchmean else over
     if reduced == 1 and zero_when_empty:
-        rows = max(input.numel() // max(input.shape[-1], 1), 1)
+        rows = max(input.numel() * parts // max(input.shape[-1], 1), 1)
         reduced, over = 2, rows if row_weight is None else row_weight.sum(dtype=torch.float32)
     if zero_when_empty and over is not None:
         over = over + (over == 0)
+    max_counted = _counted(max_counted, group)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     linear_bias = _bias_beside(linear_bias, input)
     teacher_weight, teacher_bias = (t.detach() if isinstance(t, torch.nn.Parameter) else t for t in (teacher_weight, teacher_bias))
     arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, _bias_beside(teacher_bias, input), row_weight, reduced,
-                 *options, _mib(workspace_mib), fast_logits)
+                 *options, _mib(workspace_mib), fast_logits, max_counted)
     if group is not None:
         _no_grad_scale(grad_scale)
-        loss, entropy = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank(), bool(return_entropy))
+        loss, entropy = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank(), parts,
+                                                         bool(return_entropy))
     else:
         if over is not None and (grad_scale is not None or _computed(input) != torch.float16):  # what reaches the op then
             grad_scale = (1.0 if grad_scale is None else grad_scale) / over
