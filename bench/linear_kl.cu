@@ -21,7 +21,7 @@ typedef struct {
     const char *name, *direction;
     int64_t tokens, hidden, teacher_hidden, vocab, workspace_mb;
     int divergence, wide, fast; /* wide: dweight is f32, else bf16 */
-    int counted;                /* not 0: max_counted; every fourth token counts */
+    int counted = 0;            /* not 0: max_counted; every fourth token counts */
 } shape;
 
 #define LARGE "tokens=8192 hidden=4096 teacher=4096 vocab=131072"

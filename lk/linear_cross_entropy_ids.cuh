@@ -779,7 +779,7 @@ LK_HOST void lk_lce_ids_count(lk_lce_ids_counted *counted, lk_arena *arena, lk_l
 
 /* Validates a call. call: the arguments that linear_cross_entropy gets; checked, planner: of these, as in lk_lce_check. arena:
  * of the workspace, with what ranks take of it. ranks: what linear_cross_entropy_parallel.cuh adds to the checks, or NULL. counted:
- * what max_counted needs; not used with ranks. */
+ * what max_counted needs; NULL with ranks. */
 template <class T>
 LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, lk_direction direction, bool query,
                                    lk_lce_ids *ids, lk_lce_args *call, lk_lce_call *checked, lk_head_planner *planner,
@@ -796,8 +796,8 @@ LK_HOST lk_status lk_lce_ids_check(const char *op, const lk_lce_ids_args *args, 
     lk_ce_ids_fill_in(x, direction);
     if (direction == LK_FORWARD) x->common.dlse = x->common.dentropy = NULL;
     if (counted) *counted = {};
-    const bool counts = given.max_counted > 0 && given.max_counted < given.tokens && given.tokens <= INT32_MAX &&
-                        given.hidden >= 1 && given.hidden <= 1 << 30; /* else it is refused in its place */
+    const bool counts = counted && given.max_counted > 0 && given.max_counted < given.tokens && given.tokens <= INT32_MAX &&
+                        given.hidden >= 1 && given.hidden <= 1 << 30; /* other sizes are refused in their place */
     if (counts) {
         const uintptr_t align = LK_WORKSPACE_ALIGNMENT;
         arena->base = (arena->base + align - 1) / align * align; /* another place is refused later, by its own sentence */
