@@ -72,9 +72,9 @@ typedef struct {
     lk_counted_spoils spoils;
 } lk_counted;
 
-#define LK_COUNTED_THREADS 1024
+#define LK_COUNTED_THREADS 256
 
-LK_KERNEL void __launch_bounds__(LK_COUNTED_THREADS, 1) lk_counted_list_kernel(lk_counted_list p)
+LK_KERNEL void __launch_bounds__(LK_COUNTED_THREADS) lk_counted_list_kernel(lk_counted_list p)
 {
     LK_SHARED(int, warps, [LK_COUNTED_THREADS / 32]);
     const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
