@@ -2782,6 +2782,18 @@ def ranks_transforms():
             out = lk.linear_support(v, m, i.ravel(), jnp.arange(0, i.size + 1, 3), i[..., 0], axis_name=axis, **o)
             return out.logp, out.lse, out.entropy, out.support_logp.reshape(i.shape)
         return f
+    # x of this device's tokens alone: an all-gather before the call, whose gradient is a reduce-scatter.
+    teacher = lambda v, m: jax.lax.stop_gradient((v[::-1] * 2, m * 0.5))
+    kl_of = lambda axis: lambda v, m, i: lk.linear_kl(v, m, *teacher(v, m), axis_name=axis)
+    for name, f, targets in (("linear", head, t), ("linear_ids", headed, ids), ("support", support, ids), ("linear_kl", kl_of, t)):
+        gathers = lambda v, *a: f("vocab")(jax.lax.all_gather(v, "vocab", tiled=True), *a)
+        inside, alone = split(gathers, P("vocab"), 0, P()), f(None)
+        near(f"{name} of a device's tokens, value", inside(x, m, targets), alone(x, m, targets))
+        total = lambda g: jax.grad(lambda v, m: sum(jnp.sin(a).sum() for a in jax.tree.leaves(g(v, m, targets))), (0, 1))
+        near(f"{name} of a device's tokens, gradient", total(inside)(x, m), total(alone)(x, m))
+        text = jax.jit(total(inside)).lower(x, m).compile().as_text()
+        sums = [len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in ("reduce-scatter", "all-reduce")]
+        check(f"{name} of a device's tokens: one reduce-scatter sums", sums == [1, int(name == "support")], sums)  # its logits
     every = dict(aux=("lse", "entropy", "argmax", "mean_logits"), reduction="none")
     # vmap inside and outside of the shard_map, scan, checkpoint: as without.
     for name, f, arrays, specs in (

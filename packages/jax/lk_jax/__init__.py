@@ -452,7 +452,7 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
                   max_counted=min(_bound(max_counted, ranks), 2**31 - 1),
                   fast_logits=_flag(fast_logits, "fast_logits"), tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib))
     divisor = _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight)
-    arrays = _placed(ranks, "weight", ("x", "bias", "teacher_weight", "teacher_bias"), x=x, weight=weight, **others,
+    arrays = _placed(ranks, "weight", ("x", "bias", "teacher_x", "teacher_weight", "teacher_bias"), x=x, weight=weight, **others,
                      row_weight=row_weight, divisor=divisor)
     loss, *entropy = _linear_kl(tuple(fields.items()), reduction != "none", ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
     return (loss, *map(jax.lax.stop_gradient, entropy)) if entropy else loss
