@@ -26,8 +26,9 @@
  * Options    Those of linear_cross_entropy.cuh, without class_weight, label_smoothing, saved, batch_invariant and
  *            statistics. Columns that are split over ranks: linear_cross_entropy_ids_parallel.cuh.
  *            max_counted is an upper bound of the tokens that have an id which is not skipped. Such a token counts even if its
- *            row_weight or all its weights are 0. If more tokens count, logp and tail are NaN too; weight_sum and bad_targets
- *            are then those of the first max_counted of them.
+ *            row_weight or all its weights are 0. If more tokens count, then loss, z-loss, lse, entropy, logp, tail and all
+ *            gradients are NaN, and argmax is -1. valid_rows is then still the number of all that count; weight_sum and
+ *            bad_targets are those of the first max_counted of them.
  *            Ids, their weights, skipped, bad and good ids, dlogp and the tail are as in cross_entropy_ids.cuh. Of a token with a
  *            bad id, loss, all logp, tail and dx are NaN. It adds nothing to dweight and dbias. But as there, its loss is 0
  *            where row_weight is 0, and its dx is 0 where f, dlse, dentropy, dtail and the token's dlogp are all 0; in a mean over
@@ -36,8 +37,8 @@
  *            for one target, and ids_per_row is 1 or at most vocab / 768. With more ids the dot products for their logits take
  *            more time than FUSED saves. Else 0 takes CHUNKS: the logits of some tokens at a time are stored, in f32, or with
  *            fast_logits in T.
- * Workspace  With max_counted a query also looks at which of lse, logp and tail are wanted, and with upstream_per_token whether
- *            upstream is given.
+ * Workspace  With max_counted a query also looks at which of lse, logp and tail are wanted, and which of row_weight, tail_weight,
+ *            dlogp, dtail, and with upstream_per_token upstream, are given.
  * Errors     As in linear_cross_entropy.cuh. First of all LK_ERR_VALUE: target, class_weight, label_smoothing, saved,
  *            batch_invariant or statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes.
  *            LK_ERR_PATH: path is PANELS, or FUSED with a tail. The tensors of this header come behind those of

@@ -42,9 +42,10 @@
  *            row_weight is a factor of each token's loss and gradient. A mean over the tokens that count is row_weight = 1 over
  *            their number for them, 0 for the others, and the sum of loss. A token with row_weight 0 has loss 0 and adds nothing;
  *            keep its x finite, since 0 times NaN is NaN.
- *            max_counted: the matmuls have only this many rows. The tokens count whose row_weight is not 0. Their x and teacher_x
- *            are copied into the workspace; no other x and teacher_x is read, so they may be anything. If more tokens count than
- *            max_counted says, then loss, lse, teacher_lse, entropy and all gradients are NaN.
+ *            max_counted, above 0 and below tokens: only tokens whose row_weight is not 0 count, and the matmuls have
+ *            max_counted rows. x and teacher_x of the tokens that count are copied into the workspace; no other x and teacher_x is
+ *            read, so they may be anything. Results are as without it. But if more tokens count than max_counted says, then loss,
+ *            lse, teacher_lse, entropy and all gradients are NaN.
  *            Vocabularies of different lengths: pass the shorter one; the other head's last columns are then left out.
  *            bias = -inf masks a column of the student, teacher_bias = -inf one of the teacher.
  *            fast_logits: logits are rounded to T; less memory and traffic. Else they are f32. tf32: products of f32 by TF32.
@@ -147,8 +148,8 @@ typedef struct {
 } lk_linear_kl_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; row_weight with max_counted below
- *                     tokens; or all outputs are NULL. With tokens = 0 all except for args and plan may be NULL
+ *   LK_ERR_NULL       args, plan, context, x, weight, teacher_x or teacher_weight is NULL; row_weight, if max_counted is above 0
+ *                     and below tokens; or all outputs are NULL. With tokens = 0 all except for args and plan may be NULL
  *   LK_ERR_SHAPE      tokens, hidden, teacher_hidden or vocab out of range; a stride that is not 0 and below its row; a tensor
  *                     that spans more than 2^62 elements; chunk_tokens, slice_tokens or max_counted below 0
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence is none of its enum; dweight_dtype is neither T nor f32;

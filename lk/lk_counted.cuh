@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 /* lk_counted.cuh - a call on the tokens that count alone: max_counted of linear_kl.cuh and linear_cross_entropy_ids.cuh.
  *
- * A flag of each token says whether it counts. The tokens that do become rows without gaps, in their order. What the call reads of
- * each token is copied into rows of the workspace. The call runs on these rows, as if there were no other tokens. Its results
- * are copied back; of tokens that do not count they are 0.
+ * Each token has a flag: it counts, or not. Tokens that count become rows 0, 1, 2, ... in their order. What the call reads of each
+ * token is copied into rows of the workspace. The call runs on these rows, as if there were no other tokens. Its results are copied
+ * back. Tokens that do not count get 0, and -1 for argmax.
  *   lk_counted_list_kernel    one block: finds the token of each row, and the row of each token
- *   lk_counted_copy_kernel    copies tensors of a few numbers per token, before the call and after it
+ *   lk_counted_copy_kernel    copies tensors of a few numbers per token, before the call and after it. If more tokens count than
+ *                             there are rows, it writes NaN to floats of each token, and -1 to argmax
  *   lk_move_kernel            copies x before the call, and dx after it
- *   lk_counted_spoil_kernel   fills gradients and sums with NaN, if more tokens count than there are rows
+ *   lk_counted_spoil_kernel   fills gradients and reduced losses with NaN then
  * The caller says how many rows there are. Rows without a token come behind the others; the call must take them as ignored.
  *
  * Needs: lk_base.cuh, lk_move.cuh, lk_ptx.cuh.
@@ -30,13 +31,13 @@ typedef struct {
     bool spoils, add;   /* add: of floats, to what is there */
 } lk_counted_tensor;
 
-#define LK_COUNTED_MOST 16
+#define LK_COUNTED_TENSORS 16 /* a call has at most 13 */
 #define LK_COUNTED_ONE 0x3f800000u /* 1.0f */
 #define LK_COUNTED_NAN 0x7fffffffu
 
 /* Tensors that have the same rows. */
 typedef struct {
-    lk_counted_tensor list[LK_COUNTED_MOST];
+    lk_counted_tensor list[LK_COUNTED_TENSORS];
     int number;
     int64_t rows;          /* of each tensor in `to` */
     const int32_t *source; /* [rows]: the row of `from`; -1: none */
@@ -48,7 +49,7 @@ typedef struct {
 /* Which tokens are rows. */
 typedef struct {
     int64_t tokens, rows;
-    const unsigned *flag; /* [tokens]: the token counts where this is no zero, of either sign if it is a float */
+    const unsigned *flag; /* [tokens]: the token counts unless this is 0 or -0.0f */
     int32_t *token;       /* [rows]: the token of a row; -1: none */
     int32_t *row;         /* [tokens]: the row of a token; -1: none */
     int64_t *count;       /* [1]: how many tokens count */
@@ -60,7 +61,7 @@ typedef struct {
         void *to;
         int64_t rows, cols, stride;
         int bytes;
-    } list[5];
+    } list[5]; /* at most a loss, a z-loss, dx, dweight and dbias */
     const int64_t *count;
     int64_t most;
 } lk_counted_spoils;
@@ -155,8 +156,8 @@ LK_HOST void lk_counted_begin(lk_counted *c, lk_arena *arena, int64_t tokens, in
     c->spoils.count = list->count, c->spoils.most = rows;
 }
 
-/* An input: *tensor, with `words` words per token and stride, becomes an array of the workspace with a row for each that counts.
- * required: the call needs it, so that it has an array in a query without it, too. */
+/* Replaces an input by an array of the workspace with one row for each token that counts. words, stride: of a token, in words.
+ * required: a query counts this array even if *tensor is NULL. */
 template <class Elem>
 LK_HOST void lk_counted_in(lk_counted *c, lk_arena *arena, Elem **tensor, bool required = false, int64_t words = 1,
                            int64_t stride = 1, unsigned none = 0)
@@ -167,7 +168,7 @@ LK_HOST void lk_counted_in(lk_counted *c, lk_arena *arena, Elem **tensor, bool r
     *tensor = (Elem *)to;
 }
 
-/* A factor, 0 of rows without a token. 1 where *tensor is NULL; it never is after this. */
+/* As lk_counted_in, for a factor: 1 if *tensor is NULL, and 0 in rows without a token. Afterwards *tensor is not NULL. */
 LK_HOST void lk_counted_in_factor(lk_counted *c, lk_arena *arena, const float **tensor, int64_t words, int64_t stride)
 {
     float *to;
@@ -176,7 +177,7 @@ LK_HOST void lk_counted_in_factor(lk_counted *c, lk_arena *arena, const float **
     *tensor = to;
 }
 
-/* An output, as lk_counted_in. none: of tokens that do not count. Where too many count, floats are NaN, and others none. */
+/* As lk_counted_in, for an output. Tokens that do not count get `none`. If too many count, floats get NaN, and others `none`. */
 template <class Elem>
 LK_HOST void lk_counted_out(lk_counted *c, lk_arena *arena, Elem **tensor, bool floats, unsigned none = 0,
                             int64_t words = sizeof(Elem) / 4, int64_t stride = sizeof(Elem) / 4, bool add = false)
@@ -187,11 +188,11 @@ LK_HOST void lk_counted_out(lk_counted *c, lk_arena *arena, Elem **tensor, bool 
     *tensor = (Elem *)from;
 }
 
-/* Rows of T, as x or dx are: *tensor becomes an array of the workspace whose rows begin at multiples of 16 bytes. */
 template <class T> LK_HOST void *lk_counted_array(const lk_counted *c, lk_arena *arena, int64_t cols)
 {
     return lk_take_bytes(arena, true, lk_count(c->list.rows, lk_count(lk_ceil_div(cols, 8) * 8, (int64_t)sizeof(T))));
 }
+/* Replaces x, or dx, by an array of the workspace whose rows begin at multiples of 16 bytes. */
 template <class T>
 LK_HOST void lk_counted_x(lk_counted *c, lk_arena *arena, const void **x, int64_t cols, int64_t *stride, lk_move *move)
 {
@@ -241,10 +242,10 @@ LK_HOST lk_status lk_counted_scatter(const char *op, const lk_device *device, co
 {
     lk_status status = lk_counted_copy(op, device, c->out, stream);
     if (!status && c->dx.cols) status = lk_move_rows<T, T>(op, device, c->dx, stream);
-    int64_t most = 0;
-    for (const auto &t : c->spoils.list) most = t.rows * t.cols > most ? t.rows * t.cols : most;
-    if (status || !most) return status;
-    const int64_t blocks = lk_ceil_div(most, LK_COUNTED_COPY_THREADS);
+    int64_t largest = 0;
+    for (const auto &t : c->spoils.list) largest = t.rows * t.cols > largest ? t.rows * t.cols : largest;
+    if (status || !largest) return status;
+    const int64_t blocks = lk_ceil_div(largest, LK_COUNTED_COPY_THREADS);
     return lk_launch_pdl(op, device, lk_counted_spoil_kernel, blocks < device->sms ? blocks : device->sms, 1,
                          LK_COUNTED_COPY_THREADS, 0, stream, c->spoils);
 }

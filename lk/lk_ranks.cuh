@@ -48,9 +48,9 @@
  * parallel.reduce once, with all tokens, as soon as dx is complete. The matmul for the last chunk's or panel's dweight comes
  * behind it on the stream, so the sum over ranks can run at the same time. This matmul leaves parallel.reduce_sms SMs free.
  * With NCCL, set reduce_sms = 8 and NCCL's maxCTAs = 8. If reduce is NULL, the caller sums dx. lk does not touch dx after
- * parallel.reduce, so the caller chooses where the sum goes: where each rank needs the sum of its own tokens alone, as in sequence
- * parallelism, parallel.reduce may reduce-scatter dx to other memory. All calls but finish have a ..._plan, which follows from this
- * rank's columns alone.
+ * parallel.reduce. So with sequence parallelism parallel.reduce may reduce-scatter dx into other memory, where each rank gets the
+ * rows of its own tokens. x and dx of the call still have all tokens; the caller gathers x first. All calls but finish have a
+ * ..._plan, which follows from this rank's columns alone.
  *
  * A rank may have no columns: vocab is 0, and tensors with columns may be NULL. It makes the same calls as the others. A call that
  * fails returns its status on its own rank. The other ranks do not learn of it, so they may wait in a collective for ever. If a

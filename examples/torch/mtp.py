@@ -8,11 +8,11 @@ each depth, and against plain PyTorch in float64.
 Depth 1 predicts the next token, depth k the one k places on; the last k tokens of a sequence have none. All depths have one head.
 With D depths beyond the first
 
-    loss = L_1 + lambda / D (L_2 + ... + L_{D+1}),    L_k: the sum of depth k's cross entropies, over the targets of depth 1
+    loss = L_1 + lambda / D (L_2 + ... + L_{D+1}),    L_k: the sum of depth k's cross entropies, divided by the targets of depth 1
 
 This is one mean with a weight for each token. Hidden states and targets of all depths lie side by side, as more tokens. row_weight
 is 1 at depth 1 and lambda / D at the others. denominator is the number of targets of depth 1; without it the mean would divide by
-those of all depths. For a mean of each depth's own, multiply its weights by the targets of depth 1 over its own.
+those of all depths. For each depth's own mean, multiply its row_weight by the targets of depth 1 divided by its own.
 
 One call makes one gradient of the weight. A call for each depth makes one each, and autograd adds them up.
 The loss is that of DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024.

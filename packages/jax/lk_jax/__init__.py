@@ -427,8 +427,8 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap, row_weight, reduction, denominator,
     zero_when_empty and return_entropy are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds
     nothing to gradients; keep its x and teacher_x finite.
-    max_counted: no more tokens than this have a row_weight that is not 0. The matmuls are as much smaller, and the x and teacher_x of
-    the other tokens may be anything. If there are more, everything is NaN. Not with axis_name.
+    max_counted: an upper bound of the tokens whose row_weight is not 0, a Python int; it needs row_weight. The matmuls then have so many
+    rows, and x and teacher_x of the other tokens may be anything. If more count, the loss and all gradients are NaN. Not with axis_name.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     Too little, for backward too where a gradient is wanted, is a ValueError in forward, which says the least.
@@ -1103,7 +1103,8 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
 
     The other options are those of cross_entropy; aux may have them all.
     weight and bias may be float32 beside 16-bit x. The matmuls then have x's type; the gradients are float32, rounded never.
-    max_counted: no more targets than this count, and the matmuls are as much smaller. fast_logits: chunks of logits are stored
+    max_counted: an upper bound of the targets that are not ignored, a Python int. The matmuls then have so many rows. If more targets
+    count, the loss and all gradients are NaN. fast_logits: chunks of logits are stored
     in x's type. tf32: float32 matmuls may use TF32. workspace_mib: the most scratch memory to use; None: what the
     fastest plan takes, at most a sixteenth of the device's memory. Too little, for backward too where a gradient is wanted, is a
     ValueError in forward, which says the least. An array as logit_scale or temperature multiplies x; one
@@ -1241,8 +1242,9 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     loss, logp, tail and the gradient of x are NaN; it adds nothing to those of weight and bias.
     tail=True or tail_weight [...]: a CrossEntropyIdsTailOutput, as in cross_entropy_ids. Such a call stores logits, in chunks, also
     where one without a tail stores none in bfloat16.
-    max_counted: no more tokens than this have an id that is not skipped, whatever its weight. The matmuls are as much smaller, and the x
-    of the other tokens may be anything. If there are more, everything is NaN. Not with axis_name.
+    max_counted: an upper bound of the tokens that count, a Python int. The matmuls then have so many rows, and x of the other tokens may
+    be anything. If more count, all results and gradients are NaN. A token counts unless each of its ids is ignore_index, or outside
+    the vocabulary with a weight of 0: an id of the vocabulary counts even if its weight is 0. Not with axis_name.
     weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
     An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
     axis_name: as in linear_cross_entropy; ids are columns of all devices. Forward's all-gather is of 16 bytes a token and the

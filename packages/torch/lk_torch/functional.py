@@ -722,10 +722,10 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     formulas.
 
     input [..., classes], target_ids [..., n] of class numbers, n from 1 to 128, target_weight [..., n], None for 1. logp is
-    log_softmax(input).gather(-1, target_ids) in float32, and 0 where an id is ignore_index. loss is -(target_weight * logp).sum(-1)
-    for each row; a mean divides by the number of rows that have an id, or by denominator. Ids may repeat. A weight of 0 skips
-    its id, which may be any number then. Weights and ids get no gradient: where the weights have one, or are no constants,
-    build the loss of logp.
+    log_softmax(input).gather(-1, target_ids) in float32, and 0 where an id is ignore_index. loss is -(target_weight *
+    logp).sum(-1) for each row; a mean divides by the number of rows that have an id, or by denominator. Ids may repeat. An id
+    with a weight of 0 adds nothing to the loss, and may be any number; outside the classes it is skipped. Weights and ids get no
+    gradient: where the weights have one, or are no constants, build the loss of logp.
 
     Distillation from a teacher's largest n probabilities q: `cross_entropy_ids(logits, ids, q).loss`, or with the student's own
     probabilities as weights, `q = logp.exp(); (q * (logp - teacher_logp)).sum(-1)`.
@@ -894,14 +894,14 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     does not use them.
 
     input is [..., hidden], target [...], or as a probability for each class [..., classes], float32 or of input's type: the loss
-    is then that of F.cross_entropy for probabilities. They need logits in memory, some tokens at a time, and are copied to float32
-    where they are not, unless with fast_logits; there is no group, max_counted, batch_invariant or statistics, and keep changes
-    nothing. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's
-    memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group, where backward
-    computes the gradients.
-    max_counted, if not 0, bounds the targets that are not ignored; the matmuls then have only so many rows. denominator and
-    row_weight: as in cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in
-    bfloat16 on sm_90a; gradients are then made in backward.
+    is then that of F.cross_entropy for probabilities. They need logits in memory, some tokens at a time, and are copied to
+    float32 where they are not, unless with fast_logits; there is no group, max_counted, batch_invariant or statistics, and keep
+    changes nothing. workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the
+    device's memory. fast_logits stores them in input's type. grad_scale: as in cross_entropy; there is none with group, where
+    backward computes the gradients. max_counted, if not 0, is an upper bound of the targets that are not ignored. The matmuls
+    then have so many rows. If more targets count, the loss and all gradients are NaN. denominator and row_weight: as in
+    cross_entropy. batch_invariant=True: a token's loss has the same bits whatever the other tokens are, in bfloat16 on sm_90a;
+    gradients are then made in backward.
 
     logit_scale and temperature as in cross_entropy. As tensors they multiply input, and linear_bias: the product is rounded to
     input's type. With linear_bias they must be one number.
@@ -970,8 +970,10 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     backward would not run. backward computes the logits again. A linear_weight of 16 bits gets its gradient from sums in float.
     There is no keep: backward has no saved logits to read. The other arguments are those of cross_entropy.
 
-    max_counted, if not 0, bounds the tokens that have an id which is not skipped, whatever its weight; the matmuls then have only so
-    many rows, and the input of the others may be anything. If more count, everything is NaN. There is none with group.
+    max_counted, if not 0, is an upper bound of the tokens that count. The matmuls then have so many rows, and the input of the
+    other tokens may be anything. If more count, all results and gradients are NaN. A token counts unless each of its ids is
+    ignore_index, or outside the classes with a weight of 0. So an id of the classes counts even if its weight, or row_weight, is
+    0. There is no max_counted with group.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
@@ -1072,17 +1074,19 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
         kl(F.linear(input, linear_weight, linear_bias), F.linear(teacher_input, teacher_weight, teacher_bias))
 
     input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]. The teacher's are [..., teacher_hidden],
-    [classes, teacher_hidden] and [classes]; its hidden size may be another one. All have input's type, or are float32 beside 16
-    bits. Where one vocabulary is padded, pass the first rows alone: teacher_weight[:classes]. A bias of -inf masks a class. Logits
-    are float32, whatever the type. The loss is float32, [...] for "none".
+    [classes, teacher_hidden] and [classes]; its hidden size may be another one. teacher_input has input's type; weights and
+    biases too, or they are float32 beside 16 bits. Where one vocabulary is padded, pass the first rows alone:
+    teacher_weight[:classes]. A bias of -inf masks a class. Logits are float32, whatever the type. The loss is float32, [...] for
+    "none".
 
-    divergence, beta, temperature, scales, softcaps, reduction, denominator, zero_when_empty, return_entropy: as in kl. row_weight
-    [...] is a factor of each token's loss and gradient: 0 for the prompt and padding, whose input has to be finite all the same. A
-    mean is over all tokens, or with row_weight over the sum of the weights. Over the tokens of several micro-batches:
-    reduction="sum" and row_weight=mask / tokens.
+    divergence, beta, temperature, scales, softcaps, reduction, denominator, zero_when_empty, return_entropy: as in kl.
+    row_weight [...] is a factor of each token's loss and gradient: 0 for the prompt and padding, whose input and teacher_input
+    must be finite unless max_counted is given. A mean is over all tokens, or with row_weight over the sum of the weights. Over
+    the tokens of several micro-batches: reduction="sum" and row_weight=mask / tokens.
 
-    max_counted, if not 0, bounds the tokens whose row_weight is not 0; the matmuls then have only so many rows, and the input of
-    the others may be anything. If more count, everything is NaN. A batch's own count, known on the host, is the best bound.
+    max_counted, if not 0, is an upper bound of the tokens whose row_weight is not 0; it needs row_weight. The matmuls then have
+    so many rows, and input and teacher_input of the other tokens may be anything. If more count, the loss and all gradients are
+    NaN.
 
     workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     A small one computes the tokens in several chunks; a gradient of linear_weight in 16 bits may then be rounded after each of
