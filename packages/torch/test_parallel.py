@@ -707,9 +707,10 @@ def sequence_parallel(ranks):
                 first_of(call(input, w, sequence_parallel=parts, **case.split)).sum().backward()
             counted.append(counter.get_total_flops())
         verdict(f"in parts: {case.name}, flops", counted[0] == counted[1] > 0, f"{counted}")
-    for case in (Case(F32, (0,), 16, uneven, zero_when_empty=True), HeadIds(F32, (0,), 5, 16, uneven, zero_when_empty=True),
-                 Heads(F32, (0,), uneven, reduction="sum"), Heads(F32, (ranks, 0), uneven, reduction="none")):
-        compare("no tokens", *of(case))
+    for spread in (0,), (2 * ranks, 0):
+        for case in (Case(F32, spread, 16, uneven, zero_when_empty=True), HeadIds(F32, spread, 5, 16, uneven, zero_when_empty=True),
+                     Heads(F32, spread, uneven, reduction="sum")):
+            compare("no tokens", *of(case))
     case = HeadSupport(F32, (ranks,), 16, uneven)
     case.ids, case.teacher, case.target = case.ids[:0], case.teacher[:0], case.target[:0]
     case.offsets, case.part[0] = case.offsets[:1] * 0, case.part[0].detach()[:0].requires_grad_()

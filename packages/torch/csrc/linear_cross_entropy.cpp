@@ -129,7 +129,7 @@ struct HeadCall {
     }
     void want(const Tensor &weight, bool want_dx, bool want_dweight, bool want_dbias)
     {
-        if (want_dx) dx = make(input.all.sizes(), input.all), a.dx = dx.mutable_data_ptr();
+        if (want_dx) dx = make(a.tokens ? input.all.sizes() : input.mine.sizes(), input.all), a.dx = dx.mutable_data_ptr();
         if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
         if (want_dbias) dbias = make({a.vocab}, b), a.dbias = dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     }

@@ -128,7 +128,7 @@ static tuple<Tensor, Tensor, Tensor> run_backward(HeadIdsCall &c, const Maybe &d
     if (has(dp)) c.a.dlogp = dp->const_data_ptr<float>();
     if (has(dt)) c.a.dtail = dt->const_data_ptr<float>();
     if (has(t)) c.a.tail = (float *)t->const_data_ptr();
-    if (want_dx) c.dx = make(c.input.all.sizes(), x), a.dx = c.dx.mutable_data_ptr();
+    if (want_dx) c.dx = make(a.tokens ? c.input.all.sizes() : x.sizes(), x), a.dx = c.dx.mutable_data_ptr();
     if (want_dweight) c.dweight = make(weight.sizes(), weight), a.dweight = c.dweight.mutable_data_ptr();
     if (want_dbias) c.dbias = make({a.vocab}, c.b), a.dbias = c.dbias.mutable_data_ptr(), a.dbias_dtype = a.bias_dtype;
     if (!want_dx && !want_dweight && !want_dbias) return {};

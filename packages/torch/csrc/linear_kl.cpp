@@ -87,7 +87,7 @@ struct HeadsCall {
         a.divergence = (int)divergence, a.beta = (float)beta;
         a.logit_scale = (float)logit_scale, a.teacher_scale = (float)teacher_scale;
         a.softcap = (float)softcap, a.teacher_softcap = (float)teacher_softcap;
-        a.max_counted = (int)std::min<int64_t>(max_counted, INT32_MAX);
+        a.max_counted = (int)std::clamp<int64_t>(max_counted, -1, INT32_MAX);
         a.fast_logits = fast_logits, a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
         budget = (size_t)workspace_mib << 20;
         if (reduction != LK_REDUCTION_MEAN) return;

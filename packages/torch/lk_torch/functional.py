@@ -973,7 +973,7 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     max_counted, if not 0, is an upper bound of the tokens that count. The matmuls then have so many rows, and the input of the
     other tokens may be anything. If more count, all results and gradients are NaN. A token counts unless each of its ids is
     ignore_index, or outside the classes with a weight of 0. So an id of the classes counts even if its weight, or row_weight, is
-    0. There is no max_counted with group.
+    0. There is no max_counted with group. If none count, give 1: 0 is no bound.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes; ids are those of all classes, and
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
@@ -1086,7 +1086,7 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
 
     max_counted, if not 0, is an upper bound of the tokens whose row_weight is not 0; it needs row_weight. The matmuls then have
     so many rows, and input and teacher_input of the other tokens may be anything. If more count, the loss and all gradients are
-    NaN.
+    NaN. If none count, give 1: 0 is no bound.
 
     workspace_mib bounds the memory for logits; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     A small one computes the tokens in several chunks; a gradient of linear_weight in 16 bits may then be rounded after each of
@@ -1101,7 +1101,8 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     gradient of input. "jensen_shannon" and "total_variation" have a second all-gather, and compute the logits once more. There is no
     grad_scale and no max_counted then.
 
-    sequence_parallel=True: input and teacher_input are this rank's tokens alone, as in linear_cross_entropy; row_weight is of all."""
+    sequence_parallel=True: input and teacher_input are this rank's tokens alone, as in linear_cross_entropy; row_weight is of all.
+    Both are gathered in forward, and in backward again. Without row_weight nothing checks that all ranks have equally many."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     classes = linear_weight.shape[0]

@@ -187,7 +187,7 @@ class LinearCrossEntropyLoss(_Head):
 
     def logits(self, input):
         """Those that the loss is of, in input's type: with logit_scale, softcap and temperature. With group: of this rank's
-        classes."""
+        classes. With sequence_parallel: give it the input of all tokens."""
         o = {"softcap": None, "logit_scale": 1.0, "temperature": 1.0, **self._all()}
         z = torch.nn.functional.linear(input, self.weight, self.bias)
         *_, cap, scale, factor = LF._options(0.0, 0.0, o["softcap"], o["logit_scale"], o["temperature"])
