@@ -1139,8 +1139,8 @@ typedef struct {
     lk_lce_args *instead;
 } lk_lce_added;
 
-/* The fields that another loss of this head does not take. weighted: it takes class_weight and label_smoothing; counted: and
- * max_counted. */
+/* The fields that another loss of this head does not take. weighted: it takes class_weight and label_smoothing; counted:
+ * it takes max_counted. */
 LK_HOST void lk_lce_refuse(lk_checks *checks, const lk_lce_args *a, bool weighted, bool counted, const char *why)
 {
     lk_check_absent(checks, "target", a->target, why);

@@ -731,7 +731,7 @@ LK_HOST void lk_lce_ids_refuse(lk_checks *checks, const lk_lce_args *a, bool ran
                     "with target_ids it is not for columns that are split over ranks");
 }
 
-/* Makes a call one on the tokens that count. Its strides are filled in, and may be unchecked. */
+/* Changes the arguments of a call: they become those of the tokens that count. Its strides are filled in, and not checked yet. */
 template <class T>
 LK_HOST void lk_lce_ids_count(lk_lce_ids_counted *counted, lk_arena *arena, lk_lce_ids_args *x, lk_direction direction)
 {
@@ -765,12 +765,12 @@ LK_HOST void lk_lce_ids_count(lk_lce_ids_counted *counted, lk_arena *arena, lk_l
         c->out.valid_rows = a->valid_rows, a->valid_rows = NULL;
         if (each) a->accumulate_loss = 0;
     }
-    if (!back && !each) lk_counted_spoil(c, 0, a->loss, 1, 1, 1, 4), lk_counted_spoil(c, 1, a->z_loss_out, 1, 1, 1, 4);
+    if (!back && !each) lk_counted_spoil(c, a->loss, 1, 1, 1, 4), lk_counted_spoil(c, a->z_loss_out, 1, 1, 1, 4);
     if (!forward) {
-        const int wide = a->dweight_dtype == LK_DTYPE_F32 ? 4 : sizeof(T), bias = a->dbias_dtype == LK_DTYPE_F32 ? 4 : sizeof(T);
-        lk_counted_spoil(c, 2, a->dx, a->tokens, a->hidden, a->dx_stride, sizeof(T));
-        lk_counted_spoil(c, 3, a->dweight, a->vocab, a->hidden, a->dweight_stride ? a->dweight_stride : a->hidden, wide);
-        lk_counted_spoil(c, 4, a->dbias, 1, a->vocab, a->vocab, bias);
+        const int64_t stride = a->dweight_stride ? a->dweight_stride : a->hidden;
+        lk_counted_spoil(c, a->dx, a->tokens, a->hidden, a->dx_stride, sizeof(T));
+        lk_counted_spoil(c, a->dweight, a->vocab, a->hidden, stride, lk_dtype_bytes<T>(a->dweight_dtype));
+        lk_counted_spoil(c, a->dbias, 1, a->vocab, a->vocab, lk_dtype_bytes<T>(a->dbias_dtype));
     }
     lk_counted_x<T>(c, arena, &a->x, a->hidden, &a->x_stride, &c->x[0]);
     if (!forward) lk_counted_dx<T>(c, arena, &a->dx, a->hidden, &a->dx_stride);

@@ -386,14 +386,13 @@ typedef struct {
     lk_tensor list[2];
 } lk_linear_kl_more;
 
-/* Makes a call, whose strides are filled in, one on the tokens that count. arena: of the workspace. */
+/* Changes the arguments of a call: they become those of the tokens that count. Its strides are filled in. arena: of the workspace. */
 template <class T> LK_HOST void lk_linear_kl_count(lk_counted *c, lk_arena *arena, lk_linear_kl_args *a)
 {
-    const int wide = a->dweight_dtype == LK_DTYPE_F32 ? 4 : sizeof(T);
     lk_counted_begin(c, arena, a->tokens, a->max_counted, a->row_weight);
-    lk_counted_spoil(c, 0, a->dx, a->tokens, a->hidden, a->dx_stride, sizeof(T));
-    lk_counted_spoil(c, 1, a->dweight, a->vocab, a->hidden, a->dweight_stride, wide);
-    lk_counted_spoil(c, 2, a->dbias, 1, a->vocab, a->vocab, sizeof(T));
+    lk_counted_spoil(c, a->dx, a->tokens, a->hidden, a->dx_stride, sizeof(T));
+    lk_counted_spoil(c, a->dweight, a->vocab, a->hidden, a->dweight_stride, lk_dtype_bytes<T>(a->dweight_dtype));
+    lk_counted_spoil(c, a->dbias, 1, a->vocab, a->vocab, sizeof(T));
     lk_counted_in(c, arena, &a->row_weight, true);
     if (a->upstream_per_token) lk_counted_in(c, arena, &a->upstream);
     lk_counted_out(c, arena, &a->loss, true, 0, 1, 1, a->accumulate_loss);

@@ -62,6 +62,7 @@ typedef struct {
         int64_t rows, cols, stride;
         int bytes;
     } list[5]; /* at most a loss, a z-loss, dx, dweight and dbias */
+    int number;
     const int64_t *count;
     int64_t most;
 } lk_counted_spoils;
@@ -209,9 +210,9 @@ template <class T> LK_HOST void lk_counted_dx(lk_counted *c, lk_arena *arena, vo
 }
 
 /* A tensor, of `bytes` each element, that becomes NaN if too many tokens count. */
-LK_HOST void lk_counted_spoil(lk_counted *c, int at, void *tensor, int64_t rows, int64_t cols, int64_t stride, int bytes)
+LK_HOST void lk_counted_spoil(lk_counted *c, void *tensor, int64_t rows, int64_t cols, int64_t stride, int bytes)
 {
-    if (tensor) c->spoils.list[at] = {tensor, rows, cols, stride, bytes};
+    if (tensor) c->spoils.list[c->spoils.number++] = {tensor, rows, cols, stride, bytes};
 }
 
 /* ---- Launchers ----------------------------------------------------------------------------------------------------------- */
