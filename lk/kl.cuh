@@ -53,10 +53,11 @@
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
  * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring the
- * first vectors of both rows into shared memory. The team sums the exponentials of both, then the terms of the divergence. It
- * computes the gradient in the same pass as the terms in FORWARD, else in a pass after them. For example, a row of 131072 columns
- * in bf16 on an H100 has 8 blocks. A thread has 8 vectors of each tensor. It reads 6 of them from memory once, and the other 2 in
- * every pass.
+ * first vectors of both rows into shared memory. The team sums the exponentials of both, in FORWARD and REVERSE with the terms of the
+ * divergence, else the terms after them. Then it computes the gradient; in FORWARD the terms are summed there if there is one. For
+ * example, in forward_backward a row of 131072 columns in bf16 on an H100 has 8 blocks. A thread has 8 vectors of each tensor. It reads
+ * 6 of them from memory once, and the other 2 in every pass. forward reads all of them once. If rows are many it has a block for such
+ * a row, and a thread has 64.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -171,8 +172,9 @@ LK_DEVICE lk_kl_softmax lk_kl_softmax_of(lk_lse s, float rate, bool plain)
 
 /* The sum of w (e^-a - 1 + a), which is never negative, with a = a2 ln 2; other is w e^-a. Where a is small, a polynomial is more
  * exact than w a + (other - w). Where w is 0, a2 may be anything, NaN too. Where w is not, a2 is above -150. Each step is one loop,
- * so that n chains of multiply-adds run side by side. */
-template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&other)[n], const float (&a2)[n])
+ * so that n chains of multiply-adds run side by side. linear: the sum of w a2. */
+template <int n>
+LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&other)[n], const float (&a2)[n], float *linear = NULL)
 {
     float a[n], h[n], sum = 0.0f;
     LK_UNROLL for (int j = 0; j < n; j++) a[j] = w[j] == 0.0f ? -1000.0f : a2[j]; /* 0 times it is 0 */
@@ -184,6 +186,7 @@ template <int n> LK_DEVICE float lk_kl_terms(const float (&w)[n], const float (&
     for (int j = 0; j < n; j++) {
         const float term = fabsf(a[j]) < 0.3f ? h[j] : fmaf(w[j] * a[j], LK_LN2, other[j] - w[j]);
         sum = j == 0 ? term : sum + term;
+        if (linear) *linear = fmaf(w[j], a[j], *linear);
     }
     return sum;
 }
@@ -303,8 +306,9 @@ LK_DEVICE void lk_kl_differentiate(lk_kl_values<Num> *v, const lk_kl_factors &f,
 
 #define LK_KL_THREADS 256
 #define LK_KL_VECS 8 /* of each tensor, that a thread should have: see lk_kl_lay_out */
+#define LK_KL_VECS_ONCE 64 /* the same at most where a row is read once: see lk_kl_lay_out */
 #define LK_KL_HELD 6 /* of them, in shared memory, 48 KiB of a block, so that four blocks fit an SM; or half as many */
-#define LK_KL_BLOCKS (LK_ARCH < 900 ? 3 : 4) /* per SM: as many as registers allow without spills */
+#define LK_KL_BLOCKS (LK_ARCH == 900 ? 4 : 3) /* per SM: as many as registers allow without spills */
 
 /* What a launch computes: a call of this header; or, for kl_parallel.cuh, the state of a rank's columns, the sums of terms over them
  * from the state of all columns, or the gradient from that and the sums of all. */
@@ -386,76 +390,161 @@ template <class T> LK_DEVICE lk_kl_values<1> lk_kl_get_one(const lk_kl_args &a, 
     return {{lk_to_float(x)}, {lk_to_float(y)}, {1.0f}, {}, {}};
 }
 
-/* Adds logits to the state. */
-template <bool exact, int Num>
-LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, lk_kl_values<Num> v, float scale, float teacher_scale, const lk_kl_args &a)
+/* Adds logits, capped, to the state. */
+template <int Num> LK_DEVICE lk_kl_state lk_kl_add(lk_kl_state s, const lk_kl_values<Num> &v, float scale, float teacher_scale)
 {
-    lk_kl_cap<exact>(&v, a);
     return {lk_lse_add(s.student, v.x, scale), lk_lse_add(s.teacher, v.y, teacher_scale)};
 }
 
-/* A thread's sum of one tensor without a softcap, against one reference: sum 2^(rate x + minus), minus = - rate reference, rounded.
- * The reference is raised only where an exponent is above LK_KL_RAISE, so a column costs a multiply-add, an exponential and an
- * addition. */
+/* A thread's sum of one tensor against one reference: sum 2^(rate x + minus), where -minus is about the largest of rate x. So a
+ * column costs a multiply-add, an exponential and an addition. */
 typedef struct {
-    float reference, minus, sum;
+    float minus, sum;
 } lk_kl_tally;
 
-#define LK_KL_RAISE 12.0f /* above it few threads of a warp raise after their first vector; below 16 merging is exact to 2^-21 */
+/* Both tensors' sums; and what FORWARD, with w = q, and REVERSE, with w = p, sum beside them. p, q and log2 of them are against the
+ * references here. So a2 = log2(w / other) is off by one number in all columns, until lk_kl_move changes the references. */
+typedef struct {
+    lk_kl_tally x, y;
+    float terms, linear; /* sum w (e^-a - 1 + a) and sum w a2 */
+    float p_log_p;       /* sum p log2 p */
+} lk_kl_tallies;
 
-LK_DEVICE lk_kl_tally lk_kl_tally_empty(void)
-{
-    return {-INFINITY, FLT_MAX, 0.0f};
-}
+#define LK_KL_LIMIT 4096.0f /* a sum of four above it raises the references. Below 2^16 merging is exact to 2^-21 */
 
-/* The largest of a vector, NaN only where all are. */
-LK_DEVICE float lk_kl_most(lk_vec<lk_f32> v)
+LK_DEVICE lk_kl_tallies lk_kl_tallies_empty(void)
 {
-    float x[4];
-    lk_unpack(x, v);
-    return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-}
-template <class Pair> LK_DEVICE float lk_kl_most_of_pairs(uint4 raw)
-{
-    Pair x[4];
-    memcpy(x, &raw, 16);
-    const Pair most = __hmax2(__hmax2(x[0], x[1]), __hmax2(x[2], x[3]));
-    return fmaxf(__low2float(most), __high2float(most));
-}
-LK_DEVICE float lk_kl_most(lk_vec<lk_f16> v) { return lk_kl_most_of_pairs<__half2>(v.raw); }
-LK_DEVICE float lk_kl_most(lk_vec<lk_bf16> v) { return lk_kl_most_of_pairs<__nv_bfloat162>(v.raw); }
-
-/* Raises the reference where `most`, a vector's largest, is far above it. False: most is too large. */
-LK_DEVICE bool lk_kl_tally_raise(lk_kl_tally *t, float most, float rate)
-{
-    if (!(fmaf(rate, most, t->minus) > LK_KL_RAISE)) return true;
-    const float minus = -(rate * most);
-    t->sum *= lk_ex2(minus - t->minus), t->minus = minus, t->reference = most;
-    return fabsf(minus) < LK_KL_BASE;
-}
-
-/* Adds a vector of both tensors. False: it has a number that is too large. */
-template <class T>
-LK_DEVICE bool lk_kl_tally_add(lk_kl_tally *x, lk_kl_tally *y, const lk_kl_vecs<T> &vecs, float rate, float teacher_rate)
-{
-    const float most = lk_kl_most(vecs.x), teacher_most = lk_kl_most(vecs.y);
-    const bool raise = fmaf(rate, most, x->minus) > LK_KL_RAISE;
-    if (raise || fmaf(teacher_rate, teacher_most, y->minus) > LK_KL_RAISE) {
-        if (!(lk_kl_tally_raise(x, most, rate) && lk_kl_tally_raise(y, teacher_most, teacher_rate))) return false;
-    }
-    x->sum += lk_lse_terms(vecs.x, rate, -x->minus), y->sum += lk_lse_terms(vecs.y, teacher_rate, -y->minus);
-    return true;
-}
-
-/* What rounding took off minus is known exactly. */
-LK_DEVICE lk_lse lk_kl_tally_state(const lk_kl_tally &t, float rate)
-{
-    return {t.reference, t.sum * lk_ex2(-fmaf(rate, t.reference, t.minus))};
+    const lk_kl_tally none = {FLT_MAX, 0.0f};
+    return {none, none, 0.0f, 0.0f, 0.0f};
 }
 
 template <int Num> struct lk_kl_floats {
     float of[Num];
 };
+
+/* Changes all log2 p by by_x and all log2 q by by_y. apart = by_y - by_x, exact where p and q nearly agree. So every a2 grows by g,
+ * which is apart or -apart. Let G = g ln 2. A term becomes w e^-a e^-G - w + w (a + G), and with the differences D = w e^-a - w, it is the
+ * old term + w (e^-G - 1 + G) + D (e^-G - 1). Where g is small, the terms' new sum is computed so, since nothing cancels; the sum of D
+ * is terms - linear ln 2. Elsewhere it is the sum of the new w e^-a, less that of w, plus that of w a. */
+template <int Divergence, bool weigh> LK_DEVICE void lk_kl_move(lk_kl_tallies *t, float by_x, float by_y, float apart)
+{
+    constexpr bool forward = Divergence == LK_KL_FORWARD;
+    const float times_x = lk_ex2(by_x), times_y = lk_ex2(by_y), g = forward ? apart : -apart;
+    const float w = forward ? t->y.sum : t->x.sum, times_w = forward ? times_y : times_x, one[1] = {1.0f}, of_g[1] = {g};
+    const float other = forward ? t->x.sum : t->y.sum, times_other = forward ? times_x : times_y, e[1] = {lk_ex2(-g)};
+    const float curve = lk_kl_terms(one, e, of_g), linear = fmaf(g, w, t->linear), more = t->terms - LK_LN2 * t->linear;
+    if (weigh) {
+        if (fabsf(g) < 0.3f) t->terms = times_w * (t->terms + fmaf(w, curve, more * fmaf(-LK_LN2, g, curve)));
+        else t->terms = times_other * other - times_w * w + LK_LN2 * times_w * linear;
+        t->linear = times_w * linear, t->p_log_p = times_x * fmaf(by_x, t->x.sum, t->p_log_p);
+    }
+    t->x.sum *= times_x, t->y.sum *= times_y;
+}
+
+/* Raises both references to the largest logits where those are above them. Both, so that log2(q / p) stays small in a row where p
+ * and q nearly agree. If a logit is too large, or NaN, all sums become NaN. */
+template <int Divergence, bool weigh>
+LK_DEVICE void lk_kl_raise(lk_kl_tallies *t, const float (&x)[4], const float (&y)[4], float rate, float teacher_rate)
+{
+    const float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), teacher_most = fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3]));
+    const float minus = fminf(t->x.minus, -(rate * most)), teacher_minus = fminf(t->y.minus, -(teacher_rate * teacher_most));
+    const bool sound = minus > -LK_KL_BASE && teacher_minus > -LK_KL_BASE;
+    const float apart = (teacher_minus - minus) - (t->y.minus - t->x.minus);
+    lk_kl_move<Divergence, weigh>(t, minus - t->x.minus, teacher_minus - t->y.minus, apart);
+    t->x.minus = sound ? minus : NAN, t->y.minus = teacher_minus;
+}
+
+/* z of four logits: a function of its own, since that takes fewer registers where it is used. */
+template <bool exact> LK_NOINLINE lk_kl_floats<4> lk_kl_cap_four(lk_kl_floats<4> x, float scale, float softcap)
+{
+    float unused[4];
+    lk_ce_cap<exact>(x.of, unused, scale, softcap);
+    return x;
+}
+
+/* Four logits of both tensors, from element `first` of a vector on. */
+template <bool capped, class T> LK_DEVICE lk_kl_values<4> lk_kl_get_four(const lk_kl_vecs<T> &vecs, int first, const lk_kl_args &a)
+{
+    lk_kl_values<4> v = lk_kl_get<4>(vecs, first);
+    if constexpr (capped) {
+        lk_kl_floats<4> x, y;
+        LK_UNROLL for (int j = 0; j < 4; j++) x.of[j] = v.x[j], y.of[j] = v.y[j];
+        if (a.softcap > 0.0f) x = lk_kl_cap_four<sizeof(T) == 4>(x, a.logit_scale, a.softcap);
+        if (a.teacher_softcap > 0.0f) y = lk_kl_cap_four<sizeof(T) == 4>(y, a.teacher_scale, a.teacher_softcap);
+        LK_UNROLL for (int j = 0; j < 4; j++) v.x[j] = x.of[j], v.y[j] = y.of[j];
+    }
+    return v;
+}
+
+/* Turns four logits into their probabilities against the references; weigh: y into a2, and sum[2] is that of p log2 p. False: a
+ * reference is to be raised. */
+template <int Divergence, bool weigh>
+LK_DEVICE bool lk_kl_tally_against(lk_kl_values<4> *v, float (&sum)[3], const lk_kl_tallies &t, const lk_kl_call &call)
+{
+    LK_UNROLL for (int j = 0; j < 4; j++) v->x[j] = fmaf(call.rate, v->x[j], t.x.minus), v->p[j] = lk_ex2(v->x[j]);
+    LK_UNROLL for (int j = 0; j < 4; j++) v->y[j] = fmaf(call.teacher_rate, v->y[j], t.y.minus), v->q[j] = lk_ex2(v->y[j]);
+    sum[0] = (v->p[0] + v->p[1]) + (v->p[2] + v->p[3]), sum[1] = (v->q[0] + v->q[1]) + (v->q[2] + v->q[3]), sum[2] = 0.0f;
+    if (weigh && call.a.entropy) {
+        LK_UNROLL for (int j = 0; j < 4; j++) sum[2] = fmaf(v->p[j], fmaxf(v->x[j], -1000.0f), sum[2]); /* 0 where p is */
+    }
+    if (weigh) {
+        LK_UNROLL
+        for (int j = 0; j < 4; j++) v->y[j] = lk_hold(Divergence == LK_KL_FORWARD ? v->y[j] - v->x[j] : v->x[j] - v->y[j]);
+    }
+    return sum[0] <= LK_KL_LIMIT && sum[1] <= LK_KL_LIMIT;
+}
+
+/* Adds four columns; weigh: their terms too. If a number is too large, or NaN, the sums become NaN. */
+template <int Divergence, bool weigh, bool capped, class T>
+LK_DEVICE void lk_kl_tally_add(lk_kl_tallies *t, const lk_kl_vecs<T> &vecs, int first, const lk_kl_call &call)
+{
+    float sum[3];
+    lk_kl_values<4> v = lk_kl_get_four<capped>(vecs, first, call.a);
+    if (!lk_kl_tally_against<Divergence, weigh>(&v, sum, *t, call)) {
+        v = lk_kl_get_four<capped>(vecs, first, call.a);
+        lk_kl_raise<Divergence, weigh>(t, v.x, v.y, call.rate, call.teacher_rate);
+        lk_kl_tally_against<Divergence, weigh>(&v, sum, *t, call);
+    }
+    t->x.sum += sum[0], t->y.sum += sum[1];
+    if (!weigh) return;
+    t->p_log_p += sum[2];
+    t->terms += Divergence == LK_KL_FORWARD ? lk_kl_terms(v.q, v.p, v.y, &t->linear) : lk_kl_terms(v.p, v.q, v.y, &t->linear);
+}
+/* All vectors of a thread. Those from `halfway` on are not awaited yet. */
+template <int Divergence, bool weigh, bool capped, class T>
+LK_DEVICE void lk_kl_tally_all(lk_kl_tallies *t, const lk_kl_thread<T> &thread, int count, int halfway, const lk_kl_call &call)
+{
+    int u = 0;
+    LK_NO_UNROLL for (int half = 0; half < 2; half++) {
+        if (half) lk_cp_async_wait_group<0>();
+        LK_NO_UNROLL for (const int end = half ? count : halfway; u < end; u++) {
+            const lk_kl_vecs<T> vecs = lk_kl_load(thread, u);
+            LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) lk_kl_tally_add<Divergence, weigh, capped>(t, vecs, at, call);
+        }
+    }
+}
+
+/* Whether a sum has something, and nothing that is too large. */
+LK_DEVICE bool lk_kl_tally_sound(const lk_kl_tally &t)
+{
+    return t.sum > 0.0f && fabsf(t.minus) < LK_KL_BASE;
+}
+
+/* What rounding took off minus / rate is known exactly. */
+LK_DEVICE lk_lse lk_kl_tally_state(const lk_kl_tally &t, float rate)
+{
+    const float reference = -__fdividef(t.minus, rate);
+    return t.sum == 0.0f ? lk_lse_empty() : lk_lse{reference, t.sum * lk_ex2(-fmaf(rate, reference, t.minus))};
+}
+
+/* From a thread's references to those of the row. */
+template <int Divergence>
+LK_DEVICE void lk_kl_move_to(lk_kl_tallies *t, const lk_kl_softmax &p, const lk_kl_softmax &q, bool plain)
+{
+    const float by_x = plain ? -p.at - t->x.minus : -fmaf(p.rate, p.at, t->x.minus) - p.low;
+    const float by_y = plain ? -q.at - t->y.minus : -fmaf(q.rate, q.at, t->y.minus) - q.low;
+    lk_kl_move<Divergence, true>(t, by_x, by_y, plain ? (p.at - q.at) - (t->y.minus - t->x.minus) : by_y - by_x);
+}
 
 /* Stores Num neighbours; wide: at a multiple of Num sizeof(Out) bytes. */
 template <class Out, int Num> LK_NOINLINE void lk_kl_store_narrow(Out *to, lk_kl_floats<Num> x)
@@ -480,14 +569,26 @@ template <class Out, int Num> LK_DEVICE void lk_kl_store(Out *to, const float (&
     }
 }
 
+/* Where a row's gradient goes: the row, a thread's first vector in column `first`, and whether vectors lie at multiples of their
+ * bytes. */
+template <class Out> struct lk_kl_out {
+    Out *row, *first;
+    bool wide;
+};
+template <class Out, class T> LK_DEVICE lk_kl_out<Out> lk_kl_out_of(const lk_row<T> &row, int64_t first, const lk_kl_args &a)
+{
+    Out *const out = (Out *)a.dlogits + row.number * a.dlogits_stride;
+    return {out, out + first, (uintptr_t)(out + row.split.head) % (LK_VEC<T> * sizeof(Out)) == 0};
+}
+
 /* The gradient of a row that is not read. */
-template <class T, class Out> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<T> &t, Out *out, Out *to, bool wide)
+template <class T, class Out> LK_DEVICE void lk_kl_write_zeros(const lk_kl_thread<T> &t, const lk_kl_out<Out> &out)
 {
     const float zeros[LK_VEC<T>] = {};
     LK_NO_UNROLL
-    for (int u = 0; u < t.row.count; u++) lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(Out), u), zeros, wide);
+    for (int u = 0; u < t.row.count; u++) lk_kl_store(lk_kl_place(out.first, t.step / sizeof(T) * sizeof(Out), u), zeros, out.wide);
     LK_NO_UNROLL for (int i = t.row.rank; i < t.row.split.edge; i += 1 << t.row.size_log2)
-        lk_put(out + lk_edge_col<T>(t.row.split, i), 0.0f);
+        lk_put(out.row + lk_edge_col<T>(t.row.split, i), 0.0f);
 }
 
 /* Adds a vector's terms to the sums. lk_kl_differentiate_vecs computes its gradients g; in FORWARD it adds the terms too. */
@@ -547,6 +648,13 @@ LK_DEVICE void lk_kl_finish(float (&sum)[Sums], const lk_row<T> &row, bool plain
     if (a.entropy) a.entropy[row.number] = LK_LN2 * sum[1];
 }
 
+/* The number of a thread's row, by instructions of its own. */
+LK_DEVICE int64_t lk_kl_row_again(int size_log2)
+{
+    const float thread = lk_hold(__int_as_float((int)threadIdx.x));
+    return ((int64_t)blockIdx.x * LK_KL_THREADS + __float_as_int(thread)) >> size_log2;
+}
+
 /* A team owns a row. Out: the type of dlogits, which may be in place of logits where Out is T. */
 template <class T, class Out, int Divergence, int Step = LK_KL_WHOLE>
 LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const __grid_constant__ lk_kl_call call)
@@ -561,18 +669,16 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     lk_kl_thread<T> t;
     t.row = lk_row_of<LK_TEAM_ANY, LK_KL_THREADS>(call.team, (const T *)a.logits, a.logits_stride, a.rows, a.vocab);
     t.row.split.vecs = (int)t.row.split.vecs; /* vocab is at most 2^30, and a register is saved */
-    const int64_t row = t.row.number;
+    int64_t row = t.row.number;
     const int team = 1 << t.row.size_log2;
     if constexpr (Step == LK_KL_TERMS) lk_cluster_begin(), lk_cluster_ready();
     else if constexpr (!given) lk_inbox_begin<LK_TEAM_ANY, true>(inbox);
     lk_griddepcontrol_launch_dependents();
     lk_griddepcontrol_wait();
-    const float weight = t.row.there && a.row_weight ? a.row_weight[row] : 1.0f;
-    const bool read = t.row.there && weight != 0.0f; /* the same in all threads of the team */
-    Out *const out = (Out *)a.dlogits + row * a.dlogits_stride, *const to = out + (t.row.first - t.row.data);
-    const bool out_wide = (uintptr_t)(out + t.row.split.head) % (Num * sizeof(Out)) == 0;
+    const bool read = t.row.there && !(a.row_weight && a.row_weight[row] == 0.0f); /* the same in all threads of the team */
     t.step = 16u << t.row.size_log2;
-    if (t.row.there && !read && a.dlogits) lk_kl_write_zeros(t, out, to, out_wide);
+    lk_kl_out<Out> out = lk_kl_out_of<Out>(t.row, t.row.first - t.row.data, a);
+    if (t.row.there && !read && a.dlogits) lk_kl_write_zeros(t, out);
     const int count = read ? t.row.count : 0, edge = read ? t.row.split.edge : 0;
     const T *const teacher = (const T *)a.teacher + row * a.teacher_stride;
     t.from = t.row.first, t.teacher_from = teacher + (t.row.first - t.row.data);
@@ -583,36 +689,50 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     lk_kl_copy(t, 0, halfway);
     lk_kl_copy(t, halfway, t.in_slots);
 
+    /* Terms are summed in the first pass if they are FORWARD's or REVERSE's, but beside a gradient that needs no sum. */
+    const bool all_terms = a.loss || a.entropy || (Divergence != LK_KL_FORWARD && a.dlogits);
+    const bool terms = Step == LK_KL_WHOLE   ? all_terms
+                       : Step == LK_KL_STATE ? !LK_KL_HAS_BETWEEN(Divergence)
+                                             : Step == LK_KL_TERMS;
+    const bool beside = Divergence == LK_KL_FORWARD && terms && a.dlogits, weigh = !LK_KL_HAS_BETWEEN(Divergence) && terms && !beside;
     const float scale = call.scale, teacher_scale = call.teacher_scale;
     lk_kl_state s = {lk_lse_empty(), lk_lse_empty()};
+    lk_kl_tallies tallies = lk_kl_tallies_empty();
     const bool uncapped = !(a.softcap > 0.0f || a.teacher_softcap > 0.0f);
+    bool tallied = !given;
     if constexpr (given) {
         lk_cp_async_wait_group<0>();
         if (read) s = call.states[row].of;
     } else {
-        bool tallied = false;
         lk_cp_async_wait_group<1>();
-        if (uncapped) {
-            lk_kl_tally x = lk_kl_tally_empty(), y = x;
-            LK_NO_UNROLL for (int u = 0; u < count; u++) {
-                if (u == halfway) lk_cp_async_wait_group<0>();
-                if (!lk_kl_tally_add(&x, &y, lk_kl_load(t, u), call.rate, call.teacher_rate)) {
-                    x.sum = 0.0f;
-                    break;
-                }
-            }
-            tallied = x.sum != 0.0f && y.sum != 0.0f; /* else all are -inf, or one is too large or too small */
-            if (tallied) s = {lk_kl_tally_state(x, call.rate), lk_kl_tally_state(y, call.teacher_rate)};
+        if constexpr (!LK_KL_HAS_BETWEEN(Divergence)) {
+            if (weigh && uncapped) lk_kl_tally_all<Divergence, true, false>(&tallies, t, count, halfway, call);
+            else if (weigh) lk_kl_tally_all<Divergence, true, true>(&tallies, t, count, halfway, call);
         }
-        if (!tallied) {
+        if (!weigh && uncapped) lk_kl_tally_all<Divergence, false, false>(&tallies, t, count, halfway, call);
+        s = {lk_kl_tally_state(tallies.x, call.rate), lk_kl_tally_state(tallies.y, call.teacher_rate)};
+        tallied = lk_kl_tally_sound(tallies.x) && lk_kl_tally_sound(tallies.y);
+        if (!tallied) { /* all are -inf, one is too large or too small, or there is a softcap */
+            lk_cp_async_wait_group<0>();
+            s = {lk_lse_empty(), lk_lse_empty()};
             LK_NO_UNROLL for (int u = 0; u < count; u++) {
-                if (u == halfway) lk_cp_async_wait_group<0>();
-                s = lk_kl_add<exact>(s, lk_kl_get<Num>(lk_kl_load(t, u), 0), scale, teacher_scale, a);
+                const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
+                LK_UNROLL
+                for (int at = 0; at < Num; at += 4) s = lk_kl_add(s, lk_kl_get_four<true>(vecs, at, a), scale, teacher_scale);
             }
+            tallied = weigh && (lk_kl_tally_sound(tallies.x) || (tallies.x.sum == 0.0f && s.student.max == -INFINITY)) &&
+                      (lk_kl_tally_sound(tallies.y) || (tallies.y.sum == 0.0f && s.teacher.max == -INFINITY));
         }
         lk_cp_async_wait_group<0>();
-        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team)
-            s = lk_kl_add<exact>(s, lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i)), scale, teacher_scale, a);
+        if (!LK_KL_HAS_BETWEEN(Divergence)) { /* again: no register held it while terms were summed */
+            row = t.row.number = lk_kl_row_again(t.row.size_log2);
+            out = lk_kl_out_of<Out>(t.row, t.row.split.head + (int64_t)t.row.rank * Num, a);
+        }
+        LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
+            lk_kl_values<1> v = lk_kl_get_one<T>(a, row, lk_edge_col<T>(t.row.split, i));
+            lk_kl_cap<exact>(&v, a);
+            s = lk_kl_add(s, v, scale, teacher_scale);
+        }
         s = {lk_lse_warp(s.student, t.row.lanes, scale), lk_lse_warp(s.teacher, t.row.lanes, teacher_scale)};
         if (team > 32) {
             lk_inbox_collect<LK_TEAM_ANY, true>(inbox, s);
@@ -636,15 +756,15 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     if (first && a.lse) a.lse[row] = read ? lk_lse_log({scale * s.student.max, s.student.sum}) : 0.0f;
     if (first && a.teacher_lse) a.teacher_lse[row] = read ? lk_lse_log({teacher_scale * s.teacher.max, s.teacher.sum}) : 0.0f;
 
-    /* The gradient of FORWARD needs none of the sums, so it is computed beside the terms. The others' gradients need them. */
-    const bool beside = Divergence == LK_KL_FORWARD && a.dlogits;
-    const bool all_terms = a.loss || a.entropy || (Divergence != LK_KL_FORWARD && a.dlogits);
-    const bool terms = Step == LK_KL_WHOLE   ? all_terms
-                       : Step == LK_KL_STATE ? !LK_KL_HAS_BETWEEN(Divergence)
-                                             : Step == LK_KL_TERMS;
     float sum[LK_KL_SUMS(Divergence)] = {};
+    tallied = tallied && weigh;
+    if (!LK_KL_HAS_BETWEEN(Divergence) && tallied) {
+        lk_kl_move_to<Divergence>(&tallies, p, q, plain);
+        tallied = lk_is_finite(tallies.terms) && lk_is_finite(tallies.p_log_p);
+        if (tallied) sum[0] = tallies.terms, sum[1] = -tallies.p_log_p;
+    }
     if (terms && !beside) {
-        LK_NO_UNROLL for (int u = 0; u < count; u++) {
+        LK_NO_UNROLL for (int u = 0; u < count && !tallied; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
             if (plain) lk_kl_add_vecs<Divergence, true>(sum, vecs, p, q, a);
             else lk_kl_add_vecs<Divergence, false>(sum, vecs, p, q, a);
@@ -667,6 +787,7 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         const float mixed = Divergence == LK_KL_JENSEN_SHANNON ? 1.0f - a.beta : 1.0f;
         const float low_p = plain ? p.low : 0.0f, low_q = plain ? q.low : 0.0f;
         const float mean = sum[Divergence == LK_KL_JENSEN_SHANNON ? 2 : 0] + LK_LN2 * (low_p - low_q);
+        const float weight = read && a.row_weight ? a.row_weight[row] : 1.0f; /* read again: it was not held in a register */
         lk_kl_factors f = {upstream * weight * a.logit_scale * mixed * lk_ex2(-low_p), lk_ex2(low_p - low_q), mean, 0.0f};
         if constexpr (Divergence == LK_KL_TOTAL_VARIATION) {
             const bool sound = lk_is_finite(sum[0]); /* else a row is NaN throughout */
@@ -675,17 +796,17 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
         LK_NO_UNROLL for (int u = 0; u < count; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(t, u);
             float g[Num];
-            if (plain) lk_kl_differentiate_vecs<Divergence, true>(g, sum, terms, vecs, p, q, f, a);
-            else lk_kl_differentiate_vecs<Divergence, false>(g, sum, terms, vecs, p, q, f, a);
-            lk_kl_store(lk_kl_place(to, t.step / sizeof(T) * sizeof(Out), u), g, out_wide);
+            if (plain) lk_kl_differentiate_vecs<Divergence, true>(g, sum, beside, vecs, p, q, f, a);
+            else lk_kl_differentiate_vecs<Divergence, false>(g, sum, beside, vecs, p, q, f, a);
+            lk_kl_store(lk_kl_place(out.first, t.step / sizeof(T) * sizeof(Out), u), g, out.wide);
         }
         LK_NO_UNROLL for (int i = t.row.rank; i < edge; i += team) {
             const int64_t col = lk_edge_col<T>(t.row.split, i);
             lk_kl_values<1> v = lk_kl_get_one<T>(a, row, col);
             lk_kl_normalize_one<exact>(&v, p, q, plain, a);
-            if (terms && Divergence == LK_KL_FORWARD) lk_kl_add_terms<Divergence>(sum, v, a);
+            if (beside) lk_kl_add_terms<Divergence>(sum, v, a);
             lk_kl_differentiate<Divergence, false>(&v, f, a);
-            lk_put((Out *)a.dlogits + row * a.dlogits_stride + col, v.x[0]);
+            lk_put(out.row + col, v.x[0]);
         }
     }
     if (terms && Divergence == LK_KL_FORWARD) lk_kl_finish<Divergence, Step>(sum, t.row, plain, p.low, q.low, call);
@@ -775,10 +896,14 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
 
 /* Divides the rows among teams. A row gets threads with LK_KL_VECS vectors each, up to a block; a longer one gets a cluster of
  * up to 8 blocks. Where rows are many, a warp takes up to four times as many vectors; where they are few, each row gets a cluster
- * at once. */
+ * at once. If vectors are read only once, a thread has more of them, since what it computes once is a third of its work with 8, but
+ * no more than leave two rounds of full SMs. */
 LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t vecs)
 {
-    const int64_t rows = call->a.rows, preferred = lk_ceil_div(vecs, LK_KL_VECS), by_warp = rows >= 16 * device->sms ? 128 : 32;
+    const int64_t rows = call->a.rows, by_warp = rows >= 16 * device->sms ? 128 : 32;
+    const int64_t share = call->a.dlogits || LK_KL_HAS_BETWEEN(call->a.divergence) ? 0 : rows * vecs / (2048 * device->sms);
+    const int64_t each = share < LK_KL_VECS ? LK_KL_VECS : share < LK_KL_VECS_ONCE ? share : LK_KL_VECS_ONCE;
+    const int64_t preferred = lk_ceil_div(vecs, each);
     int64_t least = 1, most = LK_KL_THREADS;
     int path = call->a.path;
     if (path == LK_KL_AUTO && (preferred <= by_warp || rows > LK_TEAM_ROWS)) path = LK_KL_WARP;

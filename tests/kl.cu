@@ -703,7 +703,10 @@ static problem draw(uint64_t seed)
 /* A row's results, from how often each pair of a student's and a teacher's value is in it: there are 256 of each. */
 typedef struct {
     double lse[2], loss, mean, spread; /* spread: of what errors of log p and log q are multiplied by */
+    double tied;                       /* TOTAL_VARIATION: p of the columns that may count to either side */
 } huge_row;
+
+#define HUGE_TIE 1e-3 /* of log p - log q. Its values are 1/32 apart, one of them near 0, since both rows have nearly equal sums */
 
 static double huge_z(int value) { return value / 32.0 - 4; }
 
@@ -726,10 +729,13 @@ static huge_row huge_results(int64_t base, int64_t n, int64_t vocab, int diverge
             const double lp = huge_z(v) - r.lse[0], lq = huge_z(w) - r.lse[1], P = exp(lp), Q = exp(lq);
             const double of_p = P * huge_log_of_m(lp, lq), of_q = Q * huge_log_of_m(lq, lp), times = (double)often[v][w];
             r.spread += times * (P + Q) * (1 + fabs(lp - lq));
-            r.mean += times * (divergence == LK_KL_REVERSE ? P * (lp - lq) : of_p);
-            r.loss += times * (divergence == LK_KL_FORWARD   ? Q * (lq - lp)
+            const bool variation = divergence == LK_KL_TOTAL_VARIATION;
+            r.mean += times * (variation ? (Q > P ? P : 0) : divergence == LK_KL_REVERSE ? P * (lp - lq) : of_p);
+            r.loss += times * (variation                     ? fabs(Q - P) / 2
+                               : divergence == LK_KL_FORWARD ? Q * (lq - lp)
                                : divergence == LK_KL_REVERSE ? P * (lp - lq)
                                                              : (of_p + of_q) / 2);
+            if (variation && fabs(lp - lq) < HUGE_TIE) r.tied += times * P;
         }
     return r;
 }
@@ -770,9 +776,11 @@ static void huge(int64_t rows, int64_t vocab, int path, int divergence, bool fus
             const double lp = huge_z(test_huge_number(base + c)) - r.lse[0], lq = huge_z(test_huge_number(n + base + c)) - r.lse[1];
             const double P = exp(lp), Q = exp(lq), along = divergence == LK_KL_REVERSE ? lp - lq : huge_log_of_m(lp, lq);
             const double mixed = divergence == LK_KL_REVERSE ? 1 : 0.5;
-            const double gradient = divergence == LK_KL_FORWARD ? P - Q : mixed * P * (along - r.mean);
-            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, x, base + c), gradient,
-                           slack * (divergence == LK_KL_FORWARD ? P + Q : P * (2 + fabs(along - r.mean) + r.spread))))
+            double gradient = divergence == LK_KL_FORWARD ? P - Q : mixed * P * (along - r.mean);
+            double off = slack * (divergence == LK_KL_FORWARD ? P + Q : P * (2 + fabs(along - r.mean) + r.spread));
+            if (divergence == LK_KL_TOTAL_VARIATION)
+                gradient = P * (r.mean - (Q > P)), off = P * (2 * slack + r.tied + (fabs(lp - lq) < HUGE_TIE));
+            if (!test_near(TEST_BF16, test_huge_get(TEST_BF16, x, base + c), gradient, off))
                 test_detail("dlogits[row %lld, col %lld] is wrong; %s", (long long)row, (long long)c, describe(&p));
         }
     }
