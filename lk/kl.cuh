@@ -410,7 +410,10 @@ typedef struct {
     float p_log_p;       /* sum p log2 p */
 } lk_kl_tallies;
 
-#define LK_KL_LIMIT 4096.0f /* a sum of four above it raises the references. Below 2^16 merging is exact to 2^-21 */
+/* The references are raised where an exponent is above LK_KL_RAISE, or, with terms, where four probabilities add up to more than
+ * LK_KL_LIMIT, which is as much. Below an exponent of 16 merging is exact to 2^-21. */
+#define LK_KL_RAISE 12.0f
+#define LK_KL_LIMIT 4096.0f
 
 LK_DEVICE lk_kl_tallies lk_kl_tallies_empty(void)
 {
@@ -442,16 +445,43 @@ template <int Divergence, bool weigh> LK_DEVICE void lk_kl_move(lk_kl_tallies *t
 }
 
 /* Raises both references to the largest logits where those are above them. Both, so that log2(q / p) stays small in a row where p
- * and q nearly agree. If a logit is too large, or NaN, all sums become NaN. */
+ * and q nearly agree. If a logit is too large, all sums become NaN. */
 template <int Divergence, bool weigh>
-LK_DEVICE void lk_kl_raise(lk_kl_tallies *t, const float (&x)[4], const float (&y)[4], float rate, float teacher_rate)
+LK_DEVICE void lk_kl_raise(lk_kl_tallies *t, float most, float teacher_most, float rate, float teacher_rate)
 {
-    const float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), teacher_most = fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3]));
     const float minus = fminf(t->x.minus, -(rate * most)), teacher_minus = fminf(t->y.minus, -(teacher_rate * teacher_most));
     const bool sound = minus > -LK_KL_BASE && teacher_minus > -LK_KL_BASE;
     const float apart = (teacher_minus - minus) - (t->y.minus - t->x.minus);
     lk_kl_move<Divergence, weigh>(t, minus - t->x.minus, teacher_minus - t->y.minus, apart);
     t->x.minus = sound ? minus : NAN, t->y.minus = teacher_minus;
+}
+
+/* The largest of a vector, NaN only where all are. */
+LK_DEVICE float lk_kl_most(lk_vec<lk_f32> v)
+{
+    float x[4];
+    lk_unpack(x, v);
+    return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+}
+template <class Pair> LK_DEVICE float lk_kl_most_of_pairs(uint4 raw)
+{
+    Pair x[4];
+    memcpy(x, &raw, 16);
+    const Pair most = __hmax2(__hmax2(x[0], x[1]), __hmax2(x[2], x[3]));
+    return fmaxf(__low2float(most), __high2float(most));
+}
+LK_DEVICE float lk_kl_most(lk_vec<lk_f16> v) { return lk_kl_most_of_pairs<__half2>(v.raw); }
+LK_DEVICE float lk_kl_most(lk_vec<lk_bf16> v) { return lk_kl_most_of_pairs<__nv_bfloat162>(v.raw); }
+
+/* Adds a vector of both tensors, without terms. The references are raised before, so that no branch waits for exponentials. */
+template <int Divergence, class T>
+LK_DEVICE void lk_kl_tally_add(lk_kl_tallies *t, const lk_kl_vecs<T> &vecs, float rate, float teacher_rate)
+{
+    const float most = lk_kl_most(vecs.x), teacher_most = lk_kl_most(vecs.y);
+    const bool raise = fmaf(rate, most, t->x.minus) > LK_KL_RAISE;
+    if (raise || fmaf(teacher_rate, teacher_most, t->y.minus) > LK_KL_RAISE)
+        lk_kl_raise<Divergence, false>(t, most, teacher_most, rate, teacher_rate);
+    t->x.sum += lk_lse_terms(vecs.x, rate, -t->x.minus), t->y.sum += lk_lse_terms(vecs.y, teacher_rate, -t->y.minus);
 }
 
 /* z of four logits: a function of its own, since that takes fewer registers where it is used. */
@@ -476,41 +506,39 @@ template <bool capped, class T> LK_DEVICE lk_kl_values<4> lk_kl_get_four(const l
     return v;
 }
 
-/* Turns four logits into their probabilities against the references; weigh: y into a2, and sum[2] is that of p log2 p. False: a
- * reference is to be raised. */
-template <int Divergence, bool weigh>
-LK_DEVICE bool lk_kl_tally_against(lk_kl_values<4> *v, float (&sum)[3], const lk_kl_tallies &t, const lk_kl_call &call)
+/* Turns four logits into their probabilities against the references, and y into a2; sum[2] is that of p log2 p. False: a reference
+ * is to be raised. */
+template <int Divergence>
+LK_DEVICE bool lk_kl_weigh_against(lk_kl_values<4> *v, float (&sum)[3], const lk_kl_tallies &t, const lk_kl_call &call)
 {
     LK_UNROLL for (int j = 0; j < 4; j++) v->x[j] = fmaf(call.rate, v->x[j], t.x.minus), v->p[j] = lk_ex2(v->x[j]);
     LK_UNROLL for (int j = 0; j < 4; j++) v->y[j] = fmaf(call.teacher_rate, v->y[j], t.y.minus), v->q[j] = lk_ex2(v->y[j]);
     sum[0] = (v->p[0] + v->p[1]) + (v->p[2] + v->p[3]), sum[1] = (v->q[0] + v->q[1]) + (v->q[2] + v->q[3]), sum[2] = 0.0f;
-    if (weigh && call.a.entropy) {
+    if (call.a.entropy) {
         LK_UNROLL for (int j = 0; j < 4; j++) sum[2] = fmaf(v->p[j], fmaxf(v->x[j], -1000.0f), sum[2]); /* 0 where p is */
     }
-    if (weigh) {
-        LK_UNROLL
-        for (int j = 0; j < 4; j++) v->y[j] = lk_hold(Divergence == LK_KL_FORWARD ? v->y[j] - v->x[j] : v->x[j] - v->y[j]);
-    }
+    LK_UNROLL
+    for (int j = 0; j < 4; j++) v->y[j] = lk_hold(Divergence == LK_KL_FORWARD ? v->y[j] - v->x[j] : v->x[j] - v->y[j]);
     return sum[0] <= LK_KL_LIMIT && sum[1] <= LK_KL_LIMIT;
 }
 
-/* Adds four columns; weigh: their terms too. If a number is too large, or NaN, the sums become NaN. */
-template <int Divergence, bool weigh, bool capped, class T>
-LK_DEVICE void lk_kl_tally_add(lk_kl_tallies *t, const lk_kl_vecs<T> &vecs, int first, const lk_kl_call &call)
+/* Adds four columns and their terms. If a number is too large, or NaN, the sums become NaN. */
+template <int Divergence, bool capped, class T>
+LK_DEVICE void lk_kl_weigh(lk_kl_tallies *t, const lk_kl_vecs<T> &vecs, int first, const lk_kl_call &call)
 {
     float sum[3];
     lk_kl_values<4> v = lk_kl_get_four<capped>(vecs, first, call.a);
-    if (!lk_kl_tally_against<Divergence, weigh>(&v, sum, *t, call)) {
+    if (!lk_kl_weigh_against<Divergence>(&v, sum, *t, call)) {
         v = lk_kl_get_four<capped>(vecs, first, call.a);
-        lk_kl_raise<Divergence, weigh>(t, v.x, v.y, call.rate, call.teacher_rate);
-        lk_kl_tally_against<Divergence, weigh>(&v, sum, *t, call);
+        const float most = fmaxf(fmaxf(v.x[0], v.x[1]), fmaxf(v.x[2], v.x[3]));
+        const float teacher_most = fmaxf(fmaxf(v.y[0], v.y[1]), fmaxf(v.y[2], v.y[3]));
+        lk_kl_raise<Divergence, true>(t, most, teacher_most, call.rate, call.teacher_rate);
+        lk_kl_weigh_against<Divergence>(&v, sum, *t, call);
     }
-    t->x.sum += sum[0], t->y.sum += sum[1];
-    if (!weigh) return;
-    t->p_log_p += sum[2];
+    t->x.sum += sum[0], t->y.sum += sum[1], t->p_log_p += sum[2];
     t->terms += Divergence == LK_KL_FORWARD ? lk_kl_terms(v.q, v.p, v.y, &t->linear) : lk_kl_terms(v.p, v.q, v.y, &t->linear);
 }
-/* All vectors of a thread. Those from `halfway` on are not awaited yet. */
+/* All vectors of a thread; weigh: with their terms. Those from `halfway` on are not awaited yet. */
 template <int Divergence, bool weigh, bool capped, class T>
 LK_DEVICE void lk_kl_tally_all(lk_kl_tallies *t, const lk_kl_thread<T> &thread, int count, int halfway, const lk_kl_call &call)
 {
@@ -519,7 +547,11 @@ LK_DEVICE void lk_kl_tally_all(lk_kl_tallies *t, const lk_kl_thread<T> &thread, 
         if (half) lk_cp_async_wait_group<0>();
         LK_NO_UNROLL for (const int end = half ? count : halfway; u < end; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(thread, u);
-            LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) lk_kl_tally_add<Divergence, weigh, capped>(t, vecs, at, call);
+            if constexpr (weigh) {
+                LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) lk_kl_weigh<Divergence, capped>(t, vecs, at, call);
+            } else {
+                lk_kl_tally_add<Divergence>(t, vecs, call.rate, call.teacher_rate);
+            }
         }
     }
 }
