@@ -47,6 +47,7 @@
  *            since p and q add up to 1.) TOTAL_VARIATION is off by some 2^-22. For 1 - s the kernel
  *            sums p over the other columns, so its gradient has no cancellation.
  * Repeatable The same bits every time on the same device, for the same sizes, strides and alignment: fixed order, no atomics.
+ *            loss and entropy of forward and of forward_backward may differ in their last digits.
  * Source     Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; Agarwal et al., "On-Policy Distillation of
  *            Language Models", 2023, whose generalised Jensen-Shannon divergence this is. Total variation as the rate of
  *            rejections: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.
