@@ -54,11 +54,12 @@
  * Read on    lk/kl.md: how exact results are, and what is read and written.
  *
  * One kernel, lk_kl_kernel: 1 to 32 threads, a block of 256 or a cluster of up to 8 blocks per row. Asynchronous copies bring the
- * first vectors of both rows into shared memory. The team sums the exponentials of both, in FORWARD and REVERSE with the terms of the
- * divergence, else the terms after them. Then it computes the gradient; in FORWARD the terms are summed there if there is one. For
- * example, in forward_backward a row of 131072 columns in bf16 on an H100 has 8 blocks. A thread has 8 vectors of each tensor. It reads
- * 6 of them from memory once, and the other 2 in every pass. forward reads all of them once. If rows are many it has a block for such
- * a row, and a thread has 64.
+ * first vectors of both rows into shared memory. The team sums the exponentials of both, then the terms of the divergence, then
+ * it computes the gradient. Two of these passes may be one: REVERSE, and FORWARD without a gradient, sum the terms in the first.
+ * FORWARD with a gradient sums them in the last.
+ * For example, in forward_backward a row of 131072 columns in bf16 on an H100 has 8 blocks. A thread has 8 vectors of each tensor.
+ * It reads 6 of them from memory once, and the other 2 in every pass. In forward of many rows such a row has a block. A thread has
+ * 64 vectors, which are all read once.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -426,19 +427,20 @@ template <int Num> struct lk_kl_floats {
     float of[Num];
 };
 
-/* Changes all log2 p by by_x and all log2 q by by_y. apart = by_y - by_x, exact where p and q nearly agree. So every a2 grows by g,
- * which is apart or -apart. Let G = g ln 2. A term becomes w e^-a e^-G - w + w (a + G), and with the differences D = w e^-a - w, it is the
- * old term + w (e^-G - 1 + G) + D (e^-G - 1). Where g is small, the terms' new sum is computed so, since nothing cancels; the sum of D
- * is terms - linear ln 2. Elsewhere it is the sum of the new w e^-a, less that of w, plus that of w a. */
-template <int Divergence, bool weigh> LK_DEVICE void lk_kl_move(lk_kl_tallies *t, float by_x, float by_y, float apart)
+/* Adds by_x to all log2 p and by_y to all log2 q; weigh: there are terms. more = by_y - by_x, exact where p and q nearly agree. So
+ * every a2 grows by g, which is more or -more. Let G = g ln 2, and D = w e^-a - w. Then each term grows by
+ * w (e^-G - 1 + G) + D (e^-G - 1). The sum of D is terms - linear ln 2. Where g is small, this is added to the terms, since nothing
+ * cancels. Elsewhere their sum is computed from the new sums of w e^-a, of w and of w a. */
+template <int Divergence, bool weigh> LK_DEVICE void lk_kl_move(lk_kl_tallies *t, float by_x, float by_y, float more)
 {
     constexpr bool forward = Divergence == LK_KL_FORWARD;
-    const float times_x = lk_ex2(by_x), times_y = lk_ex2(by_y), g = forward ? apart : -apart;
-    const float w = forward ? t->y.sum : t->x.sum, times_w = forward ? times_y : times_x, one[1] = {1.0f}, of_g[1] = {g};
-    const float other = forward ? t->x.sum : t->y.sum, times_other = forward ? times_x : times_y, e[1] = {lk_ex2(-g)};
-    const float curve = lk_kl_terms(one, e, of_g), linear = fmaf(g, w, t->linear), more = t->terms - LK_LN2 * t->linear;
-    if (weigh) {
-        if (fabsf(g) < 0.3f) t->terms = times_w * (t->terms + fmaf(w, curve, more * fmaf(-LK_LN2, g, curve)));
+    const float times_x = lk_ex2(by_x), times_y = lk_ex2(by_y);
+    if constexpr (weigh) {
+        const float g = forward ? more : -more, one[1] = {1.0f}, e[1] = {lk_ex2(-g)}, of_g[1] = {g};
+        const float w = forward ? t->y.sum : t->x.sum, times_w = forward ? times_y : times_x;
+        const float other = forward ? t->x.sum : t->y.sum, times_other = forward ? times_x : times_y;
+        const float curve = lk_kl_terms(one, e, of_g), linear = fmaf(g, w, t->linear), d = t->terms - LK_LN2 * t->linear;
+        if (fabsf(g) < 0.3f) t->terms = times_w * (t->terms + fmaf(w, curve, d * fmaf(-LK_LN2, g, curve)));
         else t->terms = times_other * other - times_w * w + LK_LN2 * times_w * linear;
         t->linear = times_w * linear, t->p_log_p = times_x * fmaf(by_x, t->x.sum, t->p_log_p);
     }
@@ -446,14 +448,14 @@ template <int Divergence, bool weigh> LK_DEVICE void lk_kl_move(lk_kl_tallies *t
 }
 
 /* Raises both references to the largest logits where those are above them. Both, so that log2(q / p) stays small in a row where p
- * and q nearly agree. If a logit is too large, all sums become NaN. */
+ * and q nearly agree. If a logit is too large, the student's sum becomes NaN, and the thread reads its vectors again. */
 template <int Divergence, bool weigh>
 LK_DEVICE void lk_kl_raise(lk_kl_tallies *t, float most, float teacher_most, float rate, float teacher_rate)
 {
     const float minus = fminf(t->x.minus, -(rate * most)), teacher_minus = fminf(t->y.minus, -(teacher_rate * teacher_most));
     const bool sound = minus > -LK_KL_BASE && teacher_minus > -LK_KL_BASE;
-    const float apart = (teacher_minus - minus) - (t->y.minus - t->x.minus);
-    lk_kl_move<Divergence, weigh>(t, minus - t->x.minus, teacher_minus - t->y.minus, apart);
+    const float more = (teacher_minus - minus) - (t->y.minus - t->x.minus);
+    lk_kl_move<Divergence, weigh>(t, minus - t->x.minus, teacher_minus - t->y.minus, more);
     t->x.minus = sound ? minus : NAN, t->y.minus = teacher_minus;
 }
 
@@ -523,7 +525,7 @@ LK_DEVICE bool lk_kl_weigh_against(lk_kl_values<4> *v, float (&sum)[3], const lk
     return sum[0] <= LK_KL_LIMIT && sum[1] <= LK_KL_LIMIT;
 }
 
-/* Adds four columns and their terms. If a number is too large, or NaN, the sums become NaN. */
+/* Adds four columns and their terms. */
 template <int Divergence, bool capped, class T>
 LK_DEVICE void lk_kl_weigh(lk_kl_tallies *t, const lk_kl_vecs<T> &vecs, int first, const lk_kl_call &call)
 {
@@ -722,12 +724,13 @@ LK_KERNEL void __launch_bounds__(LK_KL_THREADS, LK_KL_BLOCKS) lk_kl_kernel(const
     lk_kl_copy(t, 0, halfway);
     lk_kl_copy(t, halfway, t.in_slots);
 
-    /* Terms are summed in the first pass if they are FORWARD's or REVERSE's, but beside a gradient that needs no sum. */
+    /* weigh: terms are summed in the first pass. beside: in the last, with FORWARD's gradient, which needs no sum. */
     const bool all_terms = a.loss || a.entropy || (Divergence != LK_KL_FORWARD && a.dlogits);
     const bool terms = Step == LK_KL_WHOLE   ? all_terms
                        : Step == LK_KL_STATE ? !LK_KL_HAS_BETWEEN(Divergence)
                                              : Step == LK_KL_TERMS;
-    const bool beside = Divergence == LK_KL_FORWARD && terms && a.dlogits, weigh = !LK_KL_HAS_BETWEEN(Divergence) && terms && !beside;
+    const bool beside = Divergence == LK_KL_FORWARD && terms && a.dlogits;
+    const bool weigh = !LK_KL_HAS_BETWEEN(Divergence) && terms && !beside;
     const float scale = call.scale, teacher_scale = call.teacher_scale;
     lk_kl_state s = {lk_lse_empty(), lk_lse_empty()};
     lk_kl_tallies tallies = lk_kl_tallies_empty();

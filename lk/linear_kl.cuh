@@ -58,6 +58,7 @@
  *            sum in the workspace. 0: after each chunk.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size. A matmul
  *            has the algorithm that cuBLASLt's heuristic names first. All else has a fixed order; there are no float atomics.
+ *            loss and entropy of forward and of forward_backward may differ in their last digits.
  * Source     Hinton et al., 2015, and Agarwal et al., 2023, as in kl.cuh; chunks of tokens: Liger-Kernel, 2024.
  * Read on    lk/linear_kl.md: plans of the workspace, how exact results are, and what is read and written.
  *
