@@ -546,9 +546,9 @@ template <int Divergence, bool weigh, bool capped, class T>
 LK_DEVICE void lk_kl_tally_all(lk_kl_tallies *t, const lk_kl_thread<T> &thread, int count, int halfway, const lk_kl_call &call)
 {
     int u = 0;
-    LK_NO_UNROLL for (int half = 0; half < 2; half++) {
-        if (half) lk_cp_async_wait_group<0>();
-        LK_NO_UNROLL for (const int end = half ? count : halfway; u < end; u++) {
+    LK_NO_UNROLL for (int part = 0; part < 2; part++) {
+        if (part) lk_cp_async_wait_group<0>();
+        LK_NO_UNROLL for (const int end = part ? count : halfway; u < end; u++) {
             const lk_kl_vecs<T> vecs = lk_kl_load(thread, u);
             if constexpr (weigh) {
                 LK_UNROLL for (int at = 0; at < LK_VEC<T>; at += 4) lk_kl_weigh<Divergence, capped>(t, vecs, at, call);
