@@ -985,10 +985,11 @@ LK_HOST const char *lk_lce_not_fused(lk_lce_call *call)
     if (call->type != LK_DTYPE_BF16) return "bf16";
     if (call->a.statistics && call->a.label_smoothing > 0.0f) return "calls without both statistics and label_smoothing";
     if (call->rows >= 1 << 30) return "fewer than 2^30 tokens";
+    call->clusters = 1;
     if (call->rows == 0) return NULL;
     const bool clean = cudaPeekAtLastError() == cudaSuccess; /* else the caller's own error stays */
     const cudaError_t error = lk_current_device(&device);
-    call->clusters = device.sms / 2 > 0 ? device.sms / 2 : 1;
+    if (device.sms > 1) call->clusters = device.sms / 2;
     if (!error && lk_gemm_available(&device)) return NULL;
     int id = 0, major = 0;
     if (error == cudaErrorNoKernelImageForDevice) call->why_not_fused = ": the program has no code for this GPU";

@@ -2103,6 +2103,10 @@ static void fused_refusals(void)
         set_args(&p, at), args.batch_invariant = 1;
         if (!test_that(plan_of(&p, 1 << 30, &of) == LK_OK)) test_detail("batch_invariant: %s", lk_last_error());
     }
+    problem none = plain(TEST_BF16, FORWARD, LK_LINEAR_CROSS_ENTROPY_AUTO, 0, 8, 8);
+    void *const nowhere[TENSORS] = {};
+    set_args(&none, nowhere), args.batch_invariant = 1;
+    if (!test_that(launch(&none) == LK_OK)) test_detail("batch_invariant without tokens: %s", lk_last_error());
     alignas(256) static int64_t dummy[32];
     static const char *const said[] = {"", "bf16", "multiples of 16", "multiples of 16", "multiples of 8", "2^38", ""};
     for (int i = 0; i < LENGTH_OF(said); i++) {
