@@ -3,7 +3,7 @@
  * sampler's top-p and top-k kept. lk computes only their logits, and a softmax over them. No matmul over the vocabulary.
  *
  *   S[t]            the entries of token t: offsets[t] to offsets[t+1] - 1. Entry e has the id ids[e], a row of weight
- *   logits[e]       = sum_d x[t,d] weight[ids[e],d] + bias[ids[e]]
+ *   logits[e]       = sum_d x[t,d] weight[ids[e],d] + bias[ids[e]], or full_logits[t,ids[e]] where a tensor has the logits of all ids
  *   z[e]            = logit_scale logits[e], or with the option softcap: softcap * tanh(logit_scale logits[e] / softcap)
  *   lse[t]          = log sum_{e in S[t]} exp(z[e])
  *   support_logp[e] = z[e] - lse[t],  p[e] = exp(support_logp[e])
@@ -17,6 +17,7 @@
  *   dx[t,d]         = sum_{e in S[t]} dlogits[e] weight[ids[e],d]
  *   dweight[j,d]    = sum_{e: ids[e] = j} dlogits[e] x[t,d],  dbias[j] = sum_{e: ids[e] = j} dlogits[e];
  *                     with accumulate added to their old contents
+ *   dfull_logits[t,j] = sum_{e in S[t]: ids[e] = j} dlogits[e], 0 for other j; with accumulate added to the old contents
  *
  * Use        In one .cu file:                              Anywhere, C included:
  *                #include "lk/linear_support.cuh"              #include "lk/linear_support.cuh"
@@ -55,30 +56,38 @@
  *            kl is a cross entropy. teacher_logp gets no gradient. kl is +inf where q is above 0 and p is 0. For another loss, such
  *            as the reverse KL, compute it from support_logp, and pass its gradient as dsupport_logp.
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too.
- *            logits_given: forward reads logits and does not compute them. It does not use x, weight and bias.
- *            accumulate: dweight and dbias are added to. Without it all of dweight is written: zeros, then the rows of the ids.
+ *            logits_given: forward reads logits and does not compute them. It does not use x, weight, bias and full_logits.
+ *            full_logits: a tensor [tokens, vocab] has the logits of all ids, and there is no x, weight, bias and hidden. forward reads
+ *            the logits of the ids from it. backward computes dfull_logits in place of dx, dweight and dbias; it may lie in
+ *            full_logits itself, which backward does not read. The dx of bad tokens above is then their row of dfull_logits.
+ *            accumulate: dweight and dbias, or dfull_logits, are added to. Without it all of dweight or dfull_logits is written:
+ *            zeros, then the values of the ids.
  *            dweight_ids: dweight has the rows of the ids alone, one after another by rising id. Row k is that of row
  *            dweight_ids[k] of the weight, and dweight_rows says how many there are. What is behind them is not written. For an
  *            optimizer that updates these rows alone: a dense dweight of 151936 rows at hidden = 4096 has 1.2 GB in 16 bits.
- * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows. ids and target are
+ * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows (columns of the logits,
+ *            with full_logits). ids and target are
  *            those of the whole vocabulary, the same on all ranks. Three steps; the second is yours, by NCCL for example:
  *                1. forward with `logits` as the only output. The logits of other ranks' ids are 0
  *                2. sum logits over the ranks: 4 bytes for each entry
  *                3. forward with logits_given and the other outputs: every rank has all results
- *            backward is called as without ranks. dweight and dbias are of this rank's rows. Sum dx over the ranks.
+ *            backward is called as without ranks. dweight and dbias are of this rank's rows, dfull_logits of its columns. Sum dx
+ *            over the ranks.
  * Repeatable The same bits every time: fixed order, no float atomics. A token's results do not depend on the other tokens.
  *            Whether all rows start at multiples of 16 bytes may change bits.
  * Read on    lk/linear_support.md: how exact results are, and what is read and written.
  *
  * What runs:
  *   both      lk_support_begin_kernel: what the targets and offsets mean; the token and the row of weight of each entry
- *   forward   lk_support_logits_kernel: a warp per entry. lk_support_forward_kernel: a warp per token, the results
+ *   forward   lk_support_logits_kernel: a warp per entry; of full_logits lk_support_gather_kernel: a thread per entry.
+ *             lk_support_forward_kernel: a warp per token, the results
  *   backward  lk_support_backward_kernel: a warp per token, dlogits. lk_support_dx_kernel: a warp per token and slice of columns.
  *             dweight: the entries are sorted by id, lk_support_count_kernel and lk_support_sort_kernel for each 8 bits of an id.
  *             With dweight_ids lk_support_starts_kernel and lk_support_scan_kernel number the rows. lk_support_dweight_kernel: a
  *             warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns. A run is all sorted entries of one id. A run
  *             inside one tile is written at once. If a run crosses tiles, its parts go to the workspace, and lk_support_runs_kernel
  *             adds them up
+ *             dfull_logits: zeros and the same sort, then lk_support_scatter_kernel: a thread per sorted entry
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -89,6 +98,7 @@
 typedef struct {
     const void *x;              /*   in      T [tokens, hidden]; F: not used with logits_given; B: read for dweight alone */
     const void *weight;         /*   in      T [vocab, hidden]; F: not used with logits_given; B: read for dx alone */
+    const void *full_logits;    /* F in      T [tokens, vocab], in place of x, weight and bias; NULL: not given */
     const void *bias;           /* F in      bias_dtype [vocab]; -inf masks an id, not under a softcap; NULL: none */
     const void *offsets;        /*   in      offsets_dtype [tokens + 1], each 0 to entries and not below the one before */
     const void *ids;            /*   in      target_dtype [entries] */
@@ -110,18 +120,21 @@ typedef struct {
     void *dweight;              /* B out     dweight_dtype [vocab, hidden], with dweight_ids [min(entries, vocab), hidden]; NULL to
                                              skip */
     void *dbias;                /* B out     dbias_dtype [vocab]; NULL to skip */
+    void *dfull_logits;         /* B out     T [tokens, vocab], in place of dx, dweight and dbias; NULL to skip */
     int32_t *dweight_ids;       /* B out     int32 [min(entries, vocab)], the row of weight of each row of dweight; NULL: dense */
     int32_t *dweight_rows;      /* B out     int32 [1], how many rows of dweight there are, with dweight_ids */
     void *workspace;            /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes */
     size_t workspace_bytes;     /* at least what the query answers */
     int64_t tokens;             /* 0 to 2^31 - 1 */
-    int64_t hidden;             /* 1 to 2^30 */
+    int64_t hidden;             /* 1 to 2^30; with full_logits or dfull_logits not used */
     int64_t vocab;              /* 1 to 2^30; of a rank: 0 to 2^30 */
     int64_t entries;            /* 0 to 2^31 - 1 */
     int64_t x_stride;           /* elements between rows; 0 means packed, hidden */
     int64_t weight_stride;      /* as x_stride */
     int64_t dx_stride;          /* B as x_stride */
     int64_t dweight_stride;     /* B as x_stride */
+    int64_t full_logits_stride; /* F elements between rows; 0 means packed, vocab */
+    int64_t dfull_logits_stride; /* B as full_logits_stride */
     int64_t vocab_start;        /* ranks: the id of the first row of weight */
     int64_t vocab_total;        /* ranks: the rows of all ranks, at most 2^30; 0: no ranks */
     int64_t ignore_index;       /* any value if use_ignore_index is not 0; else 0 */
@@ -129,7 +142,7 @@ typedef struct {
     float softcap;              /* 0: off; else 2^-100 to 2^100, and so is logit_scale / softcap */
     int logits_given;           /* F not 0: logits is an input */
     int use_ignore_index;       /*   not 0: tokens with target = ignore_index are ignored */
-    int accumulate;             /* B not 0: dweight and dbias are added to their old contents */
+    int accumulate;             /* B not 0: dweight and dbias, or dfull_logits, are added to their old contents */
     int offsets_dtype;          /* LK_TARGET_*; 0: int64 */
     int target_dtype;           /* of target and ids: LK_TARGET_*; 0: int64 */
     int bias_dtype;             /* F LK_DTYPE_*: T or f32; 0: T */
@@ -138,15 +151,17 @@ typedef struct {
 } lk_linear_support_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md.
- *   LK_ERR_NULL    a pointer that the call reads is NULL: offsets, ids, in backward logits, x or weight (see their fields); logp
+ *   LK_ERR_NULL    a pointer that the call reads is NULL: offsets, ids, x or weight (see their fields), in backward logits; logp
  *                  or dlogp without target; kl or dkl without teacher_logp; logits_given without logits; dweight_ids without
  *                  dweight or dweight_rows; all outputs are NULL (bad_targets is one); in backward all gradients are. With
  *                  tokens = 0 all except for args may be NULL
  *   LK_ERR_SHAPE   tokens, hidden, vocab, entries, vocab_start or vocab_total out of range; a stride below 0; dx_stride or
- *                  dweight_stride that is not 0 and below hidden, of two rows or more. Rows of x and of weight may overlap
+ *                  dweight_stride that is not 0 and below hidden, or such a dfull_logits_stride below vocab, of two rows or more.
+ *                  Rows of inputs may overlap
  *   LK_ERR_VALUE   logit_scale or softcap out of range; ignore_index without use_ignore_index; use_ignore_index without target; a
  *                  dtype that is none of its values; forward without logits_given that has outputs besides logits, where vocab is
- *                  below vocab_total; dweight_ids with accumulate; dweight_rows without dweight_ids
+ *                  below vocab_total; dweight_ids with accumulate; dweight_rows without dweight_ids; in forward x, weight or bias with
+ *                  full_logits; in backward dx, dweight or dbias with dfull_logits
  * Fastest: hidden is a multiple of 16 bytes of T, and all rows of x, weight, dx and dweight start at multiples of 16 bytes. */
 
 #define LK_LINEAR_SUPPORT_FUNCTIONS(X, T)                                                                                      \
@@ -165,7 +180,7 @@ typedef struct {
 #define LK_SUPPORT_DIGITS 256    /* of a pass of the sort, 8 bits */
 #define LK_SUPPORT_SORT_WARPS 16 /* of a block of the sort */
 #define LK_SUPPORT_SORT_BLOCKS 256 /* at most; each reads the counts of all */
-#define LK_SUPPORT_TENSORS 26    /* of a call, at most */
+#define LK_SUPPORT_TENSORS 28    /* of a call, at most */
 
 /* What every kernel gets: the caller's arguments with all defaults filled in, and the workspace. */
 typedef struct {
@@ -291,6 +306,18 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 2) lk_support_logits_ker
         const float sum = lk_sum_warp((sums[0] + sums[1]) + (sums[2] + sums[3]));
         if (lane != 0) continue;
         a.logits[e] = row >= a.vocab ? 0.0f : sum + (a.bias ? lk_get_as(a.bias, a.bias_dtype, row) : 0.0f);
+    }
+}
+
+/* A thread owns an entry, and reads its logit from the tensor of all. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_gather_kernel(const __grid_constant__ lk_support_call p)
+{
+    const lk_linear_support_args &a = p.a;
+    lk_griddepcontrol_wait();
+    for (int64_t e = lk_support_warp() * 32 + threadIdx.x % 32; e < a.entries; e += lk_support_warps() * 32) {
+        const int64_t col = p.key[e], row = lk_support_row_of(p, e);
+        a.logits[e] = col >= a.vocab ? 0.0f : lk_to_float(((const T *)a.full_logits)[row * a.full_logits_stride + col]);
     }
 }
 
@@ -726,6 +753,36 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_runs_kerne
     }
 }
 
+/* ---- Backward: dfull_logits ---------------------------------------------------------------------------------------------- */
+
+/* Where the token's entries with this id are: next to each other, since the sort is stable. */
+LK_DEVICE bool lk_support_is_of(const lk_support_call &p, int64_t at, int key, int64_t token)
+{
+    return at >= 0 && at < p.a.entries && p.key[at] == key && lk_support_row_of(p, p.order[at]) == token;
+}
+
+/* A thread owns a sorted entry; the first of its token with its id adds up all of them. Afterwards a warp owns a token: the row of a
+ * bad one becomes NaN. */
+template <class T>
+LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_scatter_kernel(const __grid_constant__ lk_support_call p)
+{
+    const lk_linear_support_args &a = p.a;
+    const int lane = (int)threadIdx.x % 32;
+    T *const to = (T *)a.dfull_logits;
+    lk_griddepcontrol_wait();
+    for (int64_t first = lk_support_warp() * 32 + lane; first < a.entries; first += lk_support_warps() * 32) {
+        const int key = p.key[first];
+        const int64_t token = key < a.vocab ? lk_support_row_of(p, p.order[first]) : 0;
+        if (key >= a.vocab || lk_support_is_of(p, first - 1, key, token)) continue;
+        const int64_t place = token * a.dfull_logits_stride + key;
+        float sum = 0.0f;
+        for (int64_t at = first; lk_support_is_of(p, at, key, token); at++) sum += p.dlogits[p.order[at]];
+        lk_put(to + place, a.accumulate ? lk_to_float(to[place]) + sum : sum);
+    }
+    for (int64_t token = lk_support_warp(); token < a.tokens; token += lk_support_warps())
+        for (int64_t col = lane; p.own[token] == LK_BAD && col < a.vocab; col += 32) lk_put(to + token * a.dfull_logits_stride + col, NAN);
+}
+
 /* ---- Checks, and the workspace ------------------------------------------------------------------------------------------- */
 
 /* Validates a call, and fills in its defaults. */
@@ -739,11 +796,14 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     const int64_t most = INT32_MAX, most_vocab = (int64_t)1 << 30;
     const int64_t bounds = a->tokens < 0 ? 1 : a->tokens <= most ? a->tokens + 1 : most; /* a size that is refused too */
     const bool ranks = a->vocab_total != 0, computes = !backward && !a->logits_given, query = !device;
+    const bool full = backward ? a->dfull_logits != NULL : a->full_logits != NULL;
+    const int of_full = full ? LK_UNUSED : input; /* x and weight */
     const float quotient = (a->logit_scale == 0.0f ? 1.0f : a->logit_scale) / a->softcap;
     const bool cap = a->softcap != 0.0f, more = a->logp || a->lse || a->entropy || a->kl || a->support_logp;
 
     lk_checks checks = lk_check_begin(op, device);
     lk_check_size(&checks, "tokens", a->tokens, 0, most);
+    if (full) a->hidden = 1;
     lk_check_size(&checks, "hidden", a->hidden, 1, most_vocab);
     lk_check_size(&checks, "vocab", a->vocab, ranks ? 0 : 1, most_vocab);
     lk_check_size(&checks, "entries", a->entries, 0, most);
@@ -751,10 +811,12 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     lk_check_size(&checks, "vocab_total", a->vocab_total, 1, most_vocab);
     if (!lk_rejected(&checks, LK_ERR_SHAPE)) lk_check_size(&checks, "vocab_start", a->vocab_start, 0, a->vocab_total - a->vocab);
     const lk_tensor all[] = {
-        {"x", a->x, bytes, computes || (backward && a->dweight) ? input : LK_UNUSED, a->hidden,
+        {"x", a->x, bytes, computes || (backward && a->dweight) ? of_full : LK_UNUSED, a->hidden,
          {{a->tokens, &a->x_stride, "x_stride"}}},
-        {"weight", a->weight, bytes, computes || (backward && a->dx) ? input : LK_UNUSED, a->hidden,
+        {"weight", a->weight, bytes, computes || (backward && a->dx) ? of_full : LK_UNUSED, a->hidden,
          {{a->vocab, &a->weight_stride, "weight_stride"}}},
+        {"full_logits", a->full_logits, bytes, computes ? LK_IN | LK_MAY_OVERLAP : LK_UNUSED, a->vocab,
+         {{a->tokens, &a->full_logits_stride, "full_logits_stride"}}},
         {"offsets", a->offsets, a->offsets_dtype == LK_TARGET_INT32 ? 4 : 8, input, bounds},
         {"ids", a->ids, index, input, a->entries},
         {"target", a->target, index, LK_IN, a->tokens},
@@ -777,6 +839,8 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
         {"dweight_ids", a->dweight_ids, 4, backward_out, a->entries < a->vocab ? a->entries : a->vocab},
         {"dweight_rows", a->dweight_rows, 4, backward_out, 1},
         {"dbias", a->dbias, a->dbias_dtype == LK_DTYPE_F32 ? 4 : bytes, backward_out, a->vocab},
+        {"dfull_logits", a->dfull_logits, bytes, backward_out, a->vocab,
+         {{a->tokens, &a->dfull_logits_stride, "dfull_logits_stride"}}},
         {"bad_targets", a->bad_targets, 4, LK_OUT, 1}};
     static_assert(LK_COUNT(all) < LK_SUPPORT_TENSORS, "one is the workspace");
     for (int i = 0; i < LK_COUNT(all); i++) list[i] = all[i];
@@ -799,6 +863,13 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
         lk_reject(&checks, LK_ERR_VALUE, "ignore_index is %lld, but use_ignore_index is 0; set both or neither",
                   (long long)a->ignore_index);
     lk_check_absent(&checks, "use_ignore_index", a->use_ignore_index && !a->target && a->tokens, "it is for calls with target");
+    const char *const instead = backward ? "it is not for calls with dfull_logits" : "it is not for calls with full_logits";
+    lk_check_absent(&checks, "x", computes && full && a->x, instead);
+    lk_check_absent(&checks, "weight", computes && full && a->weight, instead);
+    lk_check_absent(&checks, "bias", computes && full && a->bias, instead);
+    lk_check_absent(&checks, "dx", backward && full && a->dx, instead);
+    lk_check_absent(&checks, "dweight", backward && full && a->dweight, instead);
+    lk_check_absent(&checks, "dbias", backward && full && a->dbias, instead);
     lk_check_enum(&checks, "offsets_dtype", a->offsets_dtype, LK_TARGET_INT32, "LK_TARGET_*");
     lk_check_enum(&checks, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
     if (computes) lk_check_dtype<T>(&checks, "bias_dtype", a->bias_dtype);
@@ -829,7 +900,7 @@ template <class T> LK_HOST void lk_support_lay_out(lk_support_call *p, bool back
 {
     lk_linear_support_args &a = p->a;
     lk_arena arena = {(uintptr_t)a.workspace, 0, LK_WORKSPACE_ALIGNMENT};
-    const bool sorts = backward && (a.dweight || a.dbias), dweight = backward && a.dweight;
+    const bool sorts = backward && (a.dweight || a.dbias || a.dfull_logits), dweight = backward && a.dweight;
     const size_t bytes = sizeof(T), of_dweight = a.dweight_dtype == LK_DTYPE_F32 ? 4 : bytes;
     *vectors = a.hidden % LK_VEC<T> == 0 && lk_support_lies_well(a.x, a.x_stride, bytes) &&
                lk_support_lies_well(a.weight, a.weight_stride, bytes) &&
@@ -884,19 +955,25 @@ LK_HOST lk_status lk_support_launch(const char *op, const lk_device *device, voi
     return lk_launch_pdl(op, device, kernel, blocks < most ? blocks : most, 1, 32 * LK_SUPPORT_WARPS, 0, stream, call);
 }
 
-/* Zeros in dweight and dbias, before the rows of the ids. */
+LK_HOST cudaError_t lk_support_zeros(void *to, size_t stride, size_t width, int64_t rows, cudaStream_t stream)
+{
+    if (!to || rows == 0) return cudaSuccess;
+    if (stride == width) return cudaMemsetAsync(to, 0, width * (size_t)rows, stream);
+    return cudaMemset2DAsync(to, stride, 0, width, (size_t)rows, stream);
+}
+
+/* Zeros in dweight and dbias, or in dfull_logits, before the values of the ids. */
 LK_HOST lk_status lk_support_clear(const char *op, const lk_linear_support_args &a, size_t of_t, cudaStream_t stream)
 {
     const size_t bytes = a.dweight_dtype == LK_DTYPE_F32 ? 4 : of_t, of_bias = a.dbias_dtype == LK_DTYPE_F32 ? 4 : of_t;
+    const size_t stride = (size_t)a.dweight_stride * bytes, full = (size_t)a.dfull_logits_stride * of_t;
     cudaError_t error = cudaSuccess;
     if (a.dweight_ids && (a.entries == 0 || a.vocab == 0 || a.tokens == 0))
         error = cudaMemsetAsync(a.dweight_rows, 0, sizeof(int32_t), stream);
     if (a.accumulate || a.vocab == 0) return lk_launched(op, error);
-    const size_t stride = (size_t)a.dweight_stride * bytes, width = (size_t)a.hidden * bytes;
-    if (a.dweight && !a.dweight_ids)
-        error = stride == width ? cudaMemsetAsync(a.dweight, 0, width * (size_t)a.vocab, stream)
-                                : cudaMemset2DAsync(a.dweight, stride, 0, width, (size_t)a.vocab, stream);
+    if (!a.dweight_ids) error = lk_support_zeros(a.dweight, stride, (size_t)a.hidden * bytes, a.vocab, stream);
     if (a.dbias && !error) error = cudaMemsetAsync(a.dbias, 0, (size_t)a.vocab * of_bias, stream);
+    if (!error) error = lk_support_zeros(a.dfull_logits, full, (size_t)a.vocab * of_t, a.tokens, stream);
     return lk_launched(op, error);
 }
 
@@ -922,10 +999,14 @@ LK_HOST lk_status lk_support_backward(const char *op, const lk_device *device, l
     const lk_linear_support_args &a = p->a;
     lk_status status = lk_support_launch(op, device, lk_support_backward_kernel, a.tokens, stream, *p);
     if (!status && a.dx) status = lk_support_launch(op, device, lk_support_dx_kernel<T, Num>, a.tokens * p->slices, stream, *p);
-    if (status || !(a.dweight || a.dbias)) return status;
+    if (status || !(a.dweight || a.dbias || a.dfull_logits)) return status;
     status = lk_support_clear(op, a, sizeof(T), stream);
-    if (status || a.entries == 0 || a.vocab == 0) return status;
-    status = lk_support_sort(op, device, p, stream);
+    if (status || a.vocab == 0 || (a.entries == 0 && !a.dfull_logits)) return status;
+    if (a.entries) status = lk_support_sort(op, device, p, stream);
+    if (a.dfull_logits && !status) {
+        const int64_t warps = lk_ceil_div(a.entries, 32), units = warps > a.tokens ? warps : a.tokens;
+        return lk_support_launch(op, device, lk_support_scatter_kernel<T>, units, stream, *p);
+    }
     if (!status && a.dweight_ids) status = lk_support_launch(op, device, lk_support_starts_kernel, p->tiles, stream, *p);
     if (!status && a.dweight_ids)
         status = lk_launch_pdl(op, device, lk_support_scan_kernel, 1, 1, 32 * LK_SUPPORT_SORT_WARPS, 0, stream, *p);
@@ -968,7 +1049,9 @@ LK_HOST lk_status lk_linear_support_run(const char *op, const lk_linear_support_
                                       : lk_support_backward<T, 1>(op, &device, &call, stream);
     } else {
         const bool more = a.logp || a.lse || a.entropy || a.kl || a.support_logp;
-        if (!status && !a.logits_given)
+        if (!status && !a.logits_given && a.full_logits)
+            status = lk_support_launch(op, &device, lk_support_gather_kernel<T>, lk_ceil_div(a.entries, 32), stream, call);
+        else if (!status && !a.logits_given)
             status = lk_support_launch(op, &device,
                                        vectors ? lk_support_logits_kernel<T, LK_VEC<T>> : lk_support_logits_kernel<T, 1>,
                                        a.entries, stream, call);

@@ -171,11 +171,12 @@ static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
 #undef S
 #define S lk_linear_support_args
 static const fields of_linear_support = {
-    F(x), F(weight), F(bias), F(offsets), F(ids), F(target), F(teacher_logp), F(logits), F(logp), F(lse), F(entropy), F(kl),
-    F(support_logp), F(bad_targets), F(dlogp), F(dlse), F(dentropy), F(dkl), F(dsupport_logp), F(dx), F(dweight), F(dbias), F(dweight_ids), F(dweight_rows),
-    F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab), F(entries), F(x_stride), F(weight_stride), F(dx_stride),
-    F(dweight_stride), F(vocab_start), F(vocab_total), F(ignore_index), F(logit_scale), F(softcap), F(logits_given),
-    F(use_ignore_index), F(accumulate), F(offsets_dtype), F(target_dtype), F(bias_dtype), F(dweight_dtype), F(dbias_dtype)};
+    F(x), F(weight), F(full_logits), F(bias), F(offsets), F(ids), F(target), F(teacher_logp), F(logits), F(logp), F(lse), F(entropy),
+    F(kl), F(support_logp), F(bad_targets), F(dlogp), F(dlse), F(dentropy), F(dkl), F(dsupport_logp), F(dx), F(dweight), F(dbias),
+    F(dfull_logits), F(dweight_ids), F(dweight_rows), F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab), F(entries),
+    F(x_stride), F(weight_stride), F(dx_stride), F(dweight_stride), F(full_logits_stride), F(dfull_logits_stride), F(vocab_start),
+    F(vocab_total), F(ignore_index), F(logit_scale), F(softcap), F(logits_given), F(use_ignore_index), F(accumulate), F(offsets_dtype),
+    F(target_dtype), F(bias_dtype), F(dweight_dtype), F(dbias_dtype)};
 #undef S
 #define S lk_glu_args
 static const fields of_glu = {
@@ -340,10 +341,12 @@ static const function functions[] = {
     PLANNED(linear_kl_parallel, backward, f32, linear_kl, LKL_RANKS RANKS),
     PLANNED(linear_kl_parallel, forward_backward, f32, linear_kl, LKL_RANKS GATHERS "states=0"),
     CALL(linear_kl_parallel, finish, f32, LKL_RANKS RANKS),
-    CALL(linear_support, forward, f32, SUPPORT),
-    CALL(linear_support, forward, f32, SUPPORT "logits_given=1 x=0 weight=0"),
-    CALL(linear_support, backward, f32, SUPPORT "dweight_ids=0 dweight_rows=0"),
-    CALL(linear_support, backward, f32, SUPPORT),
+    CALL(linear_support, forward, f32, SUPPORT "full_logits=0"),
+    CALL(linear_support, forward, f32, SUPPORT "logits_given=1 x=0 weight=0 full_logits=0"),
+    CALL(linear_support, forward, f32, SUPPORT "hidden=0 x=0 weight=0 bias=0"),
+    CALL(linear_support, backward, f32, SUPPORT "dfull_logits=0 dweight_ids=0 dweight_rows=0"),
+    CALL(linear_support, backward, f32, SUPPORT "dfull_logits=0"),
+    CALL(linear_support, backward, f32, SUPPORT "hidden=0 dx=0 dweight=0 dbias=0 dweight_ids=0 dweight_rows=0"),
     CALL(glu, forward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40 interleaved=1 up=0 dup=0"),
@@ -581,9 +584,12 @@ static void pairs(const function &f, size_t each)
         for (size_t j = 0; j < i; j++) {
             const wrong &v = all[j], &w = all[i];
             if (v.at == w.at || (each > 1 && random_below(each))) continue;
-            bool depends = false; /* whether one field is wrong follows from the other */
+            /* whether one field is wrong follows from the other: two that get the same address overlap */
+            bool depends = v.number == w.number && w.number == address(0);
             for (const auto &d : one_of_two)
                 depends = depends || (last((*f.list)[v.at]) == d[0] && last((*f.list)[w.at]) == d[1]);
+            for (const char *chooses : {"full_logits", "dfull_logits"}) /* what other fields are for */
+                depends = depends || last((*f.list)[v.at]) == chooses || last((*f.list)[w.at]) == chooses;
             if (depends) continue;
             arguments a = good_of(f);
             spoil(f, &a, v), spoil(f, &a, w);

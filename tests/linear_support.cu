@@ -24,11 +24,12 @@ enum { FORWARD, BACKWARD };
 static const char *const direction_name[] = {"forward", "backward"};
 enum {
     X, WEIGHT, BIAS, OFFSETS, IDS, TARGET, TEACHER, LOGITS, LOGP, LSE, ENTROPY, KL, SUPPORT_LOGP, BAD, DLOGP, DLSE, DENTROPY, DKL,
-    DSUPPORT_LOGP, DX, DWEIGHT, DBIAS, DWEIGHT_IDS, DWEIGHT_ROWS, WORKSPACE, TENSORS
+    DSUPPORT_LOGP, FULL_LOGITS, DX, DWEIGHT, DBIAS, DFULL_LOGITS, DWEIGHT_IDS, DWEIGHT_ROWS, WORKSPACE, TENSORS
 };
 static const char *const tensor_name[] = {"x", "weight", "bias", "offsets", "ids", "target", "teacher_logp", "logits", "logp", "lse",
                                           "entropy", "kl", "support_logp", "bad_targets", "dlogp", "dlse", "dentropy", "dkl",
-                                          "dsupport_logp", "dx", "dweight", "dbias", "dweight_ids", "dweight_rows", "workspace"};
+                                          "dsupport_logp", "full_logits", "dx", "dweight", "dbias", "dfull_logits", "dweight_ids", "dweight_rows",
+                                          "workspace"};
 /* Supports. RAGGED: of 0 to 2 mean entries, so that some are empty. FILLED: of 1 to 2 mean. LONG: the first has all that the others
  * lack. ONE_ID: all entries have the same id. */
 enum { RAGGED, FILLED, LONG, ONE_ID, KINDS };
@@ -56,7 +57,16 @@ static problem plain(int type, int direction, int64_t tokens, int64_t hidden, in
     p.kind = FILLED;
     for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS && (t < LOGP || (t <= BAD) == (direction == FORWARD));
     p.has[BAD] = p.has[WORKSPACE] = true, p.has[DBIAS] = p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = false;
+    p.has[FULL_LOGITS] = p.has[DFULL_LOGITS] = false;
     p.seed = test_hash((uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 17 + mean * 5 + direction));
+    return p;
+}
+
+/* The call of a tensor of all logits. */
+static problem full(problem p)
+{
+    for (const int t : {X, WEIGHT, BIAS, DX, DWEIGHT, DBIAS, DWEIGHT_IDS, DWEIGHT_ROWS}) p.has[t] = false;
+    p.has[p.direction == FORWARD ? FULL_LOGITS : DFULL_LOGITS] = true;
     return p;
 }
 
@@ -159,7 +169,7 @@ static int64_t touch(const problem *p)
 
 static int type_of(const problem *p, int t) /* of floats */
 {
-    if (t == X || t == WEIGHT || t == DX) return p->type;
+    if (t == X || t == WEIGHT || t == DX || t == FULL_LOGITS || t == DFULL_LOGITS) return p->type;
     if (t == BIAS) return p->wide_bias ? TEST_F32 : p->type;
     if (t == DWEIGHT) return p->wide_dweight ? TEST_F32 : p->type;
     if (t == DBIAS) return p->wide_dbias ? TEST_F32 : p->type;
@@ -173,14 +183,14 @@ static int bytes_of(const problem *p, int t)
 }
 static int64_t rows_of(const problem *p, int t)
 {
-    if (t == X || t == DX) return p->tokens;
+    if (t == X || t == DX || t == FULL_LOGITS || t == DFULL_LOGITS) return p->tokens;
     if (t == DWEIGHT && p->has[DWEIGHT_IDS]) return most_rows(p);
     return t == WEIGHT || t == DWEIGHT ? p->vocab : 1;
 }
 static int64_t cols_of(const problem *p, int t)
 {
     if (t == X || t == DX || t == WEIGHT || t == DWEIGHT) return p->hidden;
-    if (t == BIAS || t == DBIAS) return p->vocab;
+    if (t == BIAS || t == DBIAS || t == FULL_LOGITS || t == DFULL_LOGITS) return p->vocab;
     if (t == OFFSETS) return p->tokens + 1;
     if (t == IDS || t == TEACHER || t == LOGITS || t == SUPPORT_LOGP || t == DSUPPORT_LOGP) return entries;
     if (t == DWEIGHT_IDS) return most_rows(p);
@@ -234,6 +244,7 @@ static void fill(const problem *p, int t)
             double x = value(p, t, r * cols + c);
             if (t == BIAS && p->special == MASKED && c % 5 == 1) x = -INFINITY;
             if (t == LOGITS) x = (double)logit_of(p, c);
+            if (t == FULL_LOGITS) x = p->special == MASKED && (r + c) % 5 == 1 ? -INFINITY : 6 * x;
             if (t == TEACHER) x = c % 7 == 3 ? -INFINITY : 3 * x - 4;
             if (t == BAD) continue;
             test_put(type_of(p, t), to, r * stride + c, (float)x);
@@ -251,7 +262,8 @@ static bool prepare(const problem *p, int run)
 {
     build(p);
     args = {};
-    args.tokens = p->tokens, args.hidden = p->hidden, args.vocab = p->vocab, args.entries = entries;
+    const bool is_full = p->has[FULL_LOGITS] || p->has[DFULL_LOGITS];
+    args.tokens = p->tokens, args.hidden = is_full ? 0 : p->hidden, args.vocab = p->vocab, args.entries = entries;
     args.vocab_start = p->start, args.vocab_total = p->total;
     args.logit_scale = p->scale, args.softcap = p->softcap, args.logits_given = p->given, args.accumulate = p->accumulate;
     args.use_ignore_index = p->ignores, args.ignore_index = p->ignores ? ignore_index : 0;
@@ -268,7 +280,7 @@ static bool prepare(const problem *p, int run)
         const int64_t stride = cols_of(p, t) + p->gap[t], rows = rows_of(p, t);
         const int64_t elements = rows && cols_of(p, t) ? (rows - 1) * stride + cols_of(p, t) : 0;
         const size_t bytes = (size_t)bytes_of(p, t);
-        const bool input = !is_output(p, t) || t == BAD || ((t == DWEIGHT || t == DBIAS) && p->accumulate);
+        const bool input = !is_output(p, t) || t == BAD || ((t == DWEIGHT || t == DBIAS || t == DFULL_LOGITS) && p->accumulate);
         test_buffer_size(&buffer[t], (size_t)elements * bytes, (size_t)p->at[t] * bytes,
                          is_output(p, t) || t == WORKSPACE ? (run ? 0x7f : 0x5a) : 0xff);
         if (input && t != WORKSPACE && p->has[t]) fill(p, t);
@@ -277,15 +289,21 @@ static bool prepare(const problem *p, int run)
         const struct {
             int tensor;
             int64_t *stride;
-        } strides[] = {{X, &args.x_stride}, {WEIGHT, &args.weight_stride}, {DX, &args.dx_stride}, {DWEIGHT, &args.dweight_stride}};
+        } strides[] = {{X, &args.x_stride},
+                       {WEIGHT, &args.weight_stride},
+                       {DX, &args.dx_stride},
+                       {DWEIGHT, &args.dweight_stride},
+                       {FULL_LOGITS, &args.full_logits_stride},
+                       {DFULL_LOGITS, &args.dfull_logits_stride}};
         for (const auto &s : strides)
-            if (s.tensor == t && p->gap[t]) *s.stride = stride;
+            if (s.tensor == t && p->gap[t] && p->has[t]) *s.stride = stride;
         args.x = at[X], args.weight = at[WEIGHT], args.bias = at[BIAS], args.offsets = at[OFFSETS], args.ids = at[IDS];
         args.target = at[TARGET], args.teacher_logp = (float *)at[TEACHER], args.logits = (float *)at[LOGITS];
         args.logp = (float *)at[LOGP], args.lse = (float *)at[LSE], args.entropy = (float *)at[ENTROPY], args.kl = (float *)at[KL];
         args.support_logp = (float *)at[SUPPORT_LOGP], args.bad_targets = (int32_t *)at[BAD], args.dlogp = (float *)at[DLOGP];
         args.dlse = (float *)at[DLSE], args.dentropy = (float *)at[DENTROPY], args.dkl = (float *)at[DKL];
         args.dsupport_logp = (float *)at[DSUPPORT_LOGP], args.dx = at[DX], args.dweight = at[DWEIGHT], args.dbias = at[DBIAS];
+        args.full_logits = at[FULL_LOGITS], args.dfull_logits = at[DFULL_LOGITS];
         args.dweight_ids = (int32_t *)at[DWEIGHT_IDS], args.dweight_rows = (int32_t *)at[DWEIGHT_ROWS], args.workspace = at[WORKSPACE];
     }
     if (p->direction == BACKWARD) args.support_logp = (float *)test_buffer_device(&buffer[DSUPPORT_LOGP]); /* forward's: not written */
@@ -304,13 +322,13 @@ enum {
     DID_TYPE, DID_KIND = DID_TYPE + TEST_TYPES, DID_SPECIAL = DID_KIND + KINDS, DID_NARROW_OFFSETS = DID_SPECIAL + SPECIALS,
     DID_NARROW_IDS, DID_WIDE_BOTH, DID_BAD, DID_IGNORES, DID_PADDING, DID_GIVEN, DID_RANK, DID_SCALE, DID_SOFTCAP, DID_BIAS,
     DID_WIDE_BIAS, DID_ACCUMULATE, DID_WIDE_DWEIGHT, DID_DBIAS, DID_WIDE_DBIAS, DID_VECTORS, DID_SINGLES, DID_GAPS, DID_NO_TARGET,
-    DID_NO_LOGITS, DID_ROWS, DID_NO_DX, DID_NO_DWEIGHT, DID_NO_TOKENS, DID_NO_ENTRIES, DID_MANY, DIDS
+    DID_NO_LOGITS, DID_FULL, DID_ROWS, DID_NO_DX, DID_NO_DWEIGHT, DID_NO_TOKENS, DID_NO_ENTRIES, DID_MANY, DIDS
 };
 static const char *const did_name[] = {
     "f32", "f16", "bf16", "ragged", "filled", "one long", "one id", "nothing special", "-inf", "all -inf", "nan", "+inf", "large",
     "certain", "int32 offsets", "int32 ids", "int64 indices", "bad tokens", "ignored tokens", "padding", "logits_given", "a rank's",
     "logit_scale", "softcap", "bias", "f32 bias", "accumulate", "f32 dweight", "dbias", "f32 dbias", "vectors", "single elements",
-    "gaps", "no target", "logits NULL", "dweight_ids", "dx NULL", "dweight NULL", "0 tokens", "0 entries", "several blocks sort"};
+    "gaps", "no target", "logits NULL", "full_logits", "dweight_ids", "dx NULL", "dweight NULL", "0 tokens", "0 entries", "several blocks sort"};
 static const char *const path_names[] = {"forward", "backward"};
 static test_counts counts = {path_names, did_name, 2, DIDS, {}, {}};
 enum { MANY = 4096 }; /* entries of a block of the sort */
@@ -326,7 +344,7 @@ static bool possible(int path, int did)
 static void count(const problem *p)
 {
     bool did[DIDS] = {}, gaps = false, vectors = p->hidden % (16 / test_type_bytes[p->type]) == 0;
-    const bool sixteenth = p->direction == FORWARD && p->given;
+    const bool is_full = p->has[FULL_LOGITS] || p->has[DFULL_LOGITS], sixteenth = is_full || (p->direction == FORWARD && p->given);
     did[DID_TYPE + p->type] = did[DID_KIND + p->kind] = did[DID_SPECIAL + p->special] = true;
     did[DID_NARROW_OFFSETS] = p->narrow_offsets, did[DID_NARROW_IDS] = p->narrow_ids;
     did[DID_WIDE_BOTH] = !p->narrow_offsets && !p->narrow_ids, did[DID_BAD] = p->bad, did[DID_IGNORES] = p->ignores;
@@ -334,14 +352,14 @@ static void count(const problem *p)
     did[DID_SOFTCAP] = p->softcap != 0, did[DID_BIAS] = p->has[BIAS], did[DID_WIDE_BIAS] = p->has[BIAS] && p->wide_bias;
     did[DID_ACCUMULATE] = p->accumulate, did[DID_WIDE_DWEIGHT] = p->has[DWEIGHT] && p->wide_dweight;
     did[DID_DBIAS] = p->has[DBIAS], did[DID_WIDE_DBIAS] = p->has[DBIAS] && p->wide_dbias;
-    for (const int t : {X, WEIGHT, DX, DWEIGHT}) {
+    for (const int t : {X, WEIGHT, DX, DWEIGHT, FULL_LOGITS, DFULL_LOGITS}) {
         const int bytes = bytes_of(p, t);
-        gaps = gaps || p->gap[t];
+        gaps = gaps || (p->gap[t] && p->has[t]);
         if (p->has[t] && ((p->at[t] * bytes) % 16 || ((p->hidden + p->gap[t]) * bytes) % 16)) vectors = false;
     }
     did[DID_GAPS] = gaps, did[DID_VECTORS] = vectors && !sixteenth, did[DID_SINGLES] = !vectors && !sixteenth;
     did[DID_NO_TARGET] = !p->has[TARGET], did[DID_NO_LOGITS] = !p->has[LOGITS], did[DID_NO_DX] = !p->has[DX];
-    did[DID_ROWS] = p->has[DWEIGHT_IDS];
+    did[DID_ROWS] = p->has[DWEIGHT_IDS], did[DID_FULL] = is_full;
     did[DID_NO_DWEIGHT] = !p->has[DWEIGHT], did[DID_NO_TOKENS] = p->tokens == 0, did[DID_NO_ENTRIES] = p->tokens && entries == 0;
     did[DID_MANY] = entries > MANY;
     counts.runs[p->direction]++;
@@ -429,11 +447,12 @@ static void verify_forward(const problem *p)
             expect(p, LOGITS, 0, e, 0, 0);
         } else {
             double want = p->has[BIAS] ? get(p, BIAS, 0, row_of(p, e)) : 0, size = fabs(want);
-            for (int64_t d = 0; d < p->hidden; d++) {
+            if (p->has[FULL_LOGITS]) want = get(p, FULL_LOGITS, t, row_of(p, e));
+            for (int64_t d = 0; d < p->hidden && !p->has[FULL_LOGITS]; d++) {
                 const double term = get(p, X, t, d) * get(p, WEIGHT, row_of(p, e), d);
                 want += term, size += fabs(term);
             }
-            expect(p, LOGITS, 0, e, want, ((double)p->hidden / 32 + 12) * U * size);
+            expect(p, LOGITS, 0, e, want, p->has[FULL_LOGITS] ? 0 : ((double)p->hidden / 32 + 12) * U * size);
             logits[e] = p->has[LOGITS] ? ((float *)test_buffer_back(&buffer[LOGITS]))[e] : (float)want;
         }
         if (t < 0) expect(p, SUPPORT_LOGP, 0, e, 0, 0);
@@ -449,7 +468,7 @@ static void verify_forward(const problem *p)
         const sums s = add_up(p, logits, t);
         /* without logits, these are what the float logit may be off by */
         double unknown = 0;
-        for (int64_t e = offsets[t]; e < offsets[t + 1] && !p->has[LOGITS]; e++)
+        for (int64_t e = offsets[t]; e < offsets[t + 1] && !p->has[LOGITS] && !p->has[FULL_LOGITS]; e++)
             unknown = fmax(unknown, (double)(p->scale == 0 ? 1 : p->scale) * ((double)p->hidden / 32 + 12) * U * (double)p->hidden);
         const double off = p->softcap == 0 ? 0 : 8 * U * s.largest;
         const double log_error = s.log * s.error + 4 * U * s.log + 2 * unknown + 0x1p-126;
@@ -487,6 +506,24 @@ static double upstream(const problem *p, int64_t t, int64_t e, int64_t own)
 {
     const double q = p->has[DKL] ? exp(get(p, TEACHER, 0, e)) : 0;
     return gradient_in(p, DSUPPORT_LOGP, e) - gradient_in(p, DKL, t) * q + (e == own ? gradient_in(p, DLOGP, t) : 0);
+}
+
+/* A row of dfull_logits; spoiled: the token is bad, and a gradient of it is not 0. */
+static void verify_full(const problem *p, int64_t t, const gradient *dz, bool spoiled)
+{
+    static double *sum;
+    static size_t bytes;
+    sum = (double *)test_room(sum, &bytes, (size_t)p->vocab * 16 + 16);
+    memset(sum, 0, (size_t)p->vocab * 16);
+    for (int64_t e = offsets[t]; e < offsets[t + 1] && fate[t] == GOOD; e++) {
+        if (row_of(p, e) < 0) continue;
+        double *const of = sum + 2 * row_of(p, e);
+        of[1] += dz[e].error + 0x1p-149 + (double)(offsets[t + 1] - offsets[t]) * U * fabs(dz[e].x), of[0] += dz[e].x;
+    }
+    for (int64_t c = 0; c < p->vocab; c++) {
+        const double old = p->accumulate ? get(p, DFULL_LOGITS, t, c) : 0, slack = sum[2 * c + 1];
+        expect(p, DFULL_LOGITS, t, c, spoiled ? NAN : old + sum[2 * c], slack == 0 ? 0 : slack + U * (fabs(old) + fabs(sum[2 * c])));
+    }
 }
 
 static void verify_backward(const problem *p)
@@ -543,6 +580,7 @@ static void verify_backward(const problem *p)
             }
             expect(p, DX, t, d, sum, error + 0x1p-126);
         }
+        if (p->has[DFULL_LOGITS]) verify_full(p, t, dz, fate[t] == WRONG && asked);
     }
     static double *sum, *error, *bias;
     static size_t more[3];
@@ -638,6 +676,10 @@ static void many(int type, int direction, int)
             problem p = plain(type, direction, test.small ? 45 : 150, 1 + i % 2, vocab[i], 100);
             p.kind = kind, p.has[DBIAS] = direction == BACKWARD, p.wide_dbias = true, p.narrow_ids = true;
             check(&p);
+            if (vocab[i] < 1000) { /* an id stands many times in a support */
+                problem q = full(p);
+                q.accumulate = direction == BACKWARD && kind == ONE_ID, q.ignores = i == 2, check(&q);
+            }
             if (direction == FORWARD) continue;
             p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = true, p.ignores = true;
             check(&p);
@@ -662,6 +704,11 @@ static void options(int type, int direction, int)
         if (direction == BACKWARD && k % 4 == 3 && !p.accumulate && p.has[DWEIGHT]) p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = true;
         if (k % 11 == 8) p.has[TEACHER] = p.has[KL] = p.has[DKL] = false;
         check(&p);
+        problem q = full(p);
+        if (q.given) continue;
+        if (k % 6 == 1) q.gap[FULL_LOGITS] = q.gap[DFULL_LOGITS] = 1 + k, q.at[FULL_LOGITS] = q.at[DFULL_LOGITS] = 1;
+        q.special = direction == FORWARD && k % 6 == 2 ? MASKED : NOTHING;
+        check(&q);
     }
 }
 
@@ -691,6 +738,30 @@ static void specials(int type, int direction, int)
             for (int t = DLSE; t <= DSUPPORT_LOGP; t++) p.has[t] = false; /* 1 - p of a target that is almost certain */
             p.tokens = 16, p.mean = 2, check(&p);
         }
+    for (int special = MASKED; special < SPECIALS && direction == BACKWARD; special++) {
+        problem p = full(plain(type, direction, 6, 5, 20, 7));
+        p.special = special, p.bad = special % 2, check(&p);
+    }
+}
+
+/* dfull_logits in the memory of the logits: forward, then backward, and the bits of the call with a tensor of its own. */
+static void in_place(int type, int direction, int)
+{
+    if (direction == FORWARD) return;
+    problem p = full(plain(type, direction, 6, 1, 33, 7));
+    if (!prepare(&p, 0) || !test_launched(launch(&p), describe(&p))) return;
+    collect(&p);
+    const size_t bytes = (size_t)(p.tokens * p.vocab) * (size_t)test_type_bytes[type];
+    unsigned char *const right = (unsigned char *)malloc(bytes);
+    memcpy(right, test_buffer_back(&buffer[DFULL_LOGITS]), bytes);
+    if (prepare(&p, 1)) {
+        args.full_logits = args.dfull_logits;
+        if (test_launched(launch(&p), describe(&p))) {
+            collect(&p);
+            if (!test_that(!memcmp(right, test_buffer_back(&buffer[DFULL_LOGITS]), bytes))) test_detail("in place: other bits");
+        }
+    }
+    free(right);
 }
 
 static void places(int type, int direction, int)
@@ -715,6 +786,7 @@ static void empty(int type, int direction, int)
         p.padding = k > 1 ? 4 : 0, p.accumulate = direction == BACKWARD && k == 3, p.has[DBIAS] = direction == BACKWARD;
         p.has[DWEIGHT_IDS] = p.has[DWEIGHT_ROWS] = direction == BACKWARD && k != 3;
         check(&p);
+        p = full(p), check(&p);
     }
     lk_linear_support_args none = {};
     none.hidden = 3, none.vocab = 4;
@@ -734,6 +806,12 @@ static void ranks(int type, int direction, int)
         p.given = direction == FORWARD;
         if (p.given) p.has[BIAS] = p.has[X] = p.has[WEIGHT] = false, p.has[LOGP] = p.has[LSE] = p.has[ENTROPY] = true;
         if (p.given) check(&p);
+        problem q = full(p);
+        q.given = false;
+        for (int t = LOGP; t <= SUPPORT_LOGP; t++) q.has[t] = false;
+        check(&q);
+        q.given = direction == FORWARD, q.has[LSE] = q.given; /* the third step may have full_logits still */
+        if (q.given) check(&q);
     }
 }
 
@@ -742,6 +820,8 @@ static void graphs(int type, int direction, int)
     problem p = plain(type, direction, 9, 40, 50, 12);
     p.has[DBIAS] = direction == BACKWARD;
     check(&p);
+    test_graph(op, &p);
+    p = full(p), check(&p);
     test_graph(op, &p);
 }
 
@@ -753,6 +833,7 @@ static void falling(int type, int direction, int)
         problem p = plain(type, direction, 9, k % 2 ? 8 : 3, 12, 1 + k);
         uint64_t random = test_hash((uint64_t)k);
         p.narrow_offsets = k & 2, p.has[DBIAS] = direction == BACKWARD;
+        if (k % 3 == 2) p = full(p);
         if (!prepare(&p, 0)) return;
         for (int64_t t = 0; t <= p.tokens; t++) {
             const int64_t at = test_below(&random, entries + 11) - 5, value = k % 5 ? at : at % 2 ? INT32_MAX : INT32_MIN;
@@ -773,7 +854,7 @@ static void falling(int type, int direction, int)
 }
 
 static const test_theme themes[] = {{"falling offsets", falling}, {"empty", empty}, {"lengths", lengths}, {"many", many}, {"options", options}, {"alone", alone},
-                                    {"special values", specials}, {"places", places}, {"ranks", ranks}, {"graph", graphs}};
+                                    {"special values", specials}, {"places", places}, {"in place", in_place}, {"ranks", ranks}, {"graph", graphs}};
 
 /* Ids of four digits. The weight would have 2^24 rows, so dbias alone. */
 static void four_digits(void)
@@ -871,6 +952,16 @@ static void errors(int type, int direction)
         {LK_ERR_VALUE, LK_ERR_VALUE, "dweight_rows is given", SPOIL(a->dweight_rows = (int32_t *)a->dbias; a->dbias = NULL), false, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "accumulate is given", SPOIL(a->dweight_ids = (int32_t *)a->dweight; a->dweight_rows = (int32_t *)a->dbias;
                                                                   a->dweight = a->dx; a->dx = a->dbias = NULL; a->accumulate = 1), false, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "x is given", SPOIL(a->full_logits = a->x), true, false},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "weight is given", SPOIL(a->full_logits = a->x; a->x = a->dx ? a->x : NULL), true, false},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "bias is given", SPOIL(a->full_logits = a->x; if (!a->dx) a->x = a->weight = NULL), true, false},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "dx is given", SPOIL(a->dfull_logits = a->dweight; a->dweight = a->dbias = NULL), false, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "dweight is given", SPOIL(a->dfull_logits = a->dx; a->dx = a->dbias = NULL), false, true},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "dbias is given", SPOIL(a->dfull_logits = a->dweight; a->dx = a->dweight = NULL), false, true},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "full_logits_stride", SPOIL(a->full_logits = a->weight; if (!a->dx) a->x = a->weight = a->bias = NULL;
+                                                                 a->full_logits_stride = -1), true, false},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "dfull_logits_stride", SPOIL(a->dfull_logits = a->dweight; a->dx = a->dweight = a->dbias = NULL;
+                                                                  a->dfull_logits_stride = a->vocab - 1), false, true},
         {LK_ERR_ALIGNMENT, LK_OK, "x is not", SPOIL(MOVED(a->x, 1))},
         {LK_ERR_ALIGNMENT, LK_OK, "logits", SPOIL(MOVED(a->logits, 2))},
         {LK_ERR_WORKSPACE, LK_OK, "workspace", SPOIL(a->workspace = NULL)},
@@ -924,7 +1015,9 @@ static problem draw(uint64_t seed)
         for (int t = DLSE; t <= DSUPPORT_LOGP; t++)
             if (t != DSUPPORT_LOGP && test_chance(r, 4)) p.has[t] = false;
     }
-    return p;
+    if (p.given || !test_chance(r, 4)) return p;
+    if (p.special > MASKED && direction == FORWARD) p.special = NOTHING;
+    return full(p);
 }
 
 static void fuzz(void)
