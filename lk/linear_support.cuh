@@ -65,14 +65,14 @@
  *            dweight_ids: dweight has the rows of the ids alone, one after another by rising id. Row k is that of row
  *            dweight_ids[k] of the weight, and dweight_rows says how many there are. What is behind them is not written. For an
  *            optimizer that updates these rows alone: a dense dweight of 151936 rows at hidden = 4096 has 1.2 GB in 16 bits.
- * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows (columns of the logits,
- *            with full_logits). ids and target are
- *            those of the whole vocabulary, the same on all ranks. Three steps; the second is yours, by NCCL for example:
+ * Ranks      Each rank has the rows vocab_start to vocab_start + vocab - 1 of a weight of vocab_total rows; or these columns of the
+ *            logits, with full_logits. ids and target are those of the whole vocabulary, the same on all ranks. Three steps; the
+ *            second is yours, by NCCL for example:
  *                1. forward with `logits` as the only output. The logits of other ranks' ids are 0
  *                2. sum logits over the ranks: 4 bytes for each entry
  *                3. forward with logits_given and the other outputs: every rank has all results
- *            backward is called as without ranks. dweight and dbias are of this rank's rows, dfull_logits of its columns. Sum dx
- *            over the ranks.
+ *            backward is called as without ranks. dweight and dbias are of this rank's rows, dfull_logits of its columns. dx is to be
+ *            summed over the ranks.
  * Repeatable The same bits every time: fixed order, no float atomics. A token's results do not depend on the other tokens.
  *            Whether all rows start at multiples of 16 bytes may change bits.
  * Read on    lk/linear_support.md: how exact results are, and what is read and written.
