@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, glu, kl,
-linear_cross_entropy, linear_cross_entropy_ids, linear_kl, linear_support, md_lrpe_cosine, rms_norm, rope.
+linear_cross_entropy, linear_cross_entropy_ids, linear_kl, linear_support, md_lrpe_cosine, rms_norm, rope, support.
 
 Every function works under jit, grad, vmap, scan, checkpoint, shard_map and jax.export. Arrays are float32, float16 or bfloat16.
 Sums are float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -21,8 +21,8 @@ from ._ffi import TYPES, axes_of, call, platform, public, rescale as _rescale, s
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
-           "linear_cross_entropy_ids", "linear_kl", "linear_support", "SupportOutput", "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope",
-           "platform", "targets"]
+           "linear_cross_entropy_ids", "linear_kl", "support", "linear_support", "SupportOutput", "md_lrpe_cosine", "rms_norm",
+           "add_rms_norm", "srms_norm", "glu", "rope", "platform", "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2, "total_variation": 3}
 SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
@@ -1333,17 +1333,46 @@ def _linear_cross_entropy_ids(options, aux, ranks):
     return f
 
 
-# ---- linear_support ----------------------------------------------------------------------------------------------------------
+# ---- support and linear_support ----------------------------------------------------------------------------------------------
 
 
 class SupportOutput(NamedTuple):
-    """Of linear_support: logp, lse, entropy and kl [...], support_logp [entries]. All have gradients. logp is None without targets, kl
-    without teacher_logp."""
+    """Of support and linear_support: logp, lse, entropy and kl [...], support_logp [entries]. All have gradients. logp is None without
+    targets, kl without teacher_logp."""
     logp: jax.Array | None
     lse: jax.Array
     entropy: jax.Array
     kl: jax.Array | None
     support_logp: jax.Array
+
+
+@public
+def support(logits, ids, offsets, targets=None, *, teacher_logp=None, ignore_index=-100, softcap=0.0, logit_scale=1.0,
+            temperature=None, axis_name=None):
+    """Log-probabilities over a support, from logits: of each token a softmax over the logits of some ids alone, as a sampler's top-p
+    and top-k kept them: a SupportOutput, float32. It is linear_support where the logits are there already.
+
+    logits [..., vocab]; ids [entries] are columns of it. Token t, in the order of the rows of logits, has the ids
+    ids[offsets[t]:offsets[t + 1]]. An id that comes twice in a support counts twice. offsets, targets, teacher_logp, the results, and
+    what is ignored or bad, are as in linear_support.
+
+    lk reads only the logits that ids name. Their gradient is dense, of their type: 0 at all other columns. A bad token's is NaN at all
+    columns, or 0 if all its cotangents are 0. Backward reads no logits: JAX need not keep them for it.
+    softcap, logit_scale and temperature are as in cross_entropy; an array as logit_scale or temperature multiplies all logits. Under
+    vmap lk runs once for each element.
+    axis_name: as in cross_entropy; ids and targets are columns of all devices. Forward sums 4 bytes for each entry over the devices,
+    backward nothing: the gradient is of this device's columns. The results have the bits of one device. Where the devices do not divide
+    vocab, pad logits with any columns: no id names them.
+    """
+    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields, rest = _support_of("logits", logits.shape[:-1], logits.shape[-1], ranks, ids, offsets, targets, teacher_logp,
+                               ignore_index, softcap, logit_scale)
+    if _operand(logit_scale):
+        logits = _times(logits, _factor(logit_scale, "logit_scale", logits.shape[:-1], "token"))
+    logits, *rest = _placed(ranks, "logits", (), logits=logits, **rest)
+    found = _linear_support(fields, ranks)(logits, None, None, *rest)
+    return SupportOutput(*map(found.get, SupportOutput._fields))
 
 
 @public
@@ -1375,18 +1404,29 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
     x, ranks = _array(x, "x", 1), _ranks(axis_name)
     weight = _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
-    shape, vocab, tokens = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1), math.prod(x.shape[:-1])
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields, rest = _support_of("x", x.shape[:-1], weight.shape[0], ranks, ids, offsets, targets, teacher_logp, ignore_index, softcap,
+                               logit_scale)
+    x, bias = _scaled_head(x, bias, logit_scale)
+    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, bias=bias, **rest)
+    found = _linear_support(fields, ranks)(*arrays)
+    return SupportOutput(*map(found.get, SupportOutput._fields))
+
+
+def _support_of(of, shape, vocab, ranks, ids, offsets, targets, teacher_logp, ignore_index, softcap, logit_scale):
+    """What support and linear_support share: the options as fields, and the arrays that are neither logits nor of the head. of: the
+    array whose rows are the tokens, of the shape `shape`. vocab: the columns of a device."""
+    columns, tokens = vocab * (ranks.size if ranks else 1), math.prod(shape)
     fields = _loss_fields("none", ignore_index, 0.0, 0.0, softcap, logit_scale, False)
     fields = {name: fields[name] for name in ("use_ignore_index", "ignore_index", "softcap", "logit_scale")}
     ids, offsets = _whole(ids, "ids"), _whole(offsets, "offsets")
     _demand(ids.ndim == 1, f"ids has the shape {ids.shape}; it must have one dimension")
-    _demand(offsets.shape == (tokens + 1,), f"offsets has the shape {offsets.shape}; the shape of x asks for {(tokens + 1,)}")
+    _demand(offsets.shape == (tokens + 1,), f"offsets has the shape {offsets.shape}; the shape of {of} asks for {(tokens + 1,)}")
     if targets is None:
         fields.update(use_ignore_index=0, ignore_index=0)
     else:
-        targets = _targets(targets, shape, "x", vocab, ignore_index)
+        targets = _targets(targets, shape, of, columns, ignore_index)
         ids, targets = (a.astype(jnp.promote_types(ids.dtype, targets.dtype)) for a in (ids, targets))
     if teacher_logp is not None:
         teacher_logp = _floats(teacher_logp, "teacher_logp")
@@ -1396,25 +1436,29 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
         used = (at >= offsets[0]) & (at < offsets[-1])
         if fields["use_ignore_index"]:
             used &= targets.ravel()[jnp.searchsorted(offsets, at, side="right") - 1] != ignore_index
-        _check_targets("ids", vocab, None, ids, used)
-    x, bias = _scaled_head(x, bias, logit_scale)
-    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, bias=bias, ids=ids, offsets=offsets, targets=targets,
-                     teacher_logp=teacher_logp)
-    found = _linear_support(tuple(fields.items()), ranks)(*arrays)
-    return SupportOutput(*map(found.get, SupportOutput._fields))
+        _check_targets("ids", columns, None, ids, used)
+    return tuple({**fields, "vocab": vocab}.items()), dict(ids=ids, offsets=offsets, targets=targets, teacher_logp=teacher_logp)
 
 
 @functools.lru_cache(None)
 def _linear_support(options, ranks):
+    """The function of both. Without weight x is the logits; backward then has x without columns, and does not read it."""
     options = dict(options)
-    of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias", "dx")  # one call for each element of vmap
+    vocab, total = options["vocab"], options["vocab"] * (ranks.size if ranks else 1)
+    # One call for each element of vmap.
+    of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias",
+                  "dx", "dfull_logits")
 
     def run(direction, arrays, inputs, outputs):
         """The direction "finish" is forward from the logits of all columns."""
         x, weight, bias, ids, offsets, targets, teacher_logp = arrays
-        head, fields = _head(direction, x, weight, bias, outputs, dict(
-            options, entries=ids.shape[0], target_dtype=int(ids.dtype == jnp.int32), offsets_dtype=int(offsets.dtype == jnp.int32)))
-        vocab, total = weight.shape[0], weight.shape[0] * (ranks.size if ranks else 1)
+        fields = dict(options, entries=ids.shape[0], target_dtype=int(ids.dtype == jnp.int32),
+                      offsets_dtype=int(offsets.dtype == jnp.int32))
+        if weight is None:
+            fields |= {"tokens": math.prod(x.shape[:-1]), "hidden": 1}
+            head = {"full_logits": x} if direction == "forward" else {}
+        else:
+            head, fields = _head(direction, x, weight, bias, outputs, fields)
         if direction == "finish":
             direction, fields = "forward", {**fields, "vocab": total, "logits_given": 1}
         elif ranks:
@@ -1448,6 +1492,8 @@ def _linear_support(options, ranks):
         _constants(teacher_logp=primals[6])
         arrays = _values(*primals)
         found = forward(arrays)
+        if arrays[1] is None:
+            arrays = [arrays[0][..., :0], *arrays[1:]]
         return results(found), (arrays, found["logits"], _flags(_wanted(dx=primals[0], dweight=primals[1], dbias=primals[2]), _HEAD))
 
     def bwd(kept, cotangents):
@@ -1457,8 +1503,10 @@ def _linear_support(options, ranks):
         if all(up is None for up in ups.values()):
             return (None,) * 7
         likes = {name: _like(a) for name, a in zip(_HEAD, arrays) if name in _flagged(flags)}
+        if arrays[1] is None:
+            likes = {"dfull_logits": _of((*arrays[0].shape[:-1], vocab), arrays[0].dtype)}
         made = run("backward", arrays, {"logits": logits, **ups}, likes)
-        return *map(made.get, _HEAD), None, None, None, None
+        return made.get("dfull_logits", made.get("dx")), made.get("dweight"), made.get("dbias"), None, None, None, None
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
