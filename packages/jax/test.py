@@ -13,6 +13,7 @@ import concurrent.futures
 import functools
 import itertools
 import logging
+import math
 import os
 import pickle
 import re
@@ -825,59 +826,217 @@ def supports(seed, tokens, vocab, most, kind=np.int32):
     return np.concatenate(each).astype(kind), offsets, np.array([draw.choice(mine) for mine in each], kind)
 
 
-def exact_support(x, m, b, ids, offsets, targets=None, teacher_logp=None, *, ignore_index=-100, softcap=0.0, logit_scale=1.0,
+def exact_support(logits, ids, offsets, targets=None, teacher_logp=None, *, ignore_index=-100, softcap=0.0, logit_scale=1.0,
                   temperature=1.0):
-    """linear_support by JAX, from all logits: the results that there are."""
-    token, rows = np.repeat(np.arange(len(x)), np.diff(offsets)), np.arange(len(x))
-    mine = np.zeros((len(x), len(m)), bool)
-    mine[token, ids] = True
-    z = logit_scale * (x @ m.T + (0.0 if b is None else b))
+    """support by JAX, token by token: the results that there are. All of a bad token is NaN, its gradient at all columns too."""
+    shape, vocab, ids = logits.shape[:-1], logits.shape[-1], np.asarray(ids)
+    z = logit_scale * logits
     z = (softcap * jnp.tanh(z / softcap) if softcap else z) / temperature
-    counts = np.ones(len(x)) if targets is None else np.where(targets == ignore_index, 0.0, 1.0)
-    lse = counts * jax.nn.logsumexp(jnp.where(mine, z, -np.inf), 1)
-    logp = counts[:, None] * jnp.where(mine, z - jax.nn.logsumexp(jnp.where(mine, z, -np.inf), 1, keepdims=True), 0.0)
-    results = [lse, counts * -(mine * jnp.exp(logp) * logp).sum(1)]
-    if targets is not None:
-        results.insert(0, counts * logp[rows, np.where(counts == 0, 0, targets)])
-    support = logp[token, ids]
-    if teacher_logp is not None:
-        terms = jnp.where(teacher_logp == -np.inf, 0.0, jnp.exp(teacher_logp) * (jnp.maximum(teacher_logp, -1e9) - support))
-        results.append(counts * jnp.zeros(len(x), terms.dtype).at[token].add(terms))
-    return *results, support
+    found, each = [], jnp.zeros(len(ids), z.dtype)
+    for t, row in enumerate(z.reshape(math.prod(shape), vocab)):
+        mine, y = slice(offsets[t], offsets[t + 1]), None if targets is None else np.ravel(targets)[t]
+        own, kl = ids[mine], 0.0
+        if y is not None and y == ignore_index:
+            found.append(jnp.zeros(4, z.dtype))
+            continue
+        if not len(own) or own.min() < 0 or own.max() >= vocab or (y is not None and y not in own):
+            found.append(jnp.full(4, np.nan) * row.sum())
+            each = each.at[mine].set(np.nan * row.sum())
+            continue
+        lse = jax.nn.logsumexp(row[own])
+        logp = row[own] - lse
+        if teacher_logp is not None:
+            q, log_q = np.exp(np.float64(teacher_logp[mine])), np.float64(teacher_logp[mine])
+            kl = (q * (np.where(q > 0, log_q, 0.0) - logp)).sum()
+        entropy = -(jnp.exp(logp) * jnp.where(logp == -np.inf, 0.0, logp)).sum()
+        found.append(jnp.stack([0.0 if y is None else logp[list(own).index(y)], lse, entropy, kl]))
+        each = each.at[mine].set(logp)
+    logp, lse, entropy, kl = (a.reshape(shape) for a in jnp.stack(found, 1))
+    return *(() if targets is None else (logp,)), lse, entropy, *(() if teacher_logp is None else (kl,)), each
+
+
+def exact_linear_support(x, m, b, *args, **options):
+    return exact_support(x @ m.T + (0.0 if b is None else b), *args, **options)
+
+
+def some_results(out):
+    return tuple(a for a in out if a is not None)
+
+
+def teacher_of(ids):
+    """A teacher's log-probabilities; where one is -inf there is no q."""
+    return np.where(np.arange(len(ids)) % 5 == 2, -np.inf, np.array(normal(3, len(ids))) - 1).astype(np.float32)
+
+
+SUPPORT_OPTIONS = ({}, {"softcap": 5.0}, dict(softcap=8.0, logit_scale=1.5, temperature=2.0), {"ignore_index": 3},
+                   {"temperature": 0.7})
+
+
+def support():
+    vocab = 43
+    for dtype, (k, options), shape in itertools.product(DTYPES, enumerate(SUPPORT_OPTIONS), ((2, 3), (5,), ())):
+        if len(shape) != k % 3 and (dtype != "float32" or len(shape) != 2):  # each once
+            continue
+        tokens = math.prod(shape)
+        ids, offsets, targets = supports(k, tokens, vocab, (3, 12, 43, 12, 40)[k])
+        targets = targets.reshape(shape)
+        if "ignore_index" in options and tokens > 2:
+            targets.ravel()[2] = 3
+        teacher, rest = teacher_of(ids), {n: o for n, o in options.items() if n != "ignore_index"}
+        x = normal(4, *shape, vocab, dtype=dtype, scale=2)
+        ups = [64 * normal(20 + i, *(shape if i < 4 else (len(ids),))) for i in range(5)]
+        name = f"{dtype} {shape} {options}"
+        compare(name, lambda v: some_results(lk.support(v, ids, offsets, targets, teacher_logp=teacher, **options)),
+                lambda v: exact_support(v, ids, offsets, targets, teacher, **options), [x], tuple(ups))
+        compare(f"{name} no targets, no teacher", lambda v: some_results(lk.support(v, ids, offsets, **rest)),
+                lambda v: exact_support(v, ids, offsets, **rest), [x], (ups[1], ups[2], ups[4]), jit=True)
+        for i, field in enumerate(lk.SupportOutput._fields if dtype == "float32" and k < 4 else ()):
+            compare(f"{name} {field} alone", lambda v: lk.support(v, ids, offsets, targets, teacher_logp=teacher, **options)[i],
+                    lambda v: exact_support(v, ids, offsets, targets, teacher, **options)[i], [x], ups[i])
+    # Ids that come twice in a support; bad ids, a target that is none of the ids, ignored tokens, no ids; entries of no token.
+    ids = np.array([-1, -2, 7, 1, 7, 7, vocab, 3, 3, 9, -3, 5, 38, 5, 5, 1, 20, 99])
+    offsets = np.array([2, 6, 7, 10, 11, 13, 13, 16, 17])
+    targets = np.array([7, vocab, 3, -3, 9, 1, 5, -2])
+    for dtype in DTYPES:
+        x = normal(4, 8, vocab, dtype=dtype).at[2, 9].set(-jnp.inf)
+        ups = tuple(64 * normal(20 + i, *((8,) if i < 4 else (len(ids),))) for i in range(5))
+        ours = lambda v: tuple(lk.support(v, ids, offsets, targets, teacher_logp=teacher, ignore_index=-2))
+        teacher = np.where(ids == 9, -np.inf, -0.7).astype(np.float32)
+        finite = lambda v: exact_support(jnp.where(v == -np.inf, -1e5, v), ids, offsets, targets, teacher, ignore_index=-2)
+        out, pull = jax.vjp(ours, x)
+        expected, (gradient,) = exactly(finite, x, upstream=ups)
+        at = np.arange(len(ids)) == 9  # of the column that is masked, -1e5 there
+        check(f"{dtype} special tokens, a masked column", np.isneginf(out[4][9]) and expected[4][9] < -9e4, out[4])
+        for i, (a, b) in enumerate(zip(out, expected)):
+            a, b = (np.where(at, 0, c) if i == 4 else c for c in (a, b))
+            close(f"{dtype} special tokens, result {i}", a, b, like="float32")
+        check(f"{dtype} special tokens, which are NaN", np.flatnonzero(np.isnan(out[1])).tolist() == [1, 3, 4, 5], out[1])
+        zeros = *(a[7] for a in out[:4]), np.asarray(out[4])[[0, 1, 16, 17]]
+        check(f"{dtype} special tokens, which are 0", not any(map(np.any, zeros)), out)
+        dx, = pull(ups)
+        gradient = np.where(np.asarray(x) == -np.inf, np.asarray(dx), gradient)  # JAX's where gives it none
+        check(f"{dtype} special tokens, type of the gradient", dx.dtype == x.dtype and bool(jnp.isfinite(dx[2, 9])), dx.dtype)
+        close(f"{dtype} special tokens, gradient", dx, gradient, 2)
+        quiet, = pull(tuple(u.at[1].set(0) if i < 4 else u.at[6].set(0) for i, u in enumerate(ups)))
+        check(f"{dtype} a bad token whose gradients are 0", not quiet[1].any() and bool(jnp.isnan(quiet[3]).all()), quiet[1])
+    # The bits are those of a head whose product is exact: ids pick rows of the identity.
+    x = normal(4, 8, vocab)
+    i, o, t = supports(5, 8, vocab, 43)
+    more = dict(teacher_logp=teacher_of(i), softcap=9.0)
+    equal("the bits of linear_support", lk.support(x, i, o, t, **more), lk.linear_support(x, jnp.eye(vocab), i, o, t, **more))
+    # Numbers that are operands.
+    for dtype in DTYPES:
+        x, (i, o, t) = normal(7, 4, vocab, dtype=dtype), supports(9, 4, vocab, 6)
+        for what, value in (("logit_scale", jnp.float32(0.7)), ("logit_scale", jnp.abs(normal(5, 4)) + 0.5),
+                            ("temperature", jnp.abs(normal(6, 4)) + 0.5)):
+            compare(f"{dtype} {what} {value.shape}", lambda v, s: lk.support(v, i, o, **{what: s}).support_logp,
+                    lambda v, s: exact_support((v.T * s).T if what == "logit_scale" else (v.T / s).T, i, o)[2],
+                    [x, value], 64 * normal(5, len(i)), 8, like=dtype)
+    x, (i, o, t) = normal(7, 4, vocab), supports(9, 4, vocab, 6)
+    made = programs(lambda n: jax.grad(lambda v, s: lk.support(
+        v, i, o, t, logit_scale=s, teacher_logp=np.full(len(i), -n)).kl.sum(), (0, 1))(x, jnp.float32(n)), range(1, 6))
+    check("new numbers are no new program", made == 0, f"{made} programs for 3 values")
+    # No tokens; no entries.
+    none = lambda v: lk.support(v, i, np.array([0]), np.zeros(0, np.int32))
+    slope = jax.grad(lambda v: none(v).lse.sum())(x[:0])
+    check("no tokens", not any(a.any() for a in some_results(none(x[:0]))) and slope.shape == (0, vocab))
+    alone, pull = jax.vjp(lambda v: lk.support(v, i[:0], np.zeros(5, np.int32), np.array([-100, 1, -100, -100])).lse, x)
+    dx, = pull(jnp.ones(4))
+    check("no entries", np.isnan(alone).tolist() == np.isnan(dx).all(1).tolist() == [False, True, False, False] and
+          not dx[jnp.array([0, 2, 3])].any(), f"{alone} {dx}")
+    # What runs. Backward does not read the logits, so nothing keeps them.
+    forward, back = ("linear_support_" + d for d in ("forward_f32", "backward_f32"))
+    loss = lambda v: lk.support(v, i, o, t).logp.sum()
+    calls = calls_in(jax.grad(loss), x)
+    check("calls", calls == [(forward, "full_logits ids offsets target", "logits logp lse entropy support_logp workspace"),
+                             (back, "ids offsets target logits dlogp", "dfull_logits workspace")], calls)
+    calls = calls_in(loss, x)
+    check("forward alone", [c[0] for c in calls] == [forward], calls)
+    kept = jax.tree.leaves(jax.jit(lambda v: jax.vjp(loss, v)[1])(x))
+    check("what is kept for backward", not any(a.size >= x.size for a in kept), [a.shape for a in kept])
+    # Transformations.
+    logp = lambda v: lk.support(v, i, o, t).logp
+    _, pull = jax.vjp(logp, x)
+    equal("jacrev", jax.jacrev(logp)(x), jnp.stack([pull(row)[0] for row in jnp.eye(4)]))
+    xs, all_ids, all_t = jnp.stack([x, 2 * x, -x]), jnp.stack([i, i[::-1], i]), jnp.stack([t, i[::-1][o[:-1]], t])
+    teacher = teacher_of(i)
+    for how, axes in (("logits", (0, None, None)), ("logits, ids and targets", (0, 0, 0)), ("ids and targets", (None, 0, 0))):
+        given = [a if n == 0 else a[0] for a, n in zip((xs, all_ids, all_t), axes)]
+        f = lambda v, i, t: tuple(lk.support(v, i, o, t, teacher_logp=teacher))
+        loss = lambda v, i, t: sum(jnp.sin(a).sum() for a in f(v, i, t))
+        each = [[a if n is None else a[k] for a, n in zip(given, axes)] for k in range(3)]
+        for what, g in (("value", f), ("gradient", jax.grad(loss))):
+            equal(f"vmap over {how}, {what}", jax.jit(jax.vmap(g, axes))(*given), jax.tree.map(
+                lambda *a: jnp.stack(a), *(g(*e) for e in each)))
+    again = jax.checkpoint(logp)
+    equal("checkpoint", jax.jit(jax.grad(lambda v: again(v).sum()))(x), jax.grad(lambda v: logp(v).sum())(x))
+    traced = jax.jit(lk.support)
+    equal("all arrays traced", traced(x, i, o, t), lk.support(x, i, o, t))
+    for kind, text, wrong in [
+            (ValueError, "ids has the shape (1, 5); it must have one dimension",
+             lambda: lk.support(x, np.ones((1, 5), np.int32), o)),
+            (ValueError, "offsets has the shape (4,); the shape of logits asks for (5,)", lambda: lk.support(x, i, o[1:])),
+            (ValueError, "teacher_logp has the shape", lambda: lk.support(x, i, o, teacher_logp=np.ones(2))),
+            (ValueError, "targets has the shape (1,); the shape of logits asks for (4,)", lambda: lk.support(x, i, o, t[:1])),
+            (ValueError, "logits has the shape (); it must have 1 dimensions or more",
+             lambda: lk.support(jnp.float32(1), i, o)),
+            (ValueError, "vocab is 0", lambda: lk.support(x[:, :0], i, o)),
+            (ValueError, "softcap is -1", lambda: lk.support(x, i, o, softcap=-1.0)),
+            (ValueError, "logit_scale is 0", lambda: lk.support(x, i, o, logit_scale=0)),
+            (ValueError, "temperature is 0", lambda: lk.support(x, i, o, temperature=0)),
+            (ValueError, "logit_scale has the shape (3,); it must be one number, or have (4,), one for each token",
+             lambda: lk.support(x, i, o, logit_scale=jnp.ones(3))),
+            (TypeError, "temperature is an array, and there is a softcap",
+             lambda: lk.support(x, i, o, softcap=2.0, temperature=jnp.ones(4))),
+            (TypeError, "logits is int32; it must be", lambda: lk.support(np.ones((4, 8), np.int32), i, o)),
+            (TypeError, "ids is float32; it must be int32, int64 or uint8", lambda: lk.support(x, i.astype(np.float32), o)),
+            (ValueError, "ids has a number outside of int32", lambda: lk.support(x, i.astype(np.int64) + 2**31, o)),
+            (TypeError, "teacher_logp would need a gradient", lambda: jax.grad(lambda q: lk.support(
+                x, i, o, teacher_logp=q).kl.sum())(jnp.zeros(len(i))))]:
+        refused(text, wrong, kind, re.escape(text))
+    os.environ["LK_CHECK_TARGETS"] = "1"
+    try:
+        lk.support(x, ids, np.array([2, 6, 6, 7, 7]), np.array([7, -100, -100, -100]))  # the bad id is of a token that is ignored
+        refused("LK_CHECK_TARGETS", lambda: lk.support(x, ids, np.array([2, 6, 7, 7, 7])), ValueError,
+                rf"^ids\[6\] is {vocab}; it must be in \[0, {vocab}\)")
+    finally:
+        del os.environ["LK_CHECK_TARGETS"]
 
 
 def linear_support():
     tokens, hidden, vocab = 4, 24, 43
     weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
-    some = lambda out: tuple(a for a in out if a is not None)
     for dtype in DTYPES:
         x, m = normal(7, tokens, hidden, dtype=dtype), weights.astype(dtype)
-        for k, options in enumerate(({}, {"softcap": 5.0}, dict(softcap=8.0, logit_scale=1.5, temperature=2.0), {"ignore_index": 3})):
-            ids, offsets, targets = supports(k, tokens, vocab, (3, 12, 43, 12)[k], (np.int32, np.int64)[k % 2] if jax.config.jax_enable_x64 else np.int32)
+        for k, options in enumerate(SUPPORT_OPTIONS[:4]):
+            ids, offsets, targets = supports(k, tokens, vocab, (3, 12, 43, 12)[k])
             if k and dtype != "float32" and k != 1 + (dtype == "float16"):  # each once in 16 bits
                 continue
             if "ignore_index" in options:
                 targets[2] = 3
-            teacher = np.where(np.arange(len(ids)) % 5 == 2, -np.inf, np.array(normal(3, len(ids))) - 1).astype(np.float32)
+            teacher = teacher_of(ids)
             ups = [256 * normal(20 + i, *((tokens,) if i < 4 else (len(ids),))) for i in range(5)]
-            compare(f"{dtype} {options}", lambda v, w: some(lk.linear_support(v, w, ids, offsets, targets, teacher_logp=teacher, **options)),
-                    lambda v, w: exact_support(v, w, None, ids, offsets, targets, teacher, **options), [x, m], tuple(ups), 8, like=dtype)
-            compare(f"{dtype} {options} no targets, no teacher", lambda v, w: some(lk.linear_support(v, w, ids, offsets, **{
-                n: o for n, o in options.items() if n != "ignore_index"})), lambda v, w: exact_support(v, w, None, ids, offsets, **options),
-                [x, m], (ups[1], ups[2], ups[4]), 8, jit=True, like=dtype)
+            rest = {n: o for n, o in options.items() if n != "ignore_index"}
+            compare(f"{dtype} {options}", lambda v, w: some_results(lk.linear_support(
+                v, w, ids, offsets, targets, teacher_logp=teacher, **options)), lambda v, w: exact_linear_support(
+                    v, w, None, ids, offsets, targets, teacher, **options), [x, m], tuple(ups), 8, like=dtype)
+            compare(f"{dtype} {options} no targets, no teacher", lambda v, w: some_results(lk.linear_support(v, w, ids, offsets, **rest)),
+                    lambda v, w: exact_linear_support(v, w, None, ids, offsets, **rest), [x, m], (ups[1], ups[2], ups[4]), 8, jit=True,
+                    like=dtype)
             for kind in dict.fromkeys((dtype, "float32")):
-                compare(f"{dtype} {options}, weight and bias {kind}", lambda v, w, b: some(lk.linear_support(
-                    v, w, ids, offsets, targets, bias=b, **options)), lambda v, w, b: exact_support(
+                compare(f"{dtype} {options}, weight and bias {kind}", lambda v, w, b: some_results(lk.linear_support(
+                    v, w, ids, offsets, targets, bias=b, **options)), lambda v, w, b: exact_linear_support(
                         v, w, b, ids, offsets, targets, **options), [x, m.astype(kind), bias.astype(kind)],
                     (ups[0], ups[1], ups[2], ups[4]), 8, like=dtype)
             if k:
                 continue
             compare(f"{dtype} {options} logp alone", lambda v, w: lk.linear_support(v, w, ids, offsets, targets, **options).logp,
-                    lambda v, w: exact_support(v, w, None, ids, offsets, targets, **options)[0], [x, m], ups[0], 8, like=dtype)
+                    lambda v, w: exact_linear_support(v, w, None, ids, offsets, targets, **options)[0], [x, m], ups[0], 8,
+                    like=dtype)
         ids, offsets, targets = supports(9, tokens, vocab, 6)
         for what, value in (("logit_scale", jnp.float32(0.7)), ("temperature", jnp.abs(normal(6, tokens)) + 0.5)):
             compare(f"{dtype} {what} {value.shape}", lambda v, w, s: lk.linear_support(v, w, ids, offsets, **{what: s}).support_logp,
-                    lambda v, w, s: exact_support((v.T * s).T if what == "logit_scale" else (v.T / s).T, w, None, ids, offsets)[2],
+                    lambda v, w, s: exact_linear_support((v.T * (s if what == "logit_scale" else 1 / s)).T, w, None, ids, offsets)[2],
                     [x, m, value], 64 * normal(5, len(ids)), 8, like=dtype)
     x, m = normal(7, 3, hidden), weights
     ids, offsets = np.array([1, 2, vocab, 4, 5]), np.array([0, 2, 4, 5])
@@ -2091,6 +2250,8 @@ def every():
                                      "x weight bias"),
         "linear_support": (dict(x=x, weight=m, ids=jnp.stack([t.ravel(), t.ravel() + 1], 1).ravel(), offsets=jnp.arange(0, 49, 2),
                                 targets=t, bias=b, teacher_logp=-jnp.abs(normal(9, 48))), {}, ("softcap", 5.0, 9.0), "x weight bias"),
+        "support": (dict(logits=x, ids=jnp.stack([t.ravel(), (t.ravel() + 1) % 16], 1).ravel(), offsets=jnp.arange(0, 49, 2),
+                         targets=t, teacher_logp=-jnp.abs(normal(9, 48))), {}, ("softcap", 5.0, 9.0), "logits"),
         "md_lrpe_cosine": (dict(x=x.reshape(4, 3, 2, 16), theta=normal(3, 3, 16)), dict(shape=2), ("activation", "silu", None),
                            "x theta"),
         "glu": (dict(gate=x, up=r, row_weight=weight), {}, ("limit", 1.0, 2.0), "gate up row_weight"),
@@ -2194,7 +2355,7 @@ def everywhere():
         refused(f"{name} a symbolic dimension", lambda: jax.export.export(jax.jit(f), disabled_checks=checks)(shapes), ValueError,
                 "with a symbolic dimension; lk's calls are compiled for sizes that are known: export one program for each size$")
         axes = {n: 0 if n in mapped else None for n in arrays}
-        if name not in ("cross_entropy", "linear_support"):  # a mean is a loop of calls, as often as there are elements; offsets are of x
+        if name not in ("cross_entropy", "support", "linear_support"):  # a mean is a loop of calls, one each; offsets are of all x
             refused(f"{name} vmap, a symbolic dimension", lambda: jax.export.export(jax.jit(jax.vmap(
                 f, (axes,))), disabled_checks=checks)(shapes), ValueError, "a symbolic dimension; lk's calls are compiled")
         check(f"{name} pickle", pickle.loads(pickle.dumps(function)) is function)
@@ -2233,7 +2394,7 @@ def meshes():
             def slopes(arrays):
                 return jax.grad(lambda some: sum(jnp.sin(r).sum() for r in jax.tree.leaves(mapped({**arrays, **some}))))(
                     {n: arrays[n] for n in wanted})
-            if wanted and name != "linear_support":  # whose offsets are those of all x
+            if wanted and name not in ("support", "linear_support"):  # whose offsets are those of all x
                 same = jax.jit(slopes)(arrays) if name == "cross_entropy" else expected[1]  # a mean for each element
                 near(f"{title} gradient of vmap", jax.jit(slopes)(split), same)
 
@@ -2302,6 +2463,14 @@ def x64():
                 lambda v: exact_ids(v, ids, ignore_index=ignored), [x], ups)
         compare(f"linear_cross_entropy_ids {end.__name__}", lambda v, m: tuple(lk.linear_cross_entropy_ids(
             v, m, ids, ignore_index=ignored)), lambda v, m: exact_ids(v @ m.T, ids, ignore_index=ignored), [x, m], ups, 3)
+        own, ups = jnp.stack([jnp.clip(t, 0, 5), (jnp.clip(t, 0, 5) + 1) % 6], 1).ravel(), tuple(normal(i, 4) for i in range(3))
+        for at in (np.int32, np.int64):
+            at = np.arange(0, 9, 2, at)
+            compare(f"support {end.__name__} {at.dtype}", lambda v: tuple(lk.support(v, own, at, t, ignore_index=ignored)[:3]),
+                    lambda v: exact_support(v, own, at, t, ignore_index=ignored)[:3], [x[:, :6]], ups)
+            compare(f"linear_support {end.__name__} {at.dtype}", lambda v, m: tuple(lk.linear_support(
+                v, m, own, at, t, ignore_index=ignored)[:3]), lambda v, m: exact_linear_support(
+                    v, m, None, own, at, t, ignore_index=ignored)[:3], [x, m], ups, 3)
         loss, aux = lk.cross_entropy(x, t, aux=("argmax", "valid_rows"))
         check("types of aux", loss.dtype == jnp.float32 and aux["argmax"].dtype == aux["valid_rows"].dtype == jnp.int32)
         check("argmax", np.array_equal(aux["argmax"], np.argmax(x, -1)))
@@ -2363,6 +2532,7 @@ def ranks():
     ranks_linear()
     ranks_linear_ids()
     ranks_support()
+    ranks_support_of_logits()
     ranks_kl()
     ranks_transforms()
     ranks_mistakes()
@@ -2633,27 +2803,25 @@ def ranks_support():
     P, over = jax.sharding.PartitionSpec, functools.partial(lk.linear_support, axis_name="vocab")
     tokens, hidden, vocab = 7, 24, 40
     weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
-    some = lambda out: tuple(a for a in out if a is not None)
     modes = itertools.cycle((True, False))
-    options_of = [{}, {"softcap": 5.0}, dict(softcap=8.0, logit_scale=1.5, temperature=2.0), {"ignore_index": 3},
-                  {"temperature": 0.7}]
-    for dtype, (k, options) in itertools.product(DTYPES, enumerate(options_of)):
+    for dtype, (k, options) in itertools.product(DTYPES, enumerate(SUPPORT_OPTIONS)):
         if dtype == "float16" and k % 3:  # the others say it
             continue
         ids, offsets, targets = supports(k, tokens, vocab, (3, 12, 40, 12, 1)[k])  # in one device and in several
         ids, checked = jnp.asarray(ids), next(modes)
         if k == 3:
             targets[2], targets[5] = 3, 3
-        teacher = np.where(np.arange(len(ids)) % 5 == 2, -np.inf, np.array(normal(3, len(ids))) - 1).astype(np.float32)
+        teacher = teacher_of(ids)
         ups = [256 * normal(20 + i, *((tokens,) if i < 4 else (len(ids),))) for i in range(5)]
         x, weight_type, bias_type = normal(7, tokens, hidden, dtype=dtype), *((dtype, None), (dtype, dtype), ("float32",) * 2)[k % 3]
         arrays = [x, weights.astype(dtype).astype(weight_type)] + ([bias.astype(bias_type)] if bias_type else [])
         specs, rest = (P(), 0, 0)[:len(arrays)], {n: o for n, o in options.items() if n != "ignore_index"}
         for what, f, exact, up in (
-                ("all", lambda g: lambda v, m, b=None: some(g(v, m, ids, offsets, targets, bias=b, teacher_logp=teacher, **options)),
-                 lambda v, m, b=None: exact_support(v, m, b, ids, offsets, targets, teacher, **options), tuple(ups)),
-                ("no targets, no teacher", lambda g: lambda v, m, b=None: some(g(v, m, ids, offsets, bias=b, **rest)),
-                 lambda v, m, b=None: exact_support(v, m, b, ids, offsets, **rest), (ups[1], ups[2], ups[4]))):
+                ("all", lambda g: lambda v, m, b=None: some_results(g(
+                    v, m, ids, offsets, targets, bias=b, teacher_logp=teacher, **options)),
+                 lambda v, m, b=None: exact_linear_support(v, m, b, ids, offsets, targets, teacher, **options), tuple(ups)),
+                ("no targets, no teacher", lambda g: lambda v, m, b=None: some_results(g(v, m, ids, offsets, bias=b, **rest)),
+                 lambda v, m, b=None: exact_linear_support(v, m, b, ids, offsets, **rest), (ups[1], ups[2], ups[4]))):
             name = f"support {dtype} {weight_type} {bias_type} {options} {what} {'' if checked else 'unchecked'}"
             ours = split(f(over), *specs, checked=checked)
             compare(name, ours, exact, arrays, up, 8, like=dtype)
@@ -2694,6 +2862,73 @@ def ranks_support():
     for checked in (True, False):
         text = jax.jit(jax.value_and_grad(head(checked))).lower(x, m).compile().as_text()
         check("support, collectives", sums_in(text, len(ids)) == sums_in(text, "5,24") == 1 and " all-gather" not in text, text)
+
+
+def ranks_support_of_logits():
+    P, over = jax.sharding.PartitionSpec, functools.partial(lk.support, axis_name="vocab")
+    vocab, modes = 40, itertools.cycle((True, False))
+    for dtype, (k, options) in itertools.product(DTYPES, enumerate(SUPPORT_OPTIONS)):
+        if dtype == "float16" and k % 3:  # the others say it
+            continue
+        shape, checked = ((7,), (2, 3))[k % 2], next(modes)
+        ids, offsets, targets = supports(k, math.prod(shape), vocab, (3, 12, 40, 12, 1)[k])  # in one device and in several
+        ids, targets = jnp.asarray(ids), targets.reshape(shape)
+        if k == 3:
+            targets[0, 2], targets[1, 1] = 3, 3
+        teacher, rest = teacher_of(ids), {n: o for n, o in options.items() if n != "ignore_index"}
+        x = normal(4, *shape, vocab, dtype=dtype, scale=2)
+        ups = [64 * normal(20 + i, *(shape if i < 4 else ids.shape)) for i in range(5)]
+        for what, f, exact, up in (
+                ("all", lambda g: lambda v: some_results(g(v, ids, offsets, targets, teacher_logp=teacher, **options)),
+                 lambda v: exact_support(v, ids, offsets, targets, teacher, **options), tuple(ups)),
+                ("no targets, no teacher", lambda g: lambda v: some_results(g(v, ids, offsets, **rest)),
+                 lambda v: exact_support(v, ids, offsets, **rest), (ups[1], ups[2], ups[4]))):
+            name, alone = f"logits {dtype} {options} {what} {'' if checked else 'unchecked'}", jax.jit(f(lk.support))
+            ours = split(f(over), len(shape), checked=checked)
+            compare(name, ours, exact, [x], up)
+            equal(f"{name}, the bits of one device", ours(x), alone(x))
+            equal(f"{name}, the bits of one device's gradient", jax.vjp(ours, x)[1](up), jax.vjp(alone, x)[1](up))
+    # Ids that are bad, and what looks like one elsewhere, or come twice; a target that is none of them, no ids; entries of no token.
+    x = normal(7, 7, vocab).at[0, 7].set(-jnp.inf)
+    ids, offsets = np.array([-1, -2, 7, 1, 39, 39, vocab, 3, 3, 9, -3, 5, 38, 20, 1, 99]), np.array([2, 6, 7, 10, 11, 13, 13, 15])
+    targets, teacher = np.array([39, vocab, 3, -3, 9, 1, -2]), np.where(ids == 7, -np.inf, -1.0).astype(np.float32)
+    up = tuple(normal(i, *s) for i, s in enumerate([(7,)] * 4 + [(len(ids),)]))
+    f = lambda axis: lambda v: tuple(lk.support(
+        v, ids, offsets, targets, teacher_logp=teacher, ignore_index=-2, axis_name=axis))
+    for checked in (True, False):
+        ours, pull = jax.vjp(split(f("vocab"), 1, checked=checked), x)
+        right, right_pull = jax.vjp(f(None), x)
+        check("logits, special tokens", all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ours, right)), f"{ours} {right}")
+        (dx,), (right,) = pull(up), right_pull(up)
+        check("logits, special tokens, gradient", np.array_equal(dx, right, equal_nan=True), dx)
+        which = [np.flatnonzero(bad).tolist() for bad in (np.isnan(ours[0]), np.isnan(dx).all(1), np.isnan(dx).any(1))]
+        check("logits, special tokens, which", which == [[1, 3, 4, 5]] * 3, which)
+    each = split(lambda v: [a[None] for a in f("vocab")(v)], 1, out=P("vocab"), checked=False)(x)
+    same = all(np.array_equal(a[:1].repeat(4, 0), a, equal_nan=True) for a in each)
+    check("logits, the same bits on all devices", same, each)
+    x = normal(7, 5, vocab)
+    ids, offsets, targets = supports(1, 5, vocab, 4)
+    one = split(lambda v: over(v, ids % 4, offsets).support_logp, 1)
+    equal("logits, a column for each device", one(x[:, :4]), lk.support(x[:, :4], ids % 4, offsets).support_logp)
+    none = split(lambda v: over(v, ids, np.array([0])).lse.sum(), 1)
+    check("logits of no tokens", jax.grad(none)(x[:0]).shape == (0, vocab))
+    alone = split(lambda v: over(v, ids[:0], np.zeros(6, np.int32), np.full(5, -100)).logp, 1)
+    check("logits, no ids", not alone(x).any() and not jax.grad(lambda v: alone(v).sum())(x).any())
+    # What runs: one sum of the entries' logits, none of a gradient. Nothing keeps the logits for backward.
+    forward, back = "linear_support_forward_f32", "linear_support_backward_f32"
+    for checked in (True, False):
+        loss = split(lambda v: over(v, ids, offsets, targets).logp.sum(), 1, checked=checked)
+        calls = calls_in(jax.value_and_grad(loss), x)
+        check("logits, calls", sorted(calls) == [
+            (back, "ids offsets target logits dlogp", "dfull_logits workspace"),
+            (forward, "full_logits ids offsets target", "logits workspace"),
+            (forward, "ids offsets target logits", "logp lse entropy support_logp workspace")], calls)
+        text = jax.jit(jax.value_and_grad(loss)).lower(x).compile().as_text()
+        sums = re.findall(r"= (\S+) all-reduce(?:-start)?\(", text)
+        check("logits, collectives", sums_in(text, len(ids)) == 1 and " all-gather" not in text and not any(
+            "5,10]" in a or "5,40]" in a for a in sums), text)
+        kept = jax.tree.leaves(jax.jit(lambda v: jax.vjp(loss, v)[1])(x))
+        check("logits, what is kept for backward", not any(a.size >= x.size for a in kept), [a.shape for a in kept])
 
 
 def ranks_kl():
@@ -2782,6 +3017,11 @@ def ranks_transforms():
             out = lk.linear_support(v, m, i.ravel(), jnp.arange(0, i.size + 1, 3), i[..., 0], axis_name=axis, **o)
             return out.logp, out.lse, out.entropy, out.support_logp.reshape(i.shape)
         return f
+    def chosen(axis, **o):  # the same of logits
+        def f(v, i):
+            out = lk.support(v, i.ravel(), jnp.arange(0, i.size + 1, 3), i[..., 0], axis_name=axis, **o)
+            return out.logp, out.lse, out.entropy, out.support_logp.reshape(i.shape)
+        return f
     # x of this device's tokens alone: an all-gather before the call, whose gradient is a reduce-scatter.
     teacher = lambda v, m: jax.lax.stop_gradient((v[::-1] * 2, m * 0.5))
     kl_of = lambda axis: lambda v, m, i: lk.linear_kl(v, m, *teacher(v, m), axis_name=axis)
@@ -2798,7 +3038,8 @@ def ranks_transforms():
     # vmap inside and outside of the shard_map, scan, checkpoint: as without.
     for name, f, arrays, specs in (
             ("cross_entropy", entropy, (z, t), (2, P())), ("none", lambda a: entropy(a, **every), (z, t), (2, P())),
-            ("ids", some, (z, ids), (2, P())), ("linear", head, (x, m, t), (P(), 0, P())),
+            ("ids", some, (z, ids), (2, P())), ("logits' support", chosen, (z, ids), (2, P())),
+            ("linear", head, (x, m, t), (P(), 0, P())),
             ("linear_ids", headed, (x, m, ids), (P(), 0, P())), ("support", support, (x, m, ids), (P(), 0, P()))):
         mapped = tuple(None if a is m else 0 for a in arrays)
         alone = jax.vmap(f(None), mapped)
@@ -2817,6 +3058,7 @@ def ranks_transforms():
     for name, f, arrays, specs in (
             ("cross_entropy", lambda a: entropy(a, reduction="none"), (z, t), (P("data", None, "vocab"), P("data"))),
             ("ids", lambda a: some(a, reduction="none"), (z, ids), (P("data", None, "vocab"), P("data"))),
+            ("logits' support", chosen, (z, ids), (P("data", None, "vocab"), P("data"))),
             ("linear", lambda a: head(a, reduction="none"), (x, m, t), (P("data"), P("vocab"), P("data"))),
             ("linear_ids", lambda a: headed(a, reduction="none"), (x, m, ids), (P("data"), P("vocab"), P("data"))),
             ("support", support, (x, m, ids), (P("data"), P("vocab"), P("data")))):
@@ -2831,6 +3073,9 @@ def ranks_transforms():
         g = split(support(axes), P(), P(axes), P(), mesh=two)
         equal(f"a support, columns over {axes}", g(x, m, ids), support(None)(x, m, ids))
         near(f"a support, columns over {axes}, gradient", jax.jit(gradients(g))(x, m, ids), gradients(support(None))(x, m, ids))
+        g = split(chosen(axes), P(None, None, axes), P(), mesh=two)
+        equal(f"logits' support, columns over {axes}", g(z, ids), chosen(None)(z, ids))
+        near(f"logits' support, columns over {axes}, gradient", jax.jit(gradients(g))(z, ids), gradients(chosen(None))(z, ids))
     # Numbers that are operands, and their gradients; a gradient inside of the shard_map.
     for checked in (True, False):
         for name, o in (("number", lambda s: dict(logit_scale=s.mean(), z_loss=s[0, 0] / 8)),
@@ -2849,6 +3094,9 @@ def ranks_transforms():
             ours = split(lambda v, m, s: support("vocab", **only(s))(v, m, ids)[0], P(), 0, P(), checked=checked)
             near(f"support, {name} gradient", gradients(ours)(x, m, s),
                  gradients(lambda v, m, s: support(None, **only(s))(v, m, ids)[0])(x, m, s))
+            ours = split(lambda v, s: chosen("vocab", **only(s))(v, ids)[0], 2, P(), checked=checked)
+            near(f"logits' support, {name} gradient", gradients(ours)(z, s),
+                 gradients(lambda v, s: chosen(None, **only(s))(v, ids)[0])(z, s))
         # Unchecked, JAX differentiates the sum of the losses of four devices.
         inside = split(lambda v: jax.grad(lambda v: entropy("vocab")(v, t))(v), 2, out=P(None, None, "vocab"), checked=checked)
         near("inside gradient", inside(z) / (1 if checked else 4), jax.grad(entropy(None))(z, t))
@@ -2857,6 +3105,10 @@ def ranks_transforms():
     total = lambda axis: lambda v, m: sum(jnp.sin(a).sum() for a in support(axis)(v, m, ids))
     inside = split(lambda v, m: jax.value_and_grad(total("vocab"), (0, 1))(v, m), P(), 0, out=(P(), (P(), P("vocab"))))
     near("support, inside gradient", inside(x, m), jax.value_and_grad(total(None), (0, 1))(x, m))
+    total = lambda axis: lambda v: sum(jnp.sin(a).sum() for a in chosen(axis)(v, ids))
+    for checked in (True, False):
+        inside = split(lambda v: jax.grad(total("vocab"))(v), 2, out=P(None, None, "vocab"), checked=checked)
+        near("logits' support, inside gradient", inside(z) / (1 if checked else 4), jax.grad(total(None))(z))
 
 
 def ranks_mistakes():
@@ -2871,6 +3123,9 @@ def ranks_mistakes():
         (ValueError, no_axis, lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, axis_name="model").loss, P(), 0)(v, m)),
         (ValueError, no_axis, lambda: lk.linear_support(v, m, i, offsets, axis_name="model")),
+        (ValueError, no_axis, lambda: lk.support(x, i, offsets, axis_name="model")),
+        (ValueError, "logits does not vary along the axis 'vocab'; each device must have columns of its own",
+         lambda: split(lambda x: lk.support(x, i, offsets, axis_name="vocab").lse, P())(x)),
         (ValueError, "with axis_name there is no max_counted", lambda: split(lambda v, m: lk.linear_cross_entropy_ids(
             v, m, ids, axis_name="vocab", max_counted=2).loss, P(), 0)(v, m)),
         (ValueError, "logits does not vary along the axis 'vocab'; each device must have columns of its own",
@@ -2899,6 +3154,13 @@ def ranks_mistakes():
                "ids": i, "offsets": offsets, name: a}, axis_name="vocab").lse, P(), 0, P("vocab"))(v, m, a))
           for name, a in (("ids", jnp.zeros(32, jnp.int32)), ("offsets", jnp.arange(20)), ("targets", jnp.zeros(16, jnp.int32)),
                           ("teacher_logp", jnp.zeros(32)))),
+        *((ValueError, f"{name} varies along the axis 'vocab'; all its devices must have the same",
+           lambda name=name, a=a: split(lambda v, a: lk.support(v, **{
+               "ids": i, "offsets": offsets, name: a}, axis_name="vocab").lse, 1, P("vocab"))(x, a))
+          for name, a in (("ids", jnp.zeros(32, jnp.int32)), ("offsets", jnp.arange(20)), ("targets", jnp.zeros(16, jnp.int32)),
+                          ("teacher_logp", jnp.zeros(32)))),
+        (TypeError, "teacher_logp would need a gradient", lambda: jax.grad(lambda q: split(lambda v, q: lk.support(
+            v, i, offsets, teacher_logp=q, axis_name="vocab").kl.sum(), 1, P())(x, q))(jnp.zeros(8))),
         (ValueError, "bias has the shape (8,); it must have (2,)",
          lambda: split(lambda v, m: lk.linear_support(v, m, i, offsets, bias=x[0], axis_name="vocab").lse, P(), 0)(v, m)),
         (TypeError, "teacher_logp would need a gradient", lambda: jax.grad(lambda q: split(lambda v, m, q: lk.linear_support(
@@ -2923,6 +3185,8 @@ def ranks_mistakes():
         check("LK_CHECK_TARGETS, an id of another device", bool(jnp.isfinite(f(v, m, ids.at[2].set(7)))))
         f = split(lambda v, m, i: lk.linear_support(v, m, i, offsets, i[::2], axis_name="vocab").logp.sum(), P(), 0, P())
         check("LK_CHECK_TARGETS, an id of another device's support", bool(jnp.isfinite(f(v, m, i.at[2].set(7)))))
+        f = split(lambda x, i: lk.support(x, i, offsets, i[::2], axis_name="vocab").logp.sum(), 1, P())
+        check("LK_CHECK_TARGETS, an id of another device's columns", bool(jnp.isfinite(f(x, i.at[2].set(7)))))
         jax.effects_barrier()
     finally:
         del os.environ["LK_CHECK_TARGETS"]
@@ -2963,8 +3227,8 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "linear_support", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8", "scales",
-              "launches", "transforms", "everywhere", "mistakes", "x64",
+              "support", "linear_support", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8",
+              "scales", "launches", "transforms", "everywhere", "mistakes", "x64",
               *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
