@@ -1818,10 +1818,12 @@ def head_ids_case(t, spread, hidden, vocab, n, options, weighted, wants, biased=
         verdict(f"{name}: gradient of {what}", off <= (3 * HALF[t] + 2e-5) * size + 1e-6, f"off by {off} of {size}")
 
 
-def supports(t, spread, vocab, most, kind=torch.int64):
-    """Ids of `most` classes at most for each token, all of them different, and at least one; offsets, targets among them."""
+def supports(t, spread, vocab, most, kind=torch.int64, repeat=False):
+    """Ids of `most` classes at most for each token, at least one, and all of them different unless some may repeat; offsets, targets
+    among them."""
     tokens = math.prod(spread)
-    each = [rng.sample(range(vocab), rng.randint(1, min(most, vocab))) for _ in range(tokens)]
+    each = [rng.choices(range(vocab), k=rng.randint(1, most)) if repeat else rng.sample(range(vocab), rng.randint(1, min(most, vocab)))
+            for _ in range(tokens)]
     offsets = torch.tensor([0, *itertools.accumulate(map(len, each))], dtype=kind, device=D)
     target = torch.tensor([rng.choice(mine) for mine in each], device=D).reshape(spread)
     return torch.tensor(sum(each, []), dtype=kind, device=D), offsets, target
@@ -1829,11 +1831,13 @@ def supports(t, spread, vocab, most, kind=torch.int64):
 
 def exact_support(input, weight, ids, offsets, target=None, ignore_index=-100, *, linear_bias=None, teacher_logp=None, softcap=0.0,
                   logit_scale=1.0, temperature=1.0):
-    """The docstring's loop, by PyTorch."""
+    """The docstring's loop, by PyTorch. Without a weight input are the logits."""
     x, results, support = input.reshape(-1, input.shape[-1]), [], []
     for k in range(len(x)):
         mine = slice(int(offsets[k]), int(offsets[k + 1]))
-        z = F.linear(x[k], weight[ids[mine]], None if linear_bias is None else linear_bias[ids[mine]]) * logit_scale
+        head = () if weight is None else (weight[ids[mine]], None if linear_bias is None else linear_bias[ids[mine]])
+        z = F.linear(x[k], *head) if head else x[k, ids[mine]]
+        z = z * (logit_scale.flatten()[k] if isinstance(logit_scale, torch.Tensor) and logit_scale.dim() else logit_scale)
         z = (softcap * torch.tanh(z / softcap) if softcap else z) / temperature
         ignored = target is not None and target.flatten()[k] == ignore_index
         logp = z.log_softmax(-1) * (0.0 if ignored else 1.0)
@@ -1930,6 +1934,150 @@ def linear_support():
              ("softcap below 0", lambda: LF.linear_support(x, w, good, at, softcap=-1.0), "softcap", ValueError)]
     for name, call, word, kind in wrong:
         raises(f"linear_support: {name}", call, word, kind=kind)
+
+
+def logits_case(t, spread, vocab, most, options, layout="packed", wants=(True,) * 5, teacher=True, target=True, kind=torch.int64,
+                repeat=True, upstream="packed"):
+    """support against the same loop in float64, and the gradient of logits: dense, of their type, 0 at all classes but the ids."""
+    x = leaf(normal(*spread, vocab, sigma=2.0), t, layout)
+    ids, offsets, y = supports(t, spread, vocab, most, kind, repeat)
+    given = dict(teacher_logp=normal(len(ids)).to(D).masked_fill(torch.rand(len(ids), device=D) < 0.2, -INF) - 1) if teacher else {}
+    exact = x.detach().double().requires_grad_()
+    out = LF.support(x, ids, offsets, y if target else None, **options, **given)
+    right = exact_support(exact, None, ids, offsets, y if target else None, **options, **given)
+    name = f"support {NAMES[t]} {spread} x {vocab} most={most} {options} {layout} {wants} {teacher} {target} {kind} {repeat} {upstream}"
+    verdict(f"{name}: which there are", [o is None for o in out] == [r is None for r in right] and type(out) is LF.SupportOutput
+            and all(o.dtype == F32 for o in out if o is not None))
+    close(f"{name}: results", [o for o in out if o is not None], [r for r in right if r is not None], 32 * U)
+    ups = [upstream_of(o, upstream) if o is not None and wanted else None for o, wanted in zip(out, wants)]
+    some = lambda results: [o for o, up in zip(results, ups) if up is not None]
+    dx, = torch.autograd.grad(some(out), x, some(ups))
+    wanted, = torch.autograd.grad(some(right), exact, [up.double() for up in some(ups)])
+    others = torch.ones(math.prod(spread), vocab, dtype=torch.bool, device=D)
+    others[torch.arange(len(others), device=D).repeat_interleave(offsets.diff()), ids.long()] = False
+    dense = dx.dtype == t and dx.shape == x.shape and dx.is_contiguous()
+    verdict(f"{name}: a dense gradient", dense and not dx.view(-1, vocab)[others].any())
+    most = wanted.abs().max()
+    compare(f"{name}: gradient", ("dx", dx, wanted, rounded(wanted, 64 * U * (most + 1), t)))
+
+
+def support():
+    for t, wants in itertools.product(TYPES, ((True,) * 5, (True, False, False, False, False), (False, True, False, False, False),
+                                              (False, False, True, False, False), (False, False, False, True, True))):
+        logits_case(t, (6,), 50, 5, {}, rng.choice(LAYOUTS), wants, kind=rng.choice((torch.int32, torch.int64)))
+    for t, layout in itertools.product(TYPES, LAYOUTS):
+        logits_case(t, (3, 4), 21, 9, {}, layout, teacher=rng.random() < 0.5, repeat=False, upstream=rng.choice(UPSTREAMS))
+    for option in ({"softcap": 2.0}, {"logit_scale": 1.5}, {"temperature": 0.5}, {"softcap": 3.0, "temperature": 2.0},
+                   {"ignore_index": 3}):
+        logits_case(F32, (2, 5), 30, 12, option)
+        logits_case(BF16, (7,), 30, 4, option, teacher=False, target="ignore_index" in option)
+    logits_case(F32, (), 5, 5, {})
+    whole = leaf(normal(2, 4, 11))
+    ids, offsets, _ = supports(F32, (2, 3), 11, 5)
+    ours, theirs = (f(whole[:, :-1]) for f in (lambda x: LF.support(x, ids, offsets).entropy, lambda x: exact_support(
+        x.double(), None, ids, offsets).entropy))
+    up = leaf(normal(3, 2), grad=False).t()
+    close("support: all tokens but the last", (ours, torch.autograd.grad(ours, whole, up)[0]),
+          (theirs, torch.autograd.grad(theirs, whole, up.double())[0].double()), 64 * U)
+    logits_case(F16, (300,), 40, 40, {}, "one more")  # many tokens with an id: runs of the sort
+    logits_case(BF16, (2,), 3, 700, {})  # an id hundreds of times in one support
+    x = leaf(normal(4, 9))
+    ids, offsets = torch.tensor([1, 2, 9, 0, 3, 4], device=D), torch.tensor([0, 2, 4, 4, 6], device=D)
+    target, bad = torch.tensor([2, 0, 0, 3], device=D), torch.tensor([False, True, True, False], device=D)
+    out = LF.support(x, ids, offsets, target)
+    dx, = torch.autograd.grad(out.logp.sum(), x)
+    verdict("support: a bad id, no ids: these tokens alone are NaN", bool((out.logp.isnan() == bad).all()
+                                                                          and (dx.isnan() == bad[:, None]).all()))
+    dx, = torch.autograd.grad(LF.support(x, ids, offsets, target).logp[~bad].sum(), x)
+    verdict("support: without a gradient above them they get 0", not dx[bad].any() and bool(dx[~bad].any(1).all()))
+    good, at = ids.clamp(0, 8), torch.tensor([0, 2, 3, 4, 6], device=D)
+    first, one = LF.support(x, good, at), LF.support(x[3:], good, torch.tensor([4, 6], device=D))
+    verdict("support: a token has the same bits alone", torch.equal(first.lse[3:], one.lse)
+            and torch.equal(first.support_logp[4:], one.support_logp[4:]))
+    eye = torch.eye(9, device=D)
+    head = LF.linear_support(x, eye, good, at, torch.tensor([2, 8, 0, 3], device=D), teacher_logp=first.support_logp.detach() - 1)
+    ours = LF.support(x, good, at, torch.tensor([2, 8, 0, 3], device=D), teacher_logp=first.support_logp.detach() - 1)
+    verdict("support: as linear_support of these logits", all(map(torch.equal, ours, head)))
+    verdict("support: and its gradient", all(torch.equal(*(torch.autograd.grad(o[k].sum(), x, retain_graph=True)[0] for o in (ours, head)))
+                                             for k in range(5)))
+    warm = [leaf(torch.tensor([1.0, 2.0, 3.0, 4.0])), leaf(torch.tensor(0.7)), torch.nn.Parameter(torch.ones(1, device=D))]
+    for scale, t in itertools.product(warm, (F32, BF16)):
+        leaves = [leaf(normal(4, 9), t), scale]
+        exact = [v.detach().double().requires_grad_() for v in leaves]
+        ups = normal(4).to(D)
+        for name, f, e in (("logit_scale", lambda x, s: LF.support(x, good, at, logit_scale=s),
+                            lambda x, s: exact_support(x, None, good, at, logit_scale=s.squeeze())),
+                           ("temperature", lambda x, s: LF.support(x, good, at, temperature=s),
+                            lambda x, s: exact_support(x, None, good, at, logit_scale=(1 / s).squeeze()))):
+            for result in ("lse", "entropy"):
+                out, right = getattr(f(*leaves), result), getattr(e(*exact), result)
+                (dx, ds), (wx, ws) = torch.autograd.grad(out, leaves, ups), torch.autograd.grad(right, exact, ups.double())
+                verdict(f"support: {name} {list(scale.shape)} {NAMES[t]}: type of the gradient", dx.dtype == t)
+                close(f"support: {name} {list(scale.shape)} {NAMES[t]}, {result}", (out, dx, ds), (right, wx, ws), 256 * U + HALF[t])
+    raises("support: scales for three of four tokens", lambda: LF.support(x, good, at, logit_scale=warm[0][:3]), "logit_scale",
+           kind=ValueError)
+    raises("support: a temperature for each token and a softcap", lambda: LF.support(x, good, at, temperature=warm[0], softcap=2.0),
+           "softcap", kind=ValueError)
+    nothing = LF.support(x[:0], good[:0], at[:1], target[:0])
+    none, = torch.autograd.grad(nothing.logp.sum() + nothing.lse.sum(), x)
+    verdict("support: no tokens", nothing.logp.shape == (0,) and not none.any())
+    out = LF.support(x, good[:0], at * 0, torch.full((4,), -100, device=D))
+    dx, = torch.autograd.grad((out.support_logp * normal(0).to(D)).sum() + out.lse.sum(), x)
+    verdict("support: tokens without ids, all ignored", not out.lse.any() and not dx.any())
+    dx, = torch.autograd.grad(LF.support(x, good[:0], at * 0).support_logp, x, normal(0).to(D))
+    verdict("support: a gradient of no entry", not dx.any())
+    wide = torch.tensor([2**32 + 1, 0, 3, 2**32], device=D)
+    far = LF.support(x, good.int(), at, wide, ignore_index=2**32)
+    verdict("support: a target beyond int32 is bad, or ignored", bool(far.logp[0].isnan()) and far.logp[3].item() == 0)
+    masked = leaf(torch.tensor([[-INF, 0.0, 1.0], [-INF, -INF, -INF], [0.0, INF, 1.0]]))
+    out = LF.support(masked, torch.tensor([0, 1, 0, 1, 1, 2], device=D), torch.tensor([0, 2, 4, 6], device=D))
+    dx, = torch.autograd.grad(out.lse[0], masked)
+    verdict("support: logits of -inf and inf", out.support_logp[:2].tolist() == [-INF, 0.0] and bool(out.lse[1:].isnan().all())
+            and dx[0].tolist() == [0.0, 1.0, 0.0] and dx[1:].isnan().tolist() == [[True, True, False], [False, True, True]])
+    with torch.no_grad():
+        verdict("support: no_grad", not any(o.requires_grad for o in LF.support(x, good, at, target) if o is not None))
+    verdict("support: logits without a gradient", not LF.support(x.detach(), good, at).lse.requires_grad)
+    big = leaf(normal(64, 4096), BF16)
+    each, starts, _ = supports(BF16, (64,), 4096, 3)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.untyped_storage().nbytes()) or t, lambda t: t):
+        LF.support(big, each, starts)
+    verdict("support: logits are not kept", 0 < sum(kept) < big.nbytes // 16, f"{kept} bytes, and logits have {big.nbytes}")
+    middle = big * 1.0
+    out, right = LF.support(middle, each, starts).lse, torch.autograd.grad(LF.support(big, each, starts).lse.sum(), big)[0]
+    middle.zero_()
+    verdict("support: logits may be overwritten before backward", torch.equal(torch.autograd.grad(out.sum(), big)[0], right))
+    with torch.autocast(D, dtype=BF16):
+        mixed, of_half = LF.support(x, good, at), LF.support(x.to(BF16), good, at)
+    verdict("support: autocast changes nothing", torch.equal(mixed.lse, first.lse) and not torch.equal(of_half.lse, first.lse))
+    wrong = [("ids of two dimensions", lambda: LF.support(x, good[None], at), "ids", ValueError),
+             ("float ids", lambda: LF.support(x, good.float(), at), "ids", TypeError),
+             ("offsets too short", lambda: LF.support(x, good, at[1:]), "offsets", ValueError),
+             ("float offsets", lambda: LF.support(x, good, at.float()), "offsets", TypeError),
+             ("target of another shape", lambda: LF.support(x, good, at, target[:2]), "target", ValueError),
+             ("a float target", lambda: LF.support(x, good, at, target.float()), "target", TypeError),
+             ("teacher_logp of another shape", lambda: LF.support(x, good, at, teacher_logp=warm[0].detach()), "teacher_logp", ValueError),
+             ("teacher_logp of ids", lambda: LF.support(x, good, at, teacher_logp=good), "teacher_logp", TypeError),
+             ("teacher_logp with a gradient", lambda: LF.support(x, good, at, teacher_logp=leaf(normal(6))), "teacher_logp", ValueError),
+             ("logits of float64", lambda: LF.support(x.double(), good, at), "logits must be float32", TypeError),
+             ("logits of no dimension", lambda: LF.support(x[0, 0], good, at), "logits needs at least one dimension", ValueError),
+             ("logits of no classes", lambda: LF.support(x[:, :0], good, at), "vocab", ValueError),
+             ("logits that are no tensor", lambda: LF.support([1.0], good, at), "logits is of type list", TypeError),
+             ("offsets on meta", lambda: LF.support(x, good, at.to("meta")), "offsets", ValueError),
+             ("ids that are no tensor", lambda: LF.support(x, [1, 2], at), "ids", TypeError),
+             ("logit_scale of 0", lambda: LF.support(x, good, at, logit_scale=0.0), "logit_scale", ValueError),
+             ("temperature of 0", lambda: LF.support(x, good, at, temperature=0.0), "temperature", ValueError),
+             ("shards without a group", lambda: LF.support(x, good, at, shards=[9]), "shards", ValueError),
+             ("softcap below 0", lambda: LF.support(x, good, at, softcap=-1.0), "softcap", ValueError)]
+    for name, call, word, kind in wrong:
+        raises(f"support: {name}", call, word, kind=kind)
+    LF.CHECK_TARGETS = True
+    try:
+        raises("support: LK_CHECK_TARGETS, ids", lambda: LF.support(x, ids, at), "ids[2] is 9; it must be 0 to 8", kind=ValueError)
+        raises("support: LK_CHECK_TARGETS, target", lambda: LF.support(x, good, at, target + 6), "target[3] is 9", kind=ValueError)
+        verdict("support: LK_CHECK_TARGETS, good ones", torch.equal(LF.support(x, good, at).lse, first.lse))
+    finally:
+        LF.CHECK_TARGETS = False
 
 
 def head_ids_tails():
@@ -2608,6 +2756,13 @@ def tools():
             LF.linear_cross_entropy_ids(x, w, t[:, None], **options).loss.backward()
         found = counter.get_total_flops()
         verdict(f"flops of linear_cross_entropy_ids, {sorted(options)}", found == 4 * 2 * 6 * 16 * 20, f"{found}")
+    at = torch.arange(7, device=D)
+    for name, right, f in (("linear_support", 3 * 2 * 6 * 16, lambda: LF.linear_support(x, w, t, at)),
+                           ("support", 0, lambda: LF.support(x, t % 16, at))):
+        with FlopCounterMode(display=False) as counter:
+            f().lse.sum().backward()
+        found = counter.get_total_flops()
+        verdict(f"flops of {name}", found == right, f"{found}, not {right}")
     compare("dims of numpy", ("one", LF.logsumexp(x, numpy.int64(1)), torch.logsumexp(x, 1), 1e-5),
             ("two", LF.logsumexp(x, (numpy.int32(0), 1)), torch.logsumexp(x, (0, 1)), 1e-5))
     other = "import torch; torch.__version__ = '1.0.0'; import lk_torch"  # an upgrade of PyTorch, after which nothing was built
@@ -2664,6 +2819,7 @@ def tools():
     for name, f, word in (
             ("kl", lambda: LF.kl(rows, h), "input"), ("kl", lambda: LF.kl(h, rows.detach()), "teacher"),
             ("cross_entropy_ids", lambda: LF.cross_entropy_ids(rows, ids[:, None]), "input"),
+            ("support", lambda: LF.support(rows, ids, torch.arange(7, device=D)), "logits"),
             ("linear_cross_entropy", lambda: LF.linear_cross_entropy(h, head, ids), "linear_weight"),
             ("linear_cross_entropy_stats", lambda: LF.linear_cross_entropy_stats(rows, v, ids), "input"),
             ("linear_cross_entropy_ids", lambda: LF.linear_cross_entropy_ids(h, head, ids[:, None]), "linear_weight"),
@@ -3390,6 +3546,8 @@ def functions():
             ("linear_support", lambda x, w, b: sum((v * (0.5 + k)).sum() for k, v in enumerate(LF.linear_support(
                 x, w, several.flatten(), at_support, several[:, 0], linear_bias=b, teacher_logp=-positive.flatten()))),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
+            ("support", lambda x: sum((v * (0.5 + k)).sum() for k, v in enumerate(LF.support(
+                x, several.flatten(), at_support, several[:, 0], teacher_logp=-positive.flatten()))), [leaf(normal(6, 12))]),
             ("linear_cross_entropy_ids, tail", lambda x, w, b: sum((v * by).sum() for v, by in zip(
                 LF.linear_cross_entropy_ids(x, w, several, positive, linear_bias=b, tail_weight=r), (0.5, positive, r))),
              [leaf(normal(6, 12)), leaf(normal(20, 12)), leaf(normal(20))]),
@@ -3842,6 +4000,9 @@ def any_size():
              ("cross_entropy, [N, C, d]", lambda x, t: loss(x[:, :, None] * 1, t[:, None])),
              ("linear_cross_entropy_stats", lambda x, t: sum_of(LF.linear_cross_entropy_stats(x, head, t))),
              ("linear_cross_entropy, keep", lambda x, t: head_loss(x, head, t, keep=True, **rows)),
+             ("linear_support", lambda x, t: LF.linear_support(
+                 x, head, torch.cat([t, t]), torch.arange(t.shape[0] + 1, device=D) * 2).lse),
+             ("support", lambda x, t: LF.support(x, torch.stack([t, 15 - t], 1).flatten(), torch.arange(t.shape[0] + 1, device=D) * 2, t).logp),
              ("md_lrpe_cosine", lambda x, t: LF.md_lrpe_cosine(x.view(1, 2, -1, 16), theta, (x.shape[0] // 2,)))]
     for reduction in ("none", "mean", "sum"):
         cases += [(f"cross_entropy, {reduction}", lambda x, t, r=reduction: loss(x, t, reduction=r)),
@@ -4361,7 +4522,7 @@ def large():
 
 def devices():
     for name, f, leaves in functions():
-        if name.startswith(("cross", "linear")):
+        if name.startswith(("cross", "linear", "support")):
             continue  # their functions hold targets of the first device
         there = [t.detach().to("cuda:1").requires_grad_() for t in leaves]
         found = [v.to(D) for v in out_and_gradients(f, there)]
@@ -4548,6 +4709,7 @@ GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "gated_norms": gated
           "cross_entropy": cross_entropy, "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids, "linear_support": linear_support,
+          "support": support,
           "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "ports": ports, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,
           "md_lrpe_cosine": md_lrpe_cosine, "layouts": layouts, "tools": functools.partial(of_one_rank, tools), "signatures": signatures,

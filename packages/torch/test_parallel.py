@@ -415,16 +415,21 @@ def ids_of_a_head(ranks):
         refused(f"ids of a head: {name}", word, call)
 
 
+def draw_support(case, spread, sizes):
+    """Ids among all classes, their offsets, targets and a teacher's log-probabilities."""
+    lengths = torch.randint(1, 9, (math.prod(spread),))
+    case.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device)
+    case.ids = torch.randint(sum(sizes), (int(lengths.sum()),)).to(device)
+    case.target = case.ids[case.offsets[:-1]].reshape(spread)
+    case.teacher = torch.randn(len(case.ids)).to(device) - 2
+
+
 class HeadSupport(Case):
     """linear_support of all classes, and of this rank's: the same logits, so the same bits."""
 
     def __init__(self, dtype, spread, hidden, sizes, bias=None, **more):
         super().__init__(dtype, spread, hidden, sizes, bias, **more)
-        lengths = torch.randint(1, 9, (math.prod(spread),))
-        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device)
-        self.ids = torch.randint(sum(sizes), (int(lengths.sum()),)).to(device)
-        self.target = self.ids[self.offsets[:-1]].reshape(spread)
-        self.teacher = torch.randn(len(self.ids)).to(device) - 2
+        draw_support(self, spread, sizes)
         self.ups = [torch.randn(spread).to(device) for _ in range(3)]
         self.name = f"a support: {self.name}"
 
@@ -473,6 +478,63 @@ def supports_of_a_head(ranks):
         except ValueError as error:
             verdict("a support: a softcap on one rank", "softcap" in str(error), str(error))
     case.compare("the call behind", case(x, w, **case.split), case(*case.whole))
+
+
+class LogitsSupport(Logits):
+    """support of all classes' logits, and of this rank's."""
+
+    def __init__(self, dtype, spread, sizes, **more):
+        super().__init__(dtype, spread, sizes, **more)
+        draw_support(self, spread, sizes)
+        self.ups = [torch.randn(spread).to(device) for _ in range(4)] + [torch.randn(len(self.ids)).to(device)]
+        self.name = f"a support: {self.name}"
+
+    def __call__(self, x, **split):
+        return tuple(LF.support(x, self.ids, self.offsets, self.target, teacher_logp=self.teacher, **self.more, **split))
+
+
+def supports_of_logits(ranks):
+    rng = random.Random(7)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
+    for dtype, sizes in itertools.product((F32, F16, BF16), shards):
+        case = LogitsSupport(dtype, rng.choice(((6,), (3, 4), (9,))), sizes,
+                             **{k: v for k, v in dict(softcap=6.0, logit_scale=0.75, temperature=0.5).items() if rng.random() < 0.5})
+        ours, theirs = case(*case.part, **case.split), case(*case.whole)
+        for i, (a, b) in enumerate(zip(ours, theirs)):
+            verdict(f"{case.name}, result {i} has the bits of one device", torch.equal(a, b), f"{a}, not {b}")
+        case.compare("support", ours, theirs)
+        found, right = (torch.autograd.grad(case(*leaf, **split), leaf, case.ups)[0]
+                        for leaf, split in ((case.part, case.split), (case.whole, {})))
+        same = torch.equal(found, right[..., case.mine])
+        verdict(f"{case.name}, the gradient has the bits of one device", same, f"{found}, not {right}")
+    case = LogitsSupport(F32, (6,), shards[1])
+    case.ids[case.offsets[2]] = sum(shards[1])
+    out = case(*case.part, **case.split)
+    dx, = torch.autograd.grad(out[1].sum(), case.part)
+    verdict("a support of logits: a bad id", bool(out[1][2].isnan() and dx[2].isnan().all()) and not dx[3].isnan().any())
+    case = LogitsSupport(F32, (6,), shards[1])
+    case.ids, case.teacher, case.offsets, case.ups[4] = case.ids[:0], case.teacher[:0], case.offsets * 0, case.ups[4][:0]
+    case.target = torch.full((6,), -100, device=device)
+    case.compare("tokens without ids, all ignored", case(*case.part, **case.split), case(*case.whole))
+    for case, backend in ((LogitsSupport(F32, (6,), shards[1]), "aot_eager"), (LogitsSupport(BF16, (3, 4), shards[0]), "inductor")):
+        torch._dynamo.reset()
+        fast = torch.compile(lambda x, **split: case(x, **split), fullgraph=True, backend=backend)
+        case.compare(backend, fast(*case.part, **case.split), case(*case.whole))
+    case, scale = LogitsSupport(F32, (6,), shards[0]), torch.ones(6, device=device).requires_grad_()
+    x, = case.part
+    for name, word, call in (("a learned scale", "logit_scale", lambda: case(x, temperature=scale, **case.split)),
+                             ("too few shards", "shards", lambda: case(x, group=dist.group.WORLD, shards=[24])),
+                             ("another rank's shard", "logits has", lambda: case(x, group=dist.group.WORLD, shards=[25] * ranks)),
+                             ("shards without group", "shards", lambda: case(x, shards=[24] * ranks))):
+        refused(f"a support of logits: {name}", word, call)
+    case = LogitsSupport(F32, (6,), shards[2])  # all ranks but the last have no columns
+    if dist.get_rank() == 0:  # it refuses before its first collective
+        try:
+            case(*case.part, softcap=-1.0, **case.split)
+            verdict("a support of logits: a softcap on one rank", False, "no exception")
+        except ValueError as error:
+            verdict("a support of logits: a softcap on one rank", "softcap" in str(error), str(error))
+    case.compare("the call behind", case(*case.part, **case.split), case(*case.whole))
 
 
 def refused(name, word, call):
@@ -944,7 +1006,7 @@ def mistakes_of_one_rank(ranks):
             "cross_entropy_ids": lambda f, c, **o: f(c(logits, 1), ids, **o), "kl": lambda f, c, **o: f(c(logits, 1), c(other, 1), **o),
             "linear_kl": lambda f, c, **o: f(x, c(w), x + 1, c(w_teacher), **o)}
     public = {name for name, f in vars(LF).items() if name[0] != "_" and "group" in (getattr(f, "__kwdefaults__", None) or ())}
-    public -= {"linear_support"}  # which has no row_weight and no reduction: supports_of_a_head
+    public -= {"linear_support", "support"}  # which have no row_weight and no reduction: supports_of_a_head, supports_of_logits
     verdict("every function with a group has a row", public == set(rows), f"{sorted(public ^ set(rows))}")
     for name, call in rows.items():
         f = getattr(LF, name)
@@ -975,8 +1037,8 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, divergences, divergences_of_heads,
-                  module, learned, sequence_parallel, dtensors, compiled, mistakes,
+    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, supports_of_logits, divergences,
+                  divergences_of_heads, module, learned, sequence_parallel, dtensors, compiled, mistakes,
                   mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
         torch.manual_seed(1)
         group(ranks)

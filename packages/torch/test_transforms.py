@@ -108,11 +108,10 @@ head = lambda n, s, i: dict(input=n(N, HIDDEN), linear_weight=n(CLASSES, HIDDEN)
 HEAD = ("input", "linear_weight", "linear_bias")
 
 
-def support(n, s, i):
+def of_a_support(n, s, i):
     """Two ids of each token, the first of them its target."""
     ids = i(N, 2)
-    return dict(head(n, s, i), ids=ids.flatten(), offsets=torch.arange(0, 2 * N + 1, 2, device=D), target=ids[:, 0].contiguous(),
-                teacher_logp=-s(2 * N))
+    return dict(ids=ids.flatten(), offsets=torch.arange(0, 2 * N + 1, 2, device=D), target=ids[:, 0].contiguous(), teacher_logp=-s(2 * N))
 
 
 ROWS = {
@@ -162,7 +161,10 @@ ROWS = {
                                       {}, HEAD, dict(LOSS, workspace_mib=(4, 5, 6))),
     "linear_cross_entropy_ids": Row(LF.linear_cross_entropy_ids, lambda n, s, i: dict(head(n, s, i), **of_ids(n, s, i)), {}, HEAD,
                                     dict(LOSS, workspace_mib=(4, 5, 6))),
-    "linear_support": Row(LF.linear_support, support, {}, HEAD, dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), ignore_index=(1, 2, 3))),
+    "linear_support": Row(LF.linear_support, lambda n, s, i: dict(head(n, s, i), **of_a_support(n, s, i)), {}, HEAD,
+                          dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), ignore_index=(1, 2, 3))),
+    "support": Row(LF.support, lambda n, s, i: dict(logits=n(N, CLASSES), **of_a_support(n, s, i)), {}, ("logits",),
+                   dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), ignore_index=(1, 2, 3))),
     "linear_kl": Row(LF.linear_kl, lambda n, s, i: dict(head(n, s, i), teacher_input=n(N, 5), teacher_weight=n(CLASSES, 5),
                                                         teacher_bias=n(CLASSES), row_weight=s(N)), {}, HEAD,
                      dict(KL, grad_scale=(1.0, 0.5, 2), workspace_mib=(4, 5, 6))),
@@ -184,6 +186,7 @@ ROWS = {
     "cross_entropy_with_grad, apart": Row(LF.cross_entropy_with_grad, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=i(N))),
     "cross_entropy_stats, apart": Row(LF.cross_entropy_stats, lambda n, s, i: dict(input=apart(n(N, CLASSES)), target=i(N)), {}, ("input",)),
     "cross_entropy_ids, apart": Row(LF.cross_entropy_ids, lambda n, s, i: dict(input=apart(n(N, CLASSES)), **of_ids(n, s, i)), {}, ("input",)),
+    "support, apart": Row(LF.support, lambda n, s, i: dict(logits=apart(n(N, CLASSES)), **of_a_support(n, s, i)), {}, ("logits",)),
     "glu, apart": Row(LF.glu, lambda n, s, i: dict(gate=apart(n(N, HIDDEN)), up=apart(n(N, HIDDEN))), {}, ("gate", "up")),
     "rope, apart": Row(LF.rope, lambda n, s, i: dict(q=apart(n(2 * N, HIDDEN)).unflatten(0, (N, 2)), cos=apart(n(N, HIDDEN)),
                                                      sin=apart(n(N, HIDDEN))), {}, ("q",)),

@@ -5,7 +5,7 @@ from . import _fake, layers
 from .functional import (CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, CrossEntropyOutput, LinearCrossEntropyOutput, SupportOutput,
                          add_rms_norm, cross_entropy, cross_entropy_ids, cross_entropy_stats, cross_entropy_with_grad, glu, kl,
                          linear_cross_entropy, linear_cross_entropy_ids, linear_cross_entropy_stats, linear_kl, linear_support,
-                         logsumexp, md_lrpe_cosine, rms_norm, rope, srms_norm)
+                         logsumexp, md_lrpe_cosine, rms_norm, rope, srms_norm, support)
 from .trl import (ChunkedDivergenceFunction, ChunkedLogProbFunction, chunked_divergence, chunked_log_probs,
                   selective_log_softmax_and_entropy)
 
@@ -15,4 +15,4 @@ __all__ = ["BACKEND", "ChunkedDivergenceFunction", "ChunkedLogProbFunction", "Cr
            "cross_entropy", "cross_entropy_ids",
            "cross_entropy_stats", "cross_entropy_with_grad", "glu", "kl", "layers", "linear_cross_entropy",
            "linear_cross_entropy_ids", "linear_cross_entropy_stats", "linear_kl", "linear_support", "logsumexp", "md_lrpe_cosine", "rms_norm",
-           "rope", "selective_log_softmax_and_entropy", "srms_norm"]
+           "rope", "selective_log_softmax_and_entropy", "srms_norm", "support"]

@@ -115,7 +115,7 @@ tuple<Tensor, Tensor> linear_kl(const Tensor &x, const Tensor &weight, const Ten
                                 int64_t divergence, double beta, double logit_scale, double teacher_scale, double softcap,
                                 double teacher_softcap, int64_t workspace_mib, bool fast_logits, int64_t max_counted,
                                 const Maybe &grad_scale, bool want_entropy);
-tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(const Tensor &x, const Tensor &weight, const Tensor &ids,
+tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(const Tensor &x, const Maybe &weight, const Tensor &ids,
                                                              const Tensor &offsets, const Maybe &target, const Maybe &bias,
                                                              const Maybe &teacher_logp, double softcap, double logit_scale,
                                                              int64_t ignore_index, std::string group, int64_t vocab_start,

@@ -29,9 +29,9 @@ def _register(op, x, *matmuls):
 
 
 def _register_support(op, x, products):
-    """Likewise, of a product of each entry with hidden."""
+    """Likewise, of a product of each entry with hidden. Logits without a weight have none."""
     def formula(*args, out_shape=None, **kwargs):
-        return products(args) * 2 * math.prod(args[x + 2]) * args[x][-1]
+        return 0 if args[x + 1] is None else products(args) * 2 * math.prod(args[x + 2]) * args[x][-1]
     register_flop_formula(op)(formula)
 
 

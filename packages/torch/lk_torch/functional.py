@@ -81,8 +81,8 @@ class LinearCrossEntropyStatisticsOutput(NamedTuple):
 
 
 class SupportOutput(NamedTuple):
-    """Of linear_support: logp, lse, entropy and kl [...], support_logp [entries]. All have gradients. logp is None without target, kl
-    without teacher_logp."""
+    """Of linear_support and support: logp, lse, entropy and kl [...], support_logp [entries]. All have gradients. logp is None without
+    target, kl without teacher_logp."""
     logp: torch.Tensor
     lse: torch.Tensor
     entropy: torch.Tensor
@@ -1043,24 +1043,68 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
     _tensors(input=input, linear_weight=linear_weight, ids=ids, offsets=offsets)
     _plain("linear_support", input=input, linear_weight=linear_weight, ids=ids, offsets=offsets)
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
-    if type(ignore_index) is not int or is_compiling():
-        ignore_index = _ignored(ignore_index)
     parts = _parts(sequence_parallel, group, input, target)
     input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts)
     classes = linear_weight.shape[0]
     shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+    return _support(input, linear_weight, ids, offsets, target, ignore_index, linear_bias, teacher_logp, softcap, logit_scale, classes,
+                    group, shards, parts)
+
+
+def _support(input, weight, ids, offsets, target, ignore_index, bias, teacher_logp, softcap, logit_scale, classes, group, shards, parts=1):
+    """linear_support, or without a weight support. classes: of this rank; shards: of _shards."""
     ranks = ("", 0, 0, 1)
     if group is not None:
         classes = sum(shards)
         ranks = (group.group_name, sum(shards[:group.rank()]), classes, parts)
+    if type(ignore_index) is not int or is_compiling():
+        ignore_index = _ignored(ignore_index)
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = ids[int(offsets[0]):int(offsets[-1])]
         if target is not None:
             _check_targets(target, ignore_index, classes)
             used = used.masked_fill((target == ignore_index).flatten().repeat_interleave(offsets.diff()), 0)
         _check_targets(used, None, classes, "ids")
-    return SupportOutput(*_ops.linear_support.default(input, linear_weight, ids, offsets, target, linear_bias, teacher_logp, softcap,
-                                                      logit_scale, ignore_index, *ranks))
+    return SupportOutput(*_ops.linear_support.default(input, weight, ids, offsets, target, bias, teacher_logp, softcap, logit_scale,
+                                                      ignore_index, *ranks))
+
+
+def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_logp=None, softcap=0.0, logit_scale=1.0, temperature=1.0,
+            group=None, shards=None):
+    """linear_support of logits [..., classes] that are there already: a SupportOutput, with a gradient for logits. Per token, without
+    the loop:
+
+        mine = slice(offsets[t], offsets[t + 1])
+        z = logit_scale * logits[t, ids[mine]].float()
+        z = softcap * torch.tanh(z / softcap) if softcap else z
+        lse[t], support_logp[mine] = z.logsumexp(-1), z.log_softmax(-1)
+
+    and logp, entropy and kl from these, as there. The other arguments are those of linear_support. Ignored tokens, and tokens with
+    wrong ids or a wrong target, have the results that they have there. The gradient of a wrong one is NaN in all its columns, or 0 if
+    all its upstream gradients are 0.
+
+    Of a row lk reads only the logits that its ids name. Rows may be apart, as those of logits[..., :classes] are. Any other tensor is
+    copied, logits[:, :-1] of [batch, tokens, classes] say: rather give its last tokens no ids, and ignore_index as target. The
+    gradient is dense, in logits' type, and 0 at all other classes. backward does not read logits: no memory of them is kept, and they
+    may be overwritten before it. Autocast changes nothing.
+
+    logit_scale and temperature may be tensors, and get gradients: one number, or one for each token, as in cross_entropy. It costs a
+    float32 product of the logits, and its gradient.
+
+    group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: logits are this rank's columns, and the
+    gradient is that of them. ids and target are those of all classes and alike on all ranks. shards is how many classes each rank has;
+    without it all have as many. logit_scale and temperature are numbers then. Forward sums 4 bytes for each entry over the ranks;
+    backward has no collective."""
+    _tensors(logits=logits, ids=ids, offsets=offsets)
+    _plain("support", logits=logits, ids=ids, offsets=offsets)
+    _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
+    if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
+        raise ValueError("lk: with group logit_scale and temperature must be numbers")
+    if factor is not None and logits.dtype in _TYPES and logits.dim():
+        logits = logits.float() * _per_row(factor, logits.shape[:-1])
+    classes = logits.shape[-1] if logits.dim() else 0
+    shards = _shards(group, shards, classes, logits.device, "logits has {} classes")
+    return _support(logits, None, ids, offsets, target, ignore_index, None, teacher_logp, softcap, logit_scale, classes, group, shards)
 
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
@@ -1183,5 +1227,5 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
 # torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
 for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope", "cross_entropy",
               "cross_entropy_with_grad", "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
-              "linear_cross_entropy_ids", "linear_kl", "linear_support", "md_lrpe_cosine"):
+              "linear_cross_entropy_ids", "linear_kl", "linear_support", "support", "md_lrpe_cosine"):
     torch.fx.wrap(_name)
