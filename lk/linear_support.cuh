@@ -35,8 +35,8 @@
  *                args.workspace = ...;
  *                status = lk_linear_support_backward_bf16(&args, stream);  // reads the logits of forward
  *            forward takes 8 bytes of workspace for each entry and 4 for each token, and without `logits` 4 more for each entry.
- *            backward takes 12 for each entry and 4 for each token. With dweight or dbias it takes 12 more for each entry and up to
- *            256 KiB, and with dweight hidden / 8 besides: in all 270 MB for 500,000 entries at hidden = 4096. Nothing in it lives
+ *            backward takes 12 for each entry and 4 for each token. With dweight, dbias or dfull_logits it takes 12 more for each entry
+ *            and up to 256 KiB, and with dweight hidden / 8 besides: in all 270 MB for 500,000 entries at hidden = 4096. Nothing in it lives
  *            from one call to the next, so all calls may share one workspace.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off. No offset is below the one before it; lk cannot say so where one is, but reads no wrong address. Entries
@@ -59,7 +59,7 @@
  *            logits_given: forward reads logits and does not compute them. It does not use x, weight, bias and full_logits.
  *            full_logits: a tensor [tokens, vocab] has the logits of all ids, and there is no x, weight, bias and hidden. forward reads
  *            the logits of the ids from it. backward computes dfull_logits in place of dx, dweight and dbias; it may lie in
- *            full_logits itself, which backward does not read. The dx of bad tokens above is then their row of dfull_logits.
+ *            full_logits itself, which backward does not read. What is said of dx above holds of a token's row of dfull_logits.
  *            accumulate: dweight and dbias, or dfull_logits, are added to. Without it all of dweight or dfull_logits is written:
  *            zeros, then the values of the ids.
  *            dweight_ids: dweight has the rows of the ids alone, one after another by rising id. Row k is that of row
@@ -755,14 +755,14 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_runs_kerne
 
 /* ---- Backward: dfull_logits ---------------------------------------------------------------------------------------------- */
 
-/* Where the token's entries with this id are: next to each other, since the sort is stable. */
+/* Whether this sorted entry has the id and is of the token. Such entries stand next to each other, since the sort is stable. */
 LK_DEVICE bool lk_support_is_of(const lk_support_call &p, int64_t at, int key, int64_t token)
 {
     return at >= 0 && at < p.a.entries && p.key[at] == key && lk_support_row_of(p, p.order[at]) == token;
 }
 
-/* A thread owns a sorted entry; the first of its token with its id adds up all of them. Afterwards a warp owns a token: the row of a
- * bad one becomes NaN. */
+/* A thread owns a sorted entry. If an id comes twice in a support, its first entry adds up all of them. Then a warp owns a token, and
+ * writes NaN to the row of a bad one. */
 template <class T>
 LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_scatter_kernel(const __grid_constant__ lk_support_call p)
 {
@@ -797,7 +797,7 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     const int64_t bounds = a->tokens < 0 ? 1 : a->tokens <= most ? a->tokens + 1 : most; /* a size that is refused too */
     const bool ranks = a->vocab_total != 0, computes = !backward && !a->logits_given, query = !device;
     const bool full = backward ? a->dfull_logits != NULL : a->full_logits != NULL;
-    const int of_full = full ? LK_UNUSED : input; /* x and weight */
+    const int of_head = full ? LK_UNUSED : input; /* x and weight */
     const float quotient = (a->logit_scale == 0.0f ? 1.0f : a->logit_scale) / a->softcap;
     const bool cap = a->softcap != 0.0f, more = a->logp || a->lse || a->entropy || a->kl || a->support_logp;
 
@@ -811,9 +811,9 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
     lk_check_size(&checks, "vocab_total", a->vocab_total, 1, most_vocab);
     if (!lk_rejected(&checks, LK_ERR_SHAPE)) lk_check_size(&checks, "vocab_start", a->vocab_start, 0, a->vocab_total - a->vocab);
     const lk_tensor all[] = {
-        {"x", a->x, bytes, computes || (backward && a->dweight) ? of_full : LK_UNUSED, a->hidden,
+        {"x", a->x, bytes, computes || (backward && a->dweight) ? of_head : LK_UNUSED, a->hidden,
          {{a->tokens, &a->x_stride, "x_stride"}}},
-        {"weight", a->weight, bytes, computes || (backward && a->dx) ? of_full : LK_UNUSED, a->hidden,
+        {"weight", a->weight, bytes, computes || (backward && a->dx) ? of_head : LK_UNUSED, a->hidden,
          {{a->vocab, &a->weight_stride, "weight_stride"}}},
         {"full_logits", a->full_logits, bytes, computes ? LK_IN | LK_MAY_OVERLAP : LK_UNUSED, a->vocab,
          {{a->tokens, &a->full_logits_stride, "full_logits_stride"}}},
@@ -864,12 +864,12 @@ LK_HOST lk_checks lk_support_check(const char *op, lk_linear_support_args *a, bo
                   (long long)a->ignore_index);
     lk_check_absent(&checks, "use_ignore_index", a->use_ignore_index && !a->target && a->tokens, "it is for calls with target");
     const char *const instead = backward ? "it is not for calls with dfull_logits" : "it is not for calls with full_logits";
-    lk_check_absent(&checks, "x", computes && full && a->x, instead);
-    lk_check_absent(&checks, "weight", computes && full && a->weight, instead);
-    lk_check_absent(&checks, "bias", computes && full && a->bias, instead);
-    lk_check_absent(&checks, "dx", backward && full && a->dx, instead);
-    lk_check_absent(&checks, "dweight", backward && full && a->dweight, instead);
-    lk_check_absent(&checks, "dbias", backward && full && a->dbias, instead);
+    const struct {
+        const char *name;
+        bool given;
+    } of_a_head[] = {{"x", computes && a->x},     {"weight", computes && a->weight},   {"bias", computes && a->bias},
+                     {"dx", backward && a->dx}, {"dweight", backward && a->dweight}, {"dbias", backward && a->dbias}};
+    for (const auto &t : of_a_head) lk_check_absent(&checks, t.name, full && t.given, instead);
     lk_check_enum(&checks, "offsets_dtype", a->offsets_dtype, LK_TARGET_INT32, "LK_TARGET_*");
     lk_check_enum(&checks, "target_dtype", a->target_dtype, LK_TARGET_INT32, "LK_TARGET_*");
     if (computes) lk_check_dtype<T>(&checks, "bias_dtype", a->bias_dtype);
@@ -955,6 +955,7 @@ LK_HOST lk_status lk_support_launch(const char *op, const lk_device *device, voi
     return lk_launch_pdl(op, device, kernel, blocks < most ? blocks : most, 1, 32 * LK_SUPPORT_WARPS, 0, stream, call);
 }
 
+/* Zeros in rows of width bytes. CUDA does not look at the stride of a single row. */
 LK_HOST cudaError_t lk_support_zeros(void *to, size_t stride, size_t width, int64_t rows, cudaStream_t stream)
 {
     if (!to || rows == 0) return cudaSuccess;

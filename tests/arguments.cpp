@@ -531,6 +531,13 @@ static void spoil(const function &f, arguments *a, const wrong &w)
     else put(a, x, w.number);
 }
 
+/* Whether the pointer is NULL in the good call and not in this one, or the other way round. */
+static bool changes_whether(const function &f, const wrong &w)
+{
+    arguments good = good_of(f);
+    return (*place<uintptr_t>(&good, (*f.list)[w.at]) != 0) != (w.number != 0);
+}
+
 static std::string text_of(const function &f, const wrong &w)
 {
     const field &x = (*f.list)[w.at];
@@ -584,12 +591,12 @@ static void pairs(const function &f, size_t each)
         for (size_t j = 0; j < i; j++) {
             const wrong &v = all[j], &w = all[i];
             if (v.at == w.at || (each > 1 && random_below(each))) continue;
-            /* whether one field is wrong follows from the other: two that get the same address overlap */
-            bool depends = v.number == w.number && w.number == address(0);
+            /* Whether one field is wrong follows from the other. Two that were NULL, and get the same address, overlap. */
+            bool depends = v.number == w.number && w.number == address(0) && v.status != LK_ERR_SHAPE && w.status != LK_ERR_SHAPE;
             for (const auto &d : one_of_two)
                 depends = depends || (last((*f.list)[v.at]) == d[0] && last((*f.list)[w.at]) == d[1]);
-            for (const char *chooses : {"full_logits", "dfull_logits"}) /* what other fields are for */
-                depends = depends || last((*f.list)[v.at]) == chooses || last((*f.list)[w.at]) == chooses;
+            for (const wrong *c : {&v, &w}) /* given or not, these two say which of the others the call has */
+                depends = depends || (is_one_of(last((*f.list)[c->at]), "full_logits dfull_logits") && changes_whether(f, *c));
             if (depends) continue;
             arguments a = good_of(f);
             spoil(f, &a, v), spoil(f, &a, w);

@@ -744,7 +744,7 @@ static void specials(int type, int direction, int)
     }
 }
 
-/* dfull_logits in the memory of the logits: forward, then backward, and the bits of the call with a tensor of its own. */
+/* backward with dfull_logits in the memory of full_logits: it is not refused, and gives the bits that it gives without full_logits. */
 static void in_place(int type, int direction, int)
 {
     if (direction == FORWARD) return;

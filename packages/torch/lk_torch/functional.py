@@ -555,6 +555,15 @@ def _per_row(factor, rows):
     return factor.unsqueeze(-1)
 
 
+def _scaled_logits(logits, factor, group):
+    """logits, or in float32 their product with a tensor that is logit_scale or temperature. A wrong type is the op's to refuse."""
+    if factor is None:
+        return logits
+    if group is not None:  # whose other ranks have the rest of the gradient
+        raise ValueError("lk: with group logit_scale and temperature must be numbers")
+    return logits.float() * _per_row(factor, logits.shape[:-1]) if logits.dtype in _TYPES and logits.dim() else logits
+
+
 def _options(label_smoothing, z_loss, softcap, logit_scale, temperature):
     """The first four as numbers, and the factor of _scales."""
     if type(label_smoothing) is not float:
@@ -605,11 +614,9 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
     label_smoothing, z_loss, softcap, logit_scale, factor = _options(label_smoothing, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
-        raise ValueError("lk: with group logit_scale and temperature must be numbers")
-    if factor is not None and input.dtype in _TYPES and input.dim():  # rounded to float32 alone
-        input = input.float() * _per_row(factor, input.shape[:-1])
-        target = target.float() if target.dtype in _TYPES else target
+    if factor is not None and input.dtype in _TYPES and input.dim() and target.dtype in _TYPES:  # as the logits
+        target = target.float()
+    input = _scaled_logits(input, factor, group)
     classes = input.shape[-1] if input.dim() else 0
     if group is not None or shards is not None:
         shards = _shards(group, shards, classes, input.device, "input has {} classes")
@@ -746,10 +753,7 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
-        raise ValueError("lk: with group logit_scale and temperature must be numbers")
-    if factor is not None and input.dtype in _TYPES and input.dim():
-        input = input.float() * _per_row(factor, input.shape[:-1])
+    input = _scaled_logits(input, factor, group)
     classes = input.shape[-1] if input.dim() else 0
     shards = _shards(group, shards, classes, input.device, "input has {} classes")
     if group is not None:
@@ -1083,8 +1087,8 @@ def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_log
     wrong ids or a wrong target, have the results that they have there. The gradient of a wrong one is NaN in all its columns, or 0 if
     all its upstream gradients are 0.
 
-    Of a row lk reads only the logits that its ids name. Rows may be apart, as those of logits[..., :classes] are. Any other tensor is
-    copied, logits[:, :-1] of [batch, tokens, classes] say: rather give its last tokens no ids, and ignore_index as target. The
+    Of a row lk reads only the logits that its ids name. Rows may lie at any one distance, as those of logits[..., :classes] do. Any other
+    tensor is copied, logits[:, :-1] of [batch, tokens, classes] say: rather give its last tokens no ids, and ignore_index as target. The
     gradient is dense, in logits' type, and 0 at all other classes. backward does not read logits: no memory of them is kept, and they
     may be overwritten before it. Autocast changes nothing.
 
@@ -1098,10 +1102,7 @@ def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_log
     _tensors(logits=logits, ids=ids, offsets=offsets)
     _plain("support", logits=logits, ids=ids, offsets=offsets)
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
-    if factor is not None and group is not None:  # whose other ranks have the rest of the gradient
-        raise ValueError("lk: with group logit_scale and temperature must be numbers")
-    if factor is not None and logits.dtype in _TYPES and logits.dim():
-        logits = logits.float() * _per_row(factor, logits.shape[:-1])
+    logits = _scaled_logits(logits, factor, group)
     classes = logits.shape[-1] if logits.dim() else 0
     shards = _shards(group, shards, classes, logits.device, "logits has {} classes")
     return _support(logits, None, ids, offsets, target, ignore_index, None, teacher_logp, softcap, logit_scale, classes, group, shards)
