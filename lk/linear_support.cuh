@@ -36,8 +36,8 @@
  *                status = lk_linear_support_backward_bf16(&args, stream);  // reads the logits of forward
  *            forward takes 8 bytes of workspace for each entry and 4 for each token, and without `logits` 4 more for each entry.
  *            backward takes 12 for each entry and 4 for each token. With dweight, dbias or dfull_logits it takes 12 more for each entry
- *            and up to 256 KiB, and with dweight hidden / 8 besides: in all 270 MB for 500,000 entries at hidden = 4096. Nothing in it lives
- *            from one call to the next, so all calls may share one workspace.
+ *            and up to 512 KiB, and with dweight hidden / 8 besides, and a bit for each row of weight: in all 270 MB for 500,000
+ *            entries at hidden = 4096. Nothing in it lives from one call to the next, so all calls may share one workspace.
  * Needs      lk_base.cuh, lk_check.cuh, lk_loss.cuh, lk_row.cuh, lk_ptx.cuh.
  * Options    Zero is off. No offset is below the one before it; lk cannot say so where one is, but reads no wrong address. Entries
  *            before offsets[0], and from offsets[tokens] on, belong to no token. Their ids are not read, their support_logp is 0,
@@ -60,8 +60,8 @@
  *            full_logits: a tensor [tokens, vocab] has the logits of all ids, and there is no x, weight, bias and hidden. forward reads
  *            the logits of the ids from it. backward computes dfull_logits in place of dx, dweight and dbias; it may lie in
  *            full_logits itself, which backward does not read. What is said of dx above holds of a token's row of dfull_logits.
- *            accumulate: dweight and dbias, or dfull_logits, are added to. Without it all of dweight or dfull_logits is written:
- *            zeros, then the values of the ids.
+ *            accumulate: dweight and dbias, or dfull_logits, are added to. Without it all of dweight or dfull_logits is written,
+ *            with zeros where no entry is.
  *            dweight_ids: dweight has the rows of the ids alone, one after another by rising id. Row k is that of row
  *            dweight_ids[k] of the weight, and dweight_rows says how many there are. What is behind them is not written. For an
  *            optimizer that updates these rows alone: a dense dweight of 151936 rows at hidden = 4096 has 1.2 GB in 16 bits.
@@ -82,11 +82,11 @@
  *   forward   lk_support_logits_kernel: a warp per entry; of full_logits lk_support_gather_kernel: a thread per entry.
  *             lk_support_forward_kernel: a warp per token, the results
  *   backward  lk_support_backward_kernel: a warp per token, dlogits. lk_support_dx_kernel: a warp per token and slice of columns.
- *             dweight: the entries are sorted by id, lk_support_count_kernel and lk_support_sort_kernel for each 8 bits of an id.
+ *             dweight: the entries are sorted by id, lk_support_count_kernel and lk_support_sort_kernel for each 9 bits of an id.
  *             With dweight_ids lk_support_starts_kernel and lk_support_scan_kernel number the rows. lk_support_dweight_kernel: a
- *             warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns. A run is all sorted entries of one id. A run
- *             inside one tile is written at once. If a run crosses tiles, its parts go to the workspace, and lk_support_runs_kernel
- *             adds them up
+ *             warp per tile of LK_SUPPORT_TILE sorted entries and slice of columns; it also writes zeros to the rows of no entry.
+ *             A run is all sorted entries of one id. A run inside one tile is written at once. If a run crosses tiles, its parts
+ *             go to the workspace, and lk_support_runs_kernel adds them up
  *             dfull_logits: zeros and the same sort, then lk_support_scatter_kernel: a thread per sorted entry
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -177,7 +177,8 @@ typedef struct {
 
 #define LK_SUPPORT_WARPS 8       /* of a block */
 #define LK_SUPPORT_TILE 64       /* sorted entries of a warp: a multiple of 32 */
-#define LK_SUPPORT_DIGITS 256    /* of a pass of the sort, 8 bits */
+#define LK_SUPPORT_DIGIT_BITS 9  /* of a pass of the sort: two passes for ids below 2^18 */
+#define LK_SUPPORT_DIGITS (1 << LK_SUPPORT_DIGIT_BITS)
 #define LK_SUPPORT_SORT_WARPS 16 /* of a block of the sort */
 #define LK_SUPPORT_SORT_BLOCKS 256 /* at most; each reads the counts of all */
 #define LK_SUPPORT_TENSORS 28    /* of a call, at most */
@@ -189,12 +190,15 @@ typedef struct {
     int32_t *token;    /* [entries]; -1: of none, or of a token that is ignored or bad */
     int32_t *key;      /* [entries]: the row of weight; vocab where token is -1, or the row is of another rank */
     float *dlogits;    /* backward: [entries] */
+    uint32_t *touched; /* a bit for each row of weight: whether an entry adds to it. NULL: no row of dweight is to become 0 */
     int32_t *other_key, *order, *other_order; /* the sort: [entries]. order: entries, sorted by key */
     int32_t *digits;   /* the sort: [sort_blocks, LK_SUPPORT_DIGITS] */
     int32_t *starts;   /* with dweight_ids: [tiles + 1], the runs that begin before a tile */
     float *head, *tail; /* [tiles, hidden]: of a tile the part of a run that began before it; of one that ends behind it */
     float *head_bias, *tail_bias; /* [tiles] */
     int64_t tiles, slices; /* slices: of a row of hidden, one for a warp */
+    int64_t words;     /* of touched */
+    int64_t rounds;    /* of dweight, for each slice: the larger of tiles and words */
     int64_t share;     /* entries of a warp of the sort, a multiple of 32 */
     int sort_blocks, shift; /* shift: the first bit of the pass */
     size_t bytes;
@@ -246,6 +250,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_begin_kern
     const lk_linear_support_args &a = p.a;
     const int lane = (int)threadIdx.x % 32;
     lk_griddepcontrol_wait();
+    for (int64_t word = lk_support_warp() * 32 + lane; word < p.words; word += lk_support_warps() * 32) p.touched[word] = 0;
     for (int64_t token = lk_support_warp(); token < a.tokens; token += lk_support_warps()) {
         const lk_support_span s = lk_support_span_of(a, token);
         const int64_t y = a.target ? lk_support_index(a.target, a.target_dtype, token) : 0;
@@ -457,6 +462,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 4) lk_support_backward_k
                                     : lk_support_upstream(a, token, e, own) - share * (rest + of_top);
             if (dentropy != 0.0f && !(share == 0.0f)) dz -= dentropy * share * (below + row.spread);
             p.dlogits[e] = dz * slope;
+            if (p.touched && p.key[e] < a.vocab) atomicOr(&p.touched[p.key[e] / 32], 1u << p.key[e] % 32);
         }
     }
 }
@@ -517,7 +523,7 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dx_kernel(
 
 /* ---- Backward: entries sorted by id -------------------------------------------------------------------------------------- */
 
-/* A stable sort by digits of 8 bits, the lowest first. Each block has a range of entries, each of its warps a part of it. */
+/* A stable sort by digits, the lowest first. Each block has a range of entries, each of its warps a part of it. */
 LK_DEVICE int lk_support_digit(const lk_support_call &p, int64_t at)
 {
     return p.key[at] >> p.shift & (LK_SUPPORT_DIGITS - 1);
@@ -662,7 +668,17 @@ template <int Num> LK_DEVICE void lk_support_put_part(const lk_support_call &p, 
     if (col == 0) of_bias[tile] = bias;
 }
 
-/* A warp owns a slice of columns of the entries of a tile. Afterwards p.key is sorted, and p.order. */
+/* Zeros in a slice of the 32 rows of a word of touched, except for those that an entry adds to. */
+template <class Out, int Num> LK_DEVICE void lk_support_zero_rows(const lk_support_call &p, int64_t word, int64_t col)
+{
+    const uint32_t touched = p.touched[word];
+    const float zeros[Num] = {};
+    for (int bit = 0; bit < 32 && word * 32 + bit < p.a.vocab && col < p.a.hidden; bit++)
+        if (!(touched >> bit & 1)) lk_support_put((Out *)p.a.dweight + (word * 32 + bit) * p.a.dweight_stride + col, zeros, false);
+}
+
+/* A warp owns a slice of columns of the entries of a tile, and of a word's rows. Slices come one after another, since caches have a
+ * slice of all of x. Afterwards p.key is sorted, and p.order. */
 template <class T, int Num>
 LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dweight_kernel(const __grid_constant__ lk_support_call p)
 {
@@ -670,8 +686,11 @@ LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dweight_ke
     const lk_linear_support_args &a = p.a;
     const int lane = (int)threadIdx.x % 32, none = (int)a.vocab;
     lk_griddepcontrol_wait();
-    for (int64_t unit = lk_support_warp(); unit < p.tiles * p.slices; unit += lk_support_warps()) {
-        const int64_t tile = unit / p.slices, col = (unit % p.slices * 32 + lane) * Num, first = tile * LK_SUPPORT_TILE;
+    for (int64_t unit = lk_support_warp(); unit < p.rounds * p.slices; unit += lk_support_warps()) {
+        const int64_t tile = unit % p.rounds, col = (unit / p.rounds * 32 + lane) * Num, first = tile * LK_SUPPORT_TILE;
+        if (tile < p.words && a.dweight_dtype == LK_DTYPE_F32) lk_support_zero_rows<float, Num>(p, tile, col);
+        else if (tile < p.words) lk_support_zero_rows<T, Num>(p, tile, col);
+        if (tile >= p.tiles) continue;
         bool began = first > 0 && p.key[first - 1] == p.key[first]; /* in a tile before */
         int number = p.starts ? p.starts[tile] : 0;
         float sum[Num] = {}, bias = 0.0f;
@@ -908,6 +927,8 @@ template <class T> LK_HOST void lk_support_lay_out(lk_support_call *p, bool back
                               lk_support_lies_well(a.dweight, a.dweight_stride, of_dweight)));
     p->slices = lk_ceil_div(a.hidden, *vectors ? 32 * LK_VEC<T> : 32);
     p->tiles = lk_ceil_div(a.entries, LK_SUPPORT_TILE);
+    p->words = dweight && !a.accumulate && !a.dweight_ids && a.entries ? lk_ceil_div(a.vocab, 32) : 0;
+    p->rounds = p->tiles > p->words ? p->tiles : p->words;
     const int64_t blocks = lk_ceil_div(a.entries, LK_SUPPORT_SORT_WARPS * 256);
     p->sort_blocks = (int)(blocks < LK_SUPPORT_SORT_BLOCKS ? blocks : LK_SUPPORT_SORT_BLOCKS);
     if (blocks > 0) p->share = lk_ceil_div(a.entries, (int64_t)p->sort_blocks * LK_SUPPORT_SORT_WARPS * 32) * 32;
@@ -916,6 +937,7 @@ template <class T> LK_HOST void lk_support_lay_out(lk_support_call *p, bool back
     lk_take(&p->key, &arena, true, a.entries);
     if (!backward && !a.logits) lk_take(&a.logits, &arena, true, a.entries);
     lk_take(&p->dlogits, &arena, backward, a.entries);
+    lk_take(&p->touched, &arena, p->words > 0, p->words);
     lk_take(&p->other_key, &arena, sorts, a.entries);
     lk_take(&p->order, &arena, sorts, a.entries);
     lk_take(&p->other_order, &arena, sorts, a.entries);
@@ -963,16 +985,18 @@ LK_HOST cudaError_t lk_support_zeros(void *to, size_t stride, size_t width, int6
     return cudaMemset2DAsync(to, stride, 0, width, (size_t)rows, stream);
 }
 
-/* Zeros in dweight and dbias, or in dfull_logits, before the values of the ids. */
+/* Zeros in dweight and dbias, or in dfull_logits, before the values of the ids. With entries, dweight gets its zeros from the kernel
+ * that writes the other rows. */
 LK_HOST lk_status lk_support_clear(const char *op, const lk_linear_support_args &a, size_t of_t, cudaStream_t stream)
 {
     const size_t bytes = a.dweight_dtype == LK_DTYPE_F32 ? 4 : of_t, of_bias = a.dbias_dtype == LK_DTYPE_F32 ? 4 : of_t;
     const size_t stride = (size_t)a.dweight_stride * bytes, full = (size_t)a.dfull_logits_stride * of_t;
+    const bool none = a.tokens == 0 || a.entries == 0;
     cudaError_t error = cudaSuccess;
-    if (a.dweight_ids && (a.entries == 0 || a.vocab == 0 || a.tokens == 0))
+    if (a.dweight_ids && (none || a.vocab == 0))
         error = cudaMemsetAsync(a.dweight_rows, 0, sizeof(int32_t), stream);
     if (a.accumulate || a.vocab == 0) return lk_launched(op, error);
-    if (!a.dweight_ids) error = lk_support_zeros(a.dweight, stride, (size_t)a.hidden * bytes, a.vocab, stream);
+    if (none && !a.dweight_ids) error = lk_support_zeros(a.dweight, stride, (size_t)a.hidden * bytes, a.vocab, stream);
     if (a.dbias && !error) error = cudaMemsetAsync(a.dbias, 0, (size_t)a.vocab * of_bias, stream);
     if (!error) error = lk_support_zeros(a.dfull_logits, full, (size_t)a.vocab * of_t, a.tokens, stream);
     return lk_launched(op, error);
@@ -985,7 +1009,7 @@ LK_HOST lk_status lk_support_sort(const char *op, const lk_device *device, lk_su
     int32_t *spare = p->order;
     lk_status status = LK_OK;
     p->order = NULL;
-    for (p->shift = 0; p->shift < bits && !status; p->shift += 8) {
+    for (p->shift = 0; p->shift < bits && !status; p->shift += LK_SUPPORT_DIGIT_BITS) {
         status = lk_launch_pdl(op, device, lk_support_count_kernel, p->sort_blocks, 1, threads, 0, stream, *p);
         if (!status) status = lk_launch_pdl(op, device, lk_support_sort_kernel, p->sort_blocks, 1, threads, 0, stream, *p);
         int32_t *const key = p->key, *const order = p->order ? p->order : spare;
@@ -1011,7 +1035,7 @@ LK_HOST lk_status lk_support_backward(const char *op, const lk_device *device, l
     if (!status && a.dweight_ids) status = lk_support_launch(op, device, lk_support_starts_kernel, p->tiles, stream, *p);
     if (!status && a.dweight_ids)
         status = lk_launch_pdl(op, device, lk_support_scan_kernel, 1, 1, 32 * LK_SUPPORT_SORT_WARPS, 0, stream, *p);
-    if (!status) status = lk_support_launch(op, device, lk_support_dweight_kernel<T, Num>, p->tiles * p->slices, stream, *p);
+    if (!status) status = lk_support_launch(op, device, lk_support_dweight_kernel<T, Num>, p->rounds * p->slices, stream, *p);
     if (!status) status = lk_support_launch(op, device, lk_support_runs_kernel<T, Num>, (p->tiles - 1) * p->slices, stream, *p);
     return status;
 }

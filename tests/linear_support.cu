@@ -856,8 +856,8 @@ static void falling(int type, int direction, int)
 static const test_theme themes[] = {{"falling offsets", falling}, {"empty", empty}, {"lengths", lengths}, {"many", many}, {"options", options}, {"alone", alone},
                                     {"special values", specials}, {"places", places}, {"in place", in_place}, {"ranks", ranks}, {"graph", graphs}};
 
-/* Ids of four digits. The weight would have 2^24 rows, so dbias alone. */
-static void four_digits(void)
+/* Ids of three digits. The weight would have 2^24 rows, so dbias alone. */
+static void three_digits(void)
 {
     problem p = plain(TEST_BF16, BACKWARD, 100, 8, (1 << 24) + 9, 30);
     p.has[DX] = p.has[DWEIGHT] = p.has[X] = p.has[WEIGHT] = false, p.has[DBIAS] = true, p.wide_dbias = true;
@@ -1114,7 +1114,7 @@ int main(int argc, char **argv)
     test_of_directions("errors:", errors, direction_name, 2);
     for (int direction = FORWARD; direction <= BACKWARD; direction++)
         test_themes(themes, LENGTH_OF(themes), direction, 0, direction_name[direction], "all");
-    if (!test.small && test_begin("ids of four digits")) four_digits(), test_finish();
+    if (!test.small && test_begin("ids of three digits")) three_digits(), test_finish();
     TEST_HUGE(all_huge);
     test_all_ran(&counts, possible);
     fuzz();
