@@ -850,6 +850,87 @@ def sequence_parallel(ranks):
         verdict("in parts: a second derivative", "once" in str(error) or "second" in str(error), str(error))
 
 
+def slices(ranks):
+    """vocab_slices: results have the same bits on all ranks, and in a call without a group; gradients are those of plain calls. 6 is
+    a multiple of both numbers of ranks that run on the CPU, so their results have the same bits too."""
+    count, rank = 12 if ranks == 4 else 6, dist.get_rank()
+
+    def compare(case, call, part, whole):
+        """call(leaves, **split); its first case.outputs results have gradients, of which a rank has case.cut."""
+        equal = lambda a, b: torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+        results = lambda out: out if isinstance(out, tuple) else (out,)
+        one, split, plain = (results(f) for f in (call(whole, vocab_slices=count), call(part, vocab_slices=count, **case.split), call(whole)))
+        for i, (a, b) in enumerate(zip(split, one)):
+            verdict(f"slices: {case.name}, result {i}: the bits of one rank", equal(a, b), f"{a}, not {b}")
+        for i, (a, b) in enumerate(zip(one, plain)):
+            close(f"slices: {case.name}, result {i}", a.float(), b.float(), 2e-5)
+        ups = [torch.randn(t.shape).to(device) for t in one[:case.outputs]]
+        found = torch.autograd.grad(split[:case.outputs], part, ups, materialize_grads=True)
+        alone = torch.autograd.grad(one[:case.outputs], whole, ups, materialize_grads=True)
+        right = torch.autograd.grad(plain[:case.outputs], whole, ups, materialize_grads=True)
+        slack = 4e-5 + 8 * HALF[case.dtype]
+        for i, (a, b, c) in enumerate(zip(found, alone, right)):
+            close(f"slices: {case.name}, gradient {i} of one rank", b, c, slack)
+            close(f"slices: {case.name}, gradient {i}", a, case.cut(i, c), slack)
+
+    rows = lambda case: lambda i, g: g[case.mine] if i else g
+    columns = lambda case: lambda i, g: g[..., case.mine]
+    for dtype, sizes, reduction in itertools.product((F32, BF16), ([count * 8] * ranks, [count * 3] * (ranks - 1) + [count * 3 - 1]), ("none", "mean")):
+        vocab, each = sum(sizes), -(-sum(sizes) // count)
+        if any(sum(sizes[:i]) % (each * (count // ranks)) for i in range(ranks)):
+            verdict(f"slices: {sizes} are whole slices", False)
+        options = dict(reduction=reduction, softcap=5.0) if reduction == "none" else dict(reduction=reduction, z_loss=0.01)
+        case = Case(dtype, (3, 4), 16, sizes, dtype, ignored=0.2, **options)
+        case.outputs, case.cut = 1, rows(case)
+        compare(case, lambda leaves, **o: case.loss(*leaves, **o), case.part, case.whole)
+        case.outputs = 3
+        compare(case, lambda leaves, **o: case.stats(*leaves, statistics=True, **o), case.part, case.whole)
+        head = HeadIds(dtype, (9,), 3, 16, sizes, dtype, reduction=reduction, tail=True)
+        head.outputs, head.cut = 3, rows(head)
+        compare(head, lambda leaves, **o: head(*leaves, **o), head.part, head.whole)
+        for divergence in ("forward", "jensen_shannon"):
+            heads = Heads(dtype, (6,), sizes, dtype, reduction=reduction, divergence=divergence)
+            heads.outputs, heads.cut = 1, rows(heads)
+            compare(heads, lambda leaves, **o: heads(*leaves, return_entropy=True, **o), heads.part, heads.whole)
+        if each % 8:  # rows of logits that lie otherwise modulo 16 bytes are added up in another order
+            continue
+        logits = Logits(dtype, (5,), sizes, ignored=0.2, **options)
+        logits.outputs, logits.cut = 1, columns(logits)
+        compare(logits, lambda leaves, **o: logits(*leaves, **o), logits.part, logits.whole)
+        logits.outputs = 3
+        in_order = lambda out: (out.loss, out.lse, out.entropy, out.z_loss, out.argmax)
+        compare(logits, lambda leaves, **o: in_order(logits(*leaves, stats=True, **o)), logits.part, logits.whole)
+        several = Ids(dtype, (7,), 3, sizes, reduction=reduction, tail=True)
+        several.outputs, several.cut = 3, columns(several)
+        compare(several, lambda leaves, **o: several(*leaves, **o), [several.part], [several.whole])
+        for divergence in ("forward", "jensen_shannon"):
+            case = Divergence(dtype, (6,), sizes, reduction=reduction, divergence=divergence)
+            case.outputs, case.cut = 1, columns(case)
+            compare(case, lambda leaves, **o: case(*leaves, return_entropy=True, **o), [case.part], [case.whole])
+    # Where a rank's classes are no whole slices, or nothing can be divided so.
+    case = Case(F32, (6,), 16, [24] * ranks)
+    for name, word, leaves, more in (("no multiple of the ranks", "multiple of the number of ranks", case.part, dict(case.split, vocab_slices=ranks + 1)),
+                                     ("below 0", "at least 0", case.part, dict(case.split, vocab_slices=-1)),
+                                     ("no whole slices", "its slices have", [case.part[0], case.whole[1][:23 + rank]],
+                                      dict(group=dist.group.WORLD, shards=[23 + i for i in range(ranks)], vocab_slices=count)),
+                                     ("grad_scale", "grad_scale", case.whole, dict(vocab_slices=count, grad_scale=1.0))):
+        refused(f"slices: {name}", word, lambda: LF.linear_cross_entropy(*leaves, case.target, **more))
+    refused("slices: inplace", "inplace", lambda: LF.cross_entropy(case.whole[1].detach(), torch.zeros(24 * ranks, dtype=torch.int64,
+                                                                   device=device), vocab_slices=count, inplace=True))
+    refused("slices: max_counted", "max_counted", lambda: LF.linear_cross_entropy_ids(*case.whole, case.target[:, None], max_counted=3,
+                                                                                      vocab_slices=count))
+    if not CUDA or torch.cuda.get_device_capability() == (9, 0):  # any number of tokens
+        case = Case(BF16, (70,), 64, [768 * count // ranks] * ranks, reduction="none")
+        call = lambda x, w, t, **o: LF.linear_cross_entropy_stats(x, w, t, reduction="none", batch_invariant=True, vocab_slices=count, **o)
+        for name, leaves, split in (("one rank", case.whole, {}), ("ranks", case.part, case.split)):
+            x, w = (t.detach() for t in leaves)
+            all_of = call(x, w, case.target, **split)
+            for first, end in ((0, 1), (5, 8), (0, 64), (33, 70)):
+                some = call(x[first:end], w, case.target[first:end], **split)
+                verdict(f"slices: batch_invariant, {name}, tokens {first} to {end}",
+                        all(torch.equal(u[first:end], v) for u, v in zip(all_of, some)))
+
+
 def first_of(out):
     return out[0] if isinstance(out, tuple) else out
 
@@ -1038,7 +1119,7 @@ def worker(rank, ranks, port):
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
     for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, supports_of_logits, divergences,
-                  divergences_of_heads, module, learned, sequence_parallel, dtensors, compiled, mistakes,
+                  divergences_of_heads, slices, module, learned, sequence_parallel, dtensors, compiled, mistakes,
                   mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
         torch.manual_seed(1)
         group(ranks)

@@ -149,14 +149,13 @@ struct LossCall {
     Stream stream;
     Rows logits;
     Tensor target, weight, divisor, factors;
-    LossCall(const Tensor &x, const Tensor &t, const Maybe &w, LK_LOSS_PARAMETERS, at::IntArrayRef shards = {}, int64_t rank = 0)
+    LossCall(const Tensor &x, const Tensor &t, const Maybe &w, LK_LOSS_PARAMETERS, at::IntArrayRef shards = {}, int64_t rank = 0,
+             int64_t slices = 1)
         : stream((check_input(x, "input"), x)), logits(x, "input")
     {
         if (!shards.empty()) {
-            TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == logits.cols, "lk: input has ", logits.cols,
-                              " classes on rank ", rank, ", but shards is ", shards);
-            TORCH_CHECK_VALUE(!probable(t), "lk: with group, target must be numbers of classes, not probabilities of them");
-            fill_slice(split, shards, rank);
+            fill_slice(split, logits.cols, "input", " classes", LK_SHARDS);
+            TORCH_CHECK_VALUE(!probable(t), "lk: with group or vocab_slices, target must be numbers of classes, not probabilities of them");
         }
         if (probable(t)) target = fill_prob(a, x, t, ignore_index).t;
         else fill_target(a, x, t, &target);
@@ -327,18 +326,19 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 cross_entropy_parallel_forward(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                                LK_RANKS_PARAMETERS, bool stats, bool statistics)
 {
-    LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS, shards, rank);
+    LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS, LK_SHARDS);
     Tensor loss = loss_like(target, logits, reduction), z = loss_like(target, logits, reduction);
     Tensor lse = loss_like(target, logits, 0), others = loss_like(target, logits, 0), state = make_state(c, logits, 1);
     Statistics of_rows;
     set_state(c, state, lse);
     c.a.loss = loss.mutable_data_ptr<float>(), c.a.z_loss_out = z.mutable_data_ptr<float>();
     if (stats) of_rows.want(c.a, statistics, target.sizes(), logits);
-    const Tensor states = make({c.a.rows, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, logits, at::kFloat);
-    c.split.states = states.mutable_data_ptr();
-    RANK_RUN(forward, c, logits);
-    const Tensor all = c.a.rows ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group) : states;
-    wait(all);
+    const Tensor states = make({slices * c.a.rows, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, logits, at::kFloat);
+    const auto take = [&](int64_t first, int64_t count) {
+        c.a.logits = element(c.logits.t, c.logits.data(), first), c.a.vocab = count, c.a.logits_stride = c.logits.distance();
+    };
+    run_slices(c.split, LK_SHARDS, states, take, [&] { RANK_RUN(forward, c, logits); });
+    const Tensor all = gather_states(states, LK_RANKS);
     c.split.all_states = all.const_data_ptr(), c.split.states = others.mutable_data_ptr();
     RANK_RUN(finish, c, logits);
     of_rows.split();
@@ -347,10 +347,10 @@ cross_entropy_parallel_forward(const Tensor &logits, const Tensor &target, const
 
 static Tensor cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, const Maybe &dentropy, const Tensor &logits,
                                               const Tensor &target, const Maybe &class_weight, const Tensor &lse, const Maybe &entropy,
-                                              const Tensor &others, const Tensor &state, LK_LOSS_PARAMETERS, at::IntArrayRef shards,
-                                              int64_t rank)
+                                              const Tensor &others, const Tensor &state, LK_LOSS_PARAMETERS,
+                                              LK_SHARDS_PARAMETERS)
 {
-    LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS, shards, rank);
+    LossCall c(logits, target, class_weight, LK_LOSS_OPTIONS, LK_SHARDS);
     const Tensor o = aligned(others);
     c.split.states = (void *)o.const_data_ptr();
     return run_backward(c, dloss, dlse, dentropy, logits, lse, entropy, state, reduction);
@@ -360,7 +360,7 @@ static Tensor cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &d
 struct CrossEntropyBackward : Node {
     SavedVariable logits, target, weight, lse, entropy, others, state, divisor, factors;
     std::vector<int64_t> shards; // empty: the classes are not split
-    int64_t rank = 0;
+    int64_t rank = 0, slices = 1;
     bool stats;
     int64_t reduction, ignore_index;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -379,7 +379,7 @@ struct CrossEntropyBackward : Node {
         const Below below;
         if (!shards.empty())
             return once(*this, up, {cross_entropy_parallel_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), l, maybe(h), o, s,
-                                                                            LK_LOSS_OPTIONS, shards, rank)}, "cross_entropy");
+                                                                            LK_LOSS_OPTIONS, LK_SHARDS)}, "cross_entropy");
         return once(*this, up, {cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, x, t, maybe(w), maybe(l), maybe(h), s,
                                                                LK_LOSS_OPTIONS)}, "cross_entropy");
     }
@@ -514,7 +514,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_paral
     {
         const Below below;
         std::tie(loss, lse, z, others, entropy, argmax, more, state) = cross_entropy_parallel_forward_op.call(
-            logits, target, class_weight, LK_LOSS_OPTIONS, group, shards, rank, stats, statistics);
+            logits, target, class_weight, LK_LOSS_OPTIONS, LK_RANKS, stats, statistics);
     }
     if (!statistics) more.reset();
     if (!stats) entropy.reset(), argmax.reset();
@@ -522,7 +522,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_paral
     torch::autograd::set_history(loss, node);
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
-    node->others = save(others), node->shards = shards.vec(), node->rank = rank;
+    node->others = save(others), node->shards = shards.vec(), node->rank = rank, node->slices = slices;
     node->keep(logits, target, class_weight, state, LK_LOSS_OPTIONS);
     node_is_made(node);
     return {loss, lse, z, entropy, argmax, more};
@@ -552,7 +552,7 @@ LK_OPS(m)
     kernel(m, "cross_entropy_parallel_forward", "(" INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ", bool stats, bool statistics) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &cross_entropy_parallel_forward);
     kernel(m, "cross_entropy_parallel_backward", "(Tensor? dloss, Tensor? dlse, Tensor? dentropy, " INPUTS
-           "Tensor lse, Tensor? entropy, Tensor others, Tensor state, " LK_LOSS_SCHEMA ", int[] shards, int rank) -> Tensor",
+           "Tensor lse, Tensor? entropy, Tensor others, Tensor state, " LK_LOSS_SCHEMA LK_SHARDS_SCHEMA ") -> Tensor",
            &cross_entropy_parallel_backward);
 }
 

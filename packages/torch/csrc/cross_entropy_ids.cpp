@@ -26,12 +26,6 @@ struct IdsCall {
         a.common.logits = logits.data(), a.common.logits_stride = logits.stride;
         a.common.rows = logits.rows, a.common.vocab = logits.cols;
     }
-    void take_slice(at::IntArrayRef shards, int64_t rank)
-    {
-        TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == logits.cols, "lk: input has ", logits.cols,
-                          " classes on rank ", rank, ", but shards is ", shards);
-        fill_slice(split, shards, rank);
-    }
 };
 
 // What backward needs, in one tensor: for mean valid_rows (two floats' bytes), then lse and lse_low; with ranks others too. Its
@@ -111,23 +105,23 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(
 {
     IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
     lk_cross_entropy_args &a = c.a.common;
-    c.take_slice(shards, rank);
+    fill_slice(c.split, c.logits.cols, "input", " classes", LK_SHARDS);
     const Tensor tail = make_tail(logits, want_tail, &c.a.tail);
     Tensor loss = make(reduction ? at::IntArrayRef() : logits.sizes().slice(0, logits.dim() - 1), logits, at::kFloat);
     Tensor logp = make(target_ids.sizes(), logits, at::kFloat);
     Tensor state = make_state(logits, reduction, 3 * a.rows);
     const int64_t floats = 4 + (c.a.ids_per_row * (int64_t)logits.element_size() + 15) / 16 * 4;
-    const Tensor states = make({a.rows, floats}, logits, at::kFloat);
-    c.split.states = states.mutable_data_ptr();
-    {
+    const Tensor states = make({slices * a.rows, floats}, logits, at::kFloat);
+    const auto take = [&](int64_t first, int64_t count) {
+        a.logits = element(c.logits.t, c.logits.data(), first), a.vocab = count, a.logits_stride = c.logits.distance();
+    };
+    run_slices(c.split, LK_SHARDS, states, take, [&] {
         LK_RUN(lk_cross_entropy_ids_parallel_forward_workspace_bytes, logits, &c.split, &a.workspace_bytes);
         const Workspace workspace(a.workspace_bytes);
         a.workspace = workspace.start;
         LK_RUN(lk_cross_entropy_ids_parallel_forward, logits, &c.split, c.stream);
-    }
-    const Tensor all = a.rows ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
-                              : states;
-    wait(all);
+    });
+    const Tensor all = gather_states(states, LK_RANKS);
     set_state(c, state);
     c.split.all_states = all.const_data_ptr();
     a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
@@ -141,10 +135,10 @@ static tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_ids_parallel_forward(
 static Tensor cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlogp, const Maybe &dtail, const Tensor &logits,
                                                   const Tensor &target_ids, const Maybe &target_weight, const Maybe &tail_weight,
                                                   const Maybe &tail, const Tensor &state, LK_LOSS_PARAMETERS,
-                                                  at::IntArrayRef shards, int64_t rank)
+                                                  LK_SHARDS_PARAMETERS)
 {
     IdsCall c(logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS);
-    c.take_slice(shards, rank);
+    fill_slice(c.split, c.logits.cols, "input", " classes", LK_SHARDS);
     return run_backward(c, dloss, dlogp, dtail, tail, logits, state);
 }
 
@@ -154,7 +148,7 @@ struct CrossEntropyIdsBackward : Node {
     double label_smoothing, z_loss, softcap, logit_scale;
     bool zero_when_empty, has_tail = false;
     std::vector<int64_t> shards; // empty: the classes are not split
-    int64_t rank = 0;
+    int64_t rank = 0, slices = 1;
     variable_list apply(variable_list &&up) override
     {
         LK_OP(cross_entropy_ids_backward);
@@ -169,7 +163,7 @@ struct CrossEntropyIdsBackward : Node {
         if (!shards.empty())
             return once(*this, up,
                         {cross_entropy_ids_parallel_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by),
-                                                                     maybe(t), s, LK_LOSS_OPTIONS, shards, rank)},
+                                                                     maybe(t), s, LK_LOSS_OPTIONS, LK_SHARDS)},
                         "cross_entropy_ids");
         return once(*this, up,
                     {cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, x, i, maybe(w), maybe(by), maybe(t), s,
@@ -238,13 +232,13 @@ static tuple<Tensor, Tensor, Tensor> cross_entropy_ids_parallel(const Tensor &lo
     {
         const Below below;
         std::tie(loss, logp, tail, state) = cross_entropy_ids_parallel_forward_op.call(
-            logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS, group, shards, rank, want_tail);
+            logits, target_ids, target_weight, tail_weight, LK_LOSS_OPTIONS, LK_RANKS, want_tail);
     }
     if (!want_tail) tail.reset();
     if (!node) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
-    node->shards = shards.vec(), node->rank = rank;
+    node->shards = shards.vec(), node->rank = rank, node->slices = slices;
     node->keep(logits, target_ids, target_weight, tail_weight, tail, state, LK_LOSS_OPTIONS);
     node_is_made(node);
     return {loss, logp, tail};
@@ -259,7 +253,7 @@ LK_OPS(m)
            "(" INPUTS LK_LOSS_SCHEMA LK_RANKS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_ids_parallel_forward);
     kernel(m, "cross_entropy_ids_parallel_backward", "(Tensor? dloss, Tensor? dlogp, Tensor? dtail, " INPUTS "Tensor? tail, "
-           "Tensor state, " LK_LOSS_SCHEMA ", int[] shards, int rank) -> Tensor", &cross_entropy_ids_parallel_backward);
+           "Tensor state, " LK_LOSS_SCHEMA LK_SHARDS_SCHEMA ") -> Tensor", &cross_entropy_ids_parallel_backward);
     user_op(m, "cross_entropy_ids", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor)", &cross_entropy_ids);
     kernel(m, "cross_entropy_ids_forward", "(" INPUTS LK_LOSS_SCHEMA ", bool want_tail) -> (Tensor, Tensor, Tensor, Tensor)",
            &cross_entropy_ids_forward);

@@ -32,13 +32,11 @@ struct Kl {
         a.logit_scale = (float)logit_scale, a.teacher_scale = (float)teacher_scale;
         a.softcap = (float)softcap, a.teacher_softcap = (float)teacher_softcap;
     }
-    lk_kl_parallel_args split(at::IntArrayRef shards, int64_t rank, const Tensor &states)
+    lk_kl_parallel_args split(LK_SHARDS_PARAMETERS, const Tensor &states)
     {
-        TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == x.cols, "lk: input has ", x.cols,
-                          " classes on rank ", rank, ", but shards is ", shards);
         lk_kl_parallel_args split = {};
         split.common = a, split.states = (void *)states.const_data_ptr();
-        fill_slice(split, shards, rank);
+        fill_slice(split, x.cols, "input", " classes", LK_SHARDS);
         return split;
     }
 };
@@ -73,35 +71,41 @@ static tuple<Tensor, Tensor, Tensor> kl_parallel_forward(const Tensor &x, const 
 {
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
-    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), states = make({call.a.rows, 8}, x, at::kFloat), entropy, all;
+    Tensor loss = make(x.sizes().slice(0, x.dim() - 1), x, at::kFloat), merged = make({call.a.rows, 8}, x, at::kFloat), entropy, all;
     if (want_entropy) entropy = make(loss.sizes(), x, at::kFloat), call.a.entropy = entropy.mutable_data_ptr<float>();
-    lk_kl_parallel_args a = call.split(shards, rank, states);
-    if (!call.a.rows) return {loss, entropy, states};
+    lk_kl_parallel_args a = call.split(LK_SHARDS, merged);
+    if (!call.a.rows) return {loss, entropy, merged};
+    const Tensor states = make({slices * call.a.rows, 8}, x, at::kFloat);
+    const auto take = [&](int64_t first, int64_t count) {
+        a.common.logits = element(call.x.t, call.x.data(), first), a.common.logits_stride = call.x.distance();
+        a.common.teacher = element(call.teacher.t, call.teacher.data(), first), a.common.teacher_stride = call.teacher.distance();
+        a.common.vocab = count;
+    };
     const auto gather = [&] {
-        all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group);
-        wait(all);
+        all = gather_states(states, LK_RANKS);
         a.all_states = all.const_data_ptr();
     };
-    LK_RUN(lk_kl_parallel_forward, x, &a, stream);
+    run_slices(a, LK_SHARDS, states, take, [&] { LK_RUN(lk_kl_parallel_forward, x, &a, stream); });
     gather();
     if (LK_KL_HAS_BETWEEN(divergence)) {
-        LK_RUN(lk_kl_parallel_between, x, &a, stream);
+        if (group.empty()) all = states.clone(), a.all_states = all.const_data_ptr(); // between reads all, and writes states
+        run_slices(a, LK_SHARDS, states, take, [&] { LK_RUN(lk_kl_parallel_between, x, &a, stream); });
         gather();
     }
-    a.common.loss = loss.mutable_data_ptr<float>();
+    a.states = merged.mutable_data_ptr(), a.common.loss = loss.mutable_data_ptr<float>();
     LK_RUN(lk_kl_parallel_finish, x, &a, stream);
-    return {loss, entropy, states};
+    return {loss, entropy, merged};
 }
 
 static Tensor kl_parallel_backward(const Tensor &dloss, const Tensor &x, const Tensor &teacher, const Tensor &states,
-                                   KL_PARAMETERS, at::IntArrayRef shards, int64_t rank)
+                                   KL_PARAMETERS, LK_SHARDS_PARAMETERS)
 {
     const Stream stream(x);
     Kl call(x, teacher, KL_OPTIONS);
     const Tensor up = dloss.contiguous(), saved = aligned(states);
     Tensor dx = make_gradient(call.x, &call.a.dlogits_stride);
     call.a.upstream = up.const_data_ptr<float>(), call.a.upstream_per_row = 1, call.a.dlogits = dx.mutable_data_ptr();
-    const lk_kl_parallel_args a = call.split(shards, rank, saved);
+    const lk_kl_parallel_args a = call.split(LK_SHARDS, saved);
     if (call.a.rows) LK_RUN(lk_kl_parallel_backward, x, &a, stream);
     return dx;
 }
@@ -109,7 +113,7 @@ static Tensor kl_parallel_backward(const Tensor &dloss, const Tensor &x, const T
 struct KlBackward : Node {
     SavedVariable x, teacher, row_weight, states;
     std::vector<int64_t> shards; // empty: the classes are not split
-    int64_t divergence, rank = 0;
+    int64_t divergence, rank = 0, slices = 1;
     double beta, logit_scale, teacher_scale, softcap, teacher_softcap;
     variable_list apply(variable_list &&up) override
     {
@@ -122,7 +126,7 @@ struct KlBackward : Node {
         const Below below;
         if (!shards.empty())
             return once(*this, up, {kl_parallel_backward_op.call(up[0], input, other, of_all, weight, divergence, beta, logit_scale,
-                                                                 teacher_scale, softcap, teacher_softcap, shards, rank)}, "kl");
+                                                                 teacher_scale, softcap, teacher_softcap, LK_SHARDS)}, "kl");
         return once(*this, up, {kl_backward_op.call(up[0], input, other, weight, divergence, beta, logit_scale, teacher_scale,
                                                     softcap, teacher_softcap)}, "kl");
     }
@@ -174,11 +178,11 @@ static tuple<Tensor, Tensor> kl_parallel(const Tensor &x, const Tensor &teacher,
     Tensor loss, entropy, states;
     {
         const Below below;
-        std::tie(loss, entropy, states) = kl_parallel_forward_op.call(x, teacher, KL_OPTIONS, group, shards, rank, want_entropy);
+        std::tie(loss, entropy, states) = kl_parallel_forward_op.call(x, teacher, KL_OPTIONS, LK_RANKS, want_entropy);
     }
     if (!node) return {loss, entropy};
     torch::autograd::set_history(loss, node);
-    node->shards = shards.vec(), node->rank = rank, node->states = save(states);
+    node->shards = shards.vec(), node->rank = rank, node->slices = slices, node->states = save(states);
     node->keep(x, teacher, KL_OPTIONS);
     node_is_made(node);
     return {loss, entropy};
@@ -197,7 +201,7 @@ LK_OPS(m)
     user_op(m, "kl_parallel", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor)", &kl_parallel);
     kernel(m, "kl_parallel_forward", "(" INPUTS OPTIONS_SCHEMA LK_RANKS_SCHEMA WANT_ENTROPY ") -> (Tensor, Tensor, Tensor)",
            &kl_parallel_forward);
-    kernel(m, "kl_parallel_backward", "(Tensor dloss, " INPUTS "Tensor states, " OPTIONS_SCHEMA ", int[] shards, int rank) -> Tensor",
+    kernel(m, "kl_parallel_backward", "(Tensor dloss, " INPUTS "Tensor states, " OPTIONS_SCHEMA LK_SHARDS_SCHEMA ") -> Tensor",
            &kl_parallel_backward);
 }
 

@@ -57,14 +57,15 @@ struct HeadCall {
     size_t budget, backward_least = 0;
     std::string group;
     lk_linear_cross_entropy_probabilities_args prob = {}; // where targets are probabilities of classes
-    HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t parts = 1)
+    HeadCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t slices = 1,
+             int64_t parts = 1)
         : stream((check_input(x, "input"), x)), input(x, parts, group), rows(head_rows(input.all, "input")),
           columns(weight_beside(weight, x, "linear_weight", &a.dweight_dtype), "linear_weight"), group(group)
     {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
-        if (!shards.empty()) take_slice(shards, rank);
+        if (!shards.empty()) fill_slice(split, columns.rows, "linear_weight", " rows", LK_SHARDS);
         if (probable(target)) fill_prob(input.all, target, ignore_index, fast_logits);
         else fill_target(a, input.all, target, &t);
         fill_loss(a, input.all, class_weight, shards.empty() ? columns.rows : split.parallel.vocab_total, &w, &d, &r,
@@ -84,7 +85,7 @@ struct HeadCall {
     bool ranks() const { return split.parallel.vocab_total != 0; }
     void fill_prob(const Tensor &x, const Tensor &target, int64_t ignore_index, bool fast_logits)
     {
-        TORCH_CHECK_VALUE(!ranks(), "lk: with group, target must be numbers of classes, not probabilities of them");
+        TORCH_CHECK_VALUE(!ranks(), "lk: with group or vocab_slices, target must be numbers of classes, not probabilities of them");
         const at::IntArrayRef tokens = x.sizes().slice(0, x.dim() - 1);
         TORCH_CHECK_VALUE(target.dim() == x.dim() && target_sizes(target) == tokens && target.size(-1) == columns.rows,
                           "lk: target has shape ", target.sizes(), "; probabilities of classes need ", tokens, " and ", columns.rows);
@@ -101,11 +102,10 @@ struct HeadCall {
         prob.common = a;
         return &prob;
     }
-    void take_slice(at::IntArrayRef shards, int64_t rank)
+    void take_columns(int64_t first, int64_t count)
     {
-        TORCH_CHECK_VALUE(rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows, "lk: linear_weight has ",
-                          columns.rows, " rows on rank ", rank, ", but shards is ", shards);
-        fill_slice(split, shards, rank);
+        a.weight = element(columns.t, columns.data(), first * columns.distance()), a.vocab = count;
+        if (b.defined()) a.bias = element(b, b.const_data_ptr(), first);
     }
     // Exponentials, which are kept in bf16 alone, are made of rows at multiples of 16 bytes. Others are copied.
     void align()
@@ -292,12 +292,11 @@ linear_cross_entropy_parallel_forward(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, WANT
     Tensor lse, lse_low, others = make(target.sizes(), x, at::kFloat);
     c.a.loss = loss.mutable_data_ptr<float>(), c.keep_lse(target.sizes(), x, &lse, &lse_low);
     if (stats) of_tokens.want(c.a, statistics, target.sizes(), x);
-    const Tensor states = make({c.a.tokens, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
-    c.split.states = states.mutable_data_ptr();
-    const Tensor saved = run_forward(c, x, saved_bytes);
-    const Tensor all = c.a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
-                                  : states;
-    wait(all);
+    const Tensor states = make({slices * c.a.tokens, c.a.statistics ? 10 : stats || label_smoothing > 0 ? 8 : 4}, x, at::kFloat);
+    Tensor saved;
+    run_slices(c.split, LK_SHARDS, states, [&](int64_t first, int64_t count) { c.take_columns(first, count); },
+               [&] { saved = run_forward(c, x, saved_bytes); });
+    const Tensor all = gather_states(states, LK_RANKS);
     c.split.all_states = all.const_data_ptr(), c.split.states = others.mutable_data_ptr();
     LK_RUN(lk_linear_cross_entropy_parallel_finish_workspace_bytes, x, &c.split, &c.a.workspace_bytes);
     const Workspace workspace(c.a.workspace_bytes);
@@ -325,9 +324,9 @@ linear_cross_entropy_parallel_backward(const Maybe &dloss, const Maybe &dlse, co
 // Outputs with a gradient: loss, and lse and entropy of linear_cross_entropy_stats.
 struct LinearCrossEntropyBackward : Node {
     SavedVariable x, weight, target, bias, class_weight, lse, lse_low, others, entropy, saved, divisor, factors;
-    std::string group; // "": the classes are not split
-    std::vector<int64_t> shards;
-    int64_t rank = 0, parts = 1;
+    std::string group;
+    std::vector<int64_t> shards; // empty: the classes are not split
+    int64_t rank = 0, slices = 1, parts = 1;
     bool stats;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
@@ -347,7 +346,7 @@ struct LinearCrossEntropyBackward : Node {
         const Below below;
         const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
-            group.empty() ? linear_cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, l, low, maybe(h), maybe(s), in, w,
+            shards.empty() ? linear_cross_entropy_backward_op.call(maybe(up[0]), dlse, dentropy, l, low, maybe(h), maybe(s), in, w,
                                                                   t, maybe(b), maybe(cw), OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_parallel_backward_op.call(
                                 maybe(up[0]), dlse, dentropy, l, low, o, maybe(h), maybe(s), in, w, t, maybe(b), maybe(cw), OPTIONS,
@@ -480,7 +479,7 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_HEA
     const bool wanted = wants_gradient(x, weight, bias);
     const auto node = wanted ? make_node<LinearCrossEntropyBackward>(x, weight, bias.value_or(Tensor())) : nullptr;
     const int64_t classes = std::accumulate(shards.begin(), shards.end(), (int64_t)0);
-    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant, x, weight, target, bias, softcap, label_smoothing,
+    const c10::SymInt bytes = saved_bytes(wanted && keep && !batch_invariant && slices == 1, x, weight, target, bias, softcap, label_smoothing,
                                           fast_logits, max_counted, classes);
     Tensor loss, lse, lse_low, others, entropy, argmax, more, saved;
     {
@@ -496,7 +495,8 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor> parallel(PARAMETERS, LK_HEA
     if (stats) torch::autograd::set_history(lse, node), torch::autograd::set_history(entropy, node);
     node->stats = stats, node->lse = SavedVariable(lse, stats), node->entropy = SavedVariable(entropy, stats);
     node->lse_low = save(lse_low), node->others = save(others), node->saved = save(bytes != 0 ? saved : Tensor());
-    node->group = group, node->shards = shards.vec(), node->rank = rank, node->parts = parts;
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->slices = slices;
+    node->parts = parts;
     node->keep(x, weight, target, bias, class_weight, OPTIONS);
     node_is_made(node);
     return {loss, lse, entropy, argmax, more};

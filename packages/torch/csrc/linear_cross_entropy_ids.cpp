@@ -30,7 +30,8 @@ struct HeadIdsCall {
     Tensor ids, ids_weight, of_tail, b, unused, divisor, factors, dx, dweight, dbias;
     size_t budget, backward_least = 0;
     std::string group;
-    HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t parts = 1)
+    HeadIdsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t slices = 1,
+                int64_t parts = 1)
         : stream((check_input(x, "input"), x)), input(x, parts, group), rows(head_rows(input.all, "input")),
           columns(weight_beside(weight, x, "linear_weight", &a.common.dweight_dtype), "linear_weight"),
           group(group)
@@ -39,9 +40,7 @@ struct HeadIdsCall {
         TORCH_CHECK_VALUE(weight.dim() == 2 && columns.cols == rows.cols, "lk: linear_weight has shape ", weight.sizes(),
                           "; it must be [classes, ", rows.cols, "]");
         TORCH_CHECK_VALUE(workspace_mib >= 0, "lk: workspace_mib is ", workspace_mib, "; it must be at least 1");
-        TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == columns.rows),
-                          "lk: linear_weight has ", columns.rows, " rows on rank ", rank, ", but shards is ", shards);
-        if (!shards.empty()) fill_slice(split, shards, rank);
+        if (!shards.empty()) fill_slice(split, columns.rows, "linear_weight", " rows", LK_SHARDS);
         a.ids_per_row = fill_ids(c, input.all, target_ids, target_weight, &ids, &ids_weight);
         a.target_ids = ids.const_data_ptr(), a.target_weight = ids_weight.defined() ? ids_weight.const_data_ptr<float>() : nullptr;
         a.tail_weight = fill_tail(input.all, tail_weight, &of_tail);
@@ -57,6 +56,11 @@ struct HeadIdsCall {
         c.max_counted = max_counted;
         c.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
         budget = (size_t)workspace_mib << 20;
+    }
+    void take_columns(int64_t first, int64_t count)
+    {
+        a.common.weight = element(columns.t, columns.data(), first * columns.distance()), a.common.vocab = count;
+        if (b.defined()) a.common.bias = element(b, b.const_data_ptr(), first);
     }
     // Of forward: what backward will need for these gradients, also where the upstream gradients of all outputs come.
     void expect_backward(const Tensor &x, int64_t reduction, bool want_dx, bool want_dweight, bool want_dbias, bool want_tail,
@@ -160,13 +164,11 @@ linear_cross_entropy_ids_parallel_forward(PARAMETERS, LK_HEAD_RANKS_PARAMETERS, 
     const Tensor loss = make(reduction ? at::IntArrayRef() : tokens, x, at::kFloat), logp = make(target_ids.sizes(), x, at::kFloat);
     const Tensor lse = make(tokens, x, at::kFloat), lse_low = make(tokens, x, at::kFloat), others = make(tokens, x, at::kFloat);
     const int64_t bytes = c.a.ids_per_row * (fast_logits ? (int64_t)x.element_size() : 4);
-    const Tensor states = make({a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
+    const Tensor states = make({slices * a.tokens, 4 + (bytes + 15) / 16 * 4}, x, at::kFloat);
     const Tensor tail = make_tail(c.input.all, want_tail, &c.a.tail);
-    c.split.states = states.mutable_data_ptr();
-    RUN(lk_linear_cross_entropy_ids_parallel_forward, &c.split, c, x);
-    const Tensor all = a.tokens ? collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group)
-                                : states;
-    wait(all);
+    run_slices(c.split, LK_SHARDS, states, [&](int64_t first, int64_t count) { c.take_columns(first, count); },
+               [&] { RUN(lk_linear_cross_entropy_ids_parallel_forward, &c.split, c, x); });
+    const Tensor all = gather_states(states, LK_RANKS);
     c.split.all_states = all.const_data_ptr(), c.split.states = others.mutable_data_ptr(), a.loss = loss.mutable_data_ptr<float>(), c.a.logp = logp.mutable_data_ptr<float>();
     a.lse = lse.mutable_data_ptr<float>();
     a.lse_low = lse_low.mutable_data_ptr<float>();
@@ -193,9 +195,9 @@ linear_cross_entropy_ids_parallel_backward(const Maybe &dloss, const Maybe &dlog
 
 struct LinearCrossEntropyIdsBackward : Node {
     SavedVariable x, weight, ids, ids_weight, of_tail, bias, tail, lse, lse_low, others, divisor, factors;
-    std::string group; // "": the classes are not split
-    std::vector<int64_t> shards;
-    int64_t rank = 0, parts = 1;
+    std::string group;
+    std::vector<int64_t> shards; // empty: the classes are not split
+    int64_t rank = 0, slices = 1, parts = 1;
     int64_t reduction, ignore_index, workspace_mib, max_counted;
     double label_smoothing, z_loss, softcap, logit_scale;
     bool zero_when_empty, fast_logits, has_tail = false;
@@ -214,7 +216,7 @@ struct LinearCrossEntropyIdsBackward : Node {
         const Below below;
         const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
-            group.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, low, t, in, w, i,
+            shards.empty() ? linear_cross_entropy_ids_backward_op.call(maybe(up[0]), maybe(up[1]), dtail, l, low, t, in, w, i,
                                                                       by, tail_by, b, OPTIONS, wants[0], wants[1], wants[2])
                           : linear_cross_entropy_ids_parallel_backward_op.call(
                                 maybe(up[0]), maybe(up[1]), dtail, l, low, t, o, in, w, i, by, tail_by, b, OPTIONS, LK_HEAD_RANKS,
@@ -293,7 +295,8 @@ static tuple<Tensor, Tensor, Tensor> linear_cross_entropy_ids_parallel(PARAMETER
     if (!wanted) return {loss, logp, tail};
     for (const Tensor &out : {loss, logp}) torch::autograd::set_history(out, node);
     if (want_tail) torch::autograd::set_history(tail, node);
-    node->group = group, node->shards = shards.vec(), node->rank = rank, node->parts = parts, node->others = save(others);
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->slices = slices;
+    node->parts = parts, node->others = save(others);
     node->keep(x, weight, target_ids, target_weight, tail_weight, bias, OPTIONS, tail, lse, lse_low);
     node_is_made(node);
     return {loss, logp, tail};

@@ -58,16 +58,14 @@ struct HeadsCall {
     Maybe denominator; // what a loss of one number is divided by; undefined: 1
     size_t budget, backward_least = 0;
     std::string group;
-    HeadsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t parts = 1)
+    HeadsCall(PARAMETERS, const std::string &group = {}, at::IntArrayRef shards = {}, int64_t rank = 0, int64_t slices = 1,
+              int64_t parts = 1)
         : stream((check_input(x, "input"), x)), input(x, parts, group), teacher_input(teacher_input, parts, group, "teacher_input"),
           student(x, input.all, weight, bias, "input", "linear_weight", "linear_bias"),
           teacher(x, this->teacher_input.all, teacher_weight, teacher_bias, "teacher_input", "teacher_weight", "teacher_bias"),
           group(group)
     {
-        const int64_t classes = student.columns.rows;
-        TORCH_CHECK_VALUE(shards.empty() || (rank >= 0 && rank < (int64_t)shards.size() && shards[rank] == classes),
-                          "lk: linear_weight has ", classes, " rows on rank ", rank, ", but shards is ", shards);
-        if (!shards.empty()) fill_slice(split, shards, rank);
+        if (!shards.empty()) fill_slice(split, student.columns.rows, "linear_weight", " rows", LK_SHARDS);
         const at::IntArrayRef rows = x.sizes().slice(0, x.dim() - 1);
         TORCH_CHECK_VALUE(teacher_input.dim() == x.dim() && teacher_input.sizes().slice(0, x.dim() - 1) == rows,
                           "lk: teacher_input has shape ", teacher_input.sizes(), "; an input of ", x.sizes(), " needs ", rows,
@@ -112,6 +110,13 @@ struct HeadsCall {
         if (want_dweight) dweight = make(weight.sizes(), weight), a.dweight = dweight.mutable_data_ptr();
         if (want_dbias) dbias = make({a.vocab}, student.b), a.dbias = dbias.mutable_data_ptr();
     }
+    void take_columns(int64_t first, int64_t count)
+    {
+        a.weight = element(student.columns.t, student.columns.data(), first * student.columns.distance()), a.vocab = count;
+        a.teacher_weight = element(teacher.columns.t, teacher.columns.data(), first * teacher.columns.distance());
+        if (student.b.defined()) a.bias = element(student.b, student.bias(), first);
+        if (teacher.b.defined()) a.teacher_bias = element(teacher.b, teacher.bias(), first);
+    }
     // Of forward: what backward will need for these gradients.
     void expect_backward(const Tensor &x, int64_t reduction, bool want_dx, bool want_dweight, bool want_dbias)
     {
@@ -121,7 +126,7 @@ struct HeadsCall {
         back.common.dx = want_dx ? &back : nullptr, back.common.dweight = want_dweight ? &back : nullptr;
         back.common.dbias = want_dbias ? &back : nullptr;
         back.common.upstream = (const float *)&back, back.common.upstream_per_token = !reduction;
-        if (group.empty()) LK_RUN(lk_linear_kl_backward_plan, x, &back.common, SIZE_MAX, &plan);
+        if (!split.parallel.vocab_total) LK_RUN(lk_linear_kl_backward_plan, x, &back.common, SIZE_MAX, &plan);
         else LK_RUN(lk_linear_kl_parallel_backward_plan, x, &back, SIZE_MAX, &plan);
         backward_least = plan.minimum_bytes;
     }
@@ -191,24 +196,26 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_forward(PARAMETERS, LK_H
 {
     HeadsCall c(ARGUMENTS, LK_HEAD_RANKS);
     c.expect_backward(x, reduction, want_dx, want_dweight, want_dbias);
-    const Tensor loss = make(c.tokens(), x, at::kFloat), states = make({c.a.tokens, 8}, x, at::kFloat);
+    const Tensor loss = make(c.tokens(), x, at::kFloat), merged = make({c.a.tokens, 8}, x, at::kFloat);
     Tensor all;
-    c.split.states = states.mutable_data_ptr(), c.want_entropy_of(loss, want_entropy);
+    c.want_entropy_of(loss, want_entropy);
+    if (!c.a.tokens) return {c.reduced(loss, reduction), c.entropy, merged};
+    const Tensor states = make({slices * c.a.tokens, 8}, x, at::kFloat);
+    const auto take = [&](int64_t first, int64_t count) { c.take_columns(first, count); };
     const auto gather = [&] {
-        all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size(), group);
-        wait(all);
+        all = gather_states(states, LK_RANKS);
         c.split.all_states = all.const_data_ptr();
     };
-    if (!c.a.tokens) return {c.reduced(loss, reduction), c.entropy, states};
-    RUN(lk_linear_kl_parallel_forward, &c.split, c, x);
+    run_slices(c.split, LK_SHARDS, states, take, [&] { RUN(lk_linear_kl_parallel_forward, &c.split, c, x); });
     gather();
     if (LK_KL_HAS_BETWEEN(divergence)) {
-        RUN(lk_linear_kl_parallel_between, &c.split, c, x);
+        if (group.empty()) all = states.clone(), c.split.all_states = all.const_data_ptr(); // between reads all, and writes states
+        run_slices(c.split, LK_SHARDS, states, take, [&] { RUN(lk_linear_kl_parallel_between, &c.split, c, x); });
         gather();
     }
-    c.a.loss = loss.mutable_data_ptr<float>();
+    c.split.states = merged.mutable_data_ptr(), c.a.loss = loss.mutable_data_ptr<float>();
     LK_RUN(lk_linear_kl_parallel_finish, x, &c.split, c.stream);
-    return {c.reduced(loss, reduction), c.entropy, states};
+    return {c.reduced(loss, reduction), c.entropy, merged};
 }
 
 static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_backward(const Tensor &dloss, const Tensor &states, PARAMETERS,
@@ -232,9 +239,9 @@ static tuple<Tensor, Tensor, Tensor> linear_kl_parallel_backward(const Tensor &d
 
 struct LinearKlBackward : Node {
     SavedVariable x, weight, teacher_input, teacher_weight, bias, teacher_bias, row_weight, states;
-    std::string group; // "": the classes are not split
-    std::vector<int64_t> shards;
-    int64_t rank = 0, parts = 1;
+    std::string group;
+    std::vector<int64_t> shards; // empty: the classes are not split
+    int64_t rank = 0, slices = 1, parts = 1;
     int64_t reduction, divergence, workspace_mib, max_counted;
     double beta, logit_scale, teacher_scale, softcap, teacher_softcap;
     bool fast_logits;
@@ -250,7 +257,7 @@ struct LinearKlBackward : Node {
         const Below below;
         const bool wants[] = {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
         auto [dx, dweight, dbias] =
-            group.empty() ? linear_kl_backward_op.call(up[0], in, w, other, other_w, b, other_b, factors, OPTIONS, wants[0], wants[1],
+            shards.empty() ? linear_kl_backward_op.call(up[0], in, w, other, other_w, b, other_b, factors, OPTIONS, wants[0], wants[1],
                                                        wants[2])
                           : linear_kl_parallel_backward_op.call(up[0], of_all, in, w, other, other_w, b, other_b, factors, OPTIONS,
                                                                 LK_HEAD_RANKS, wants[0], wants[1], wants[2]);
@@ -337,7 +344,8 @@ static tuple<Tensor, Tensor> linear_kl_parallel(PARAMETERS, LK_HEAD_RANKS_PARAME
     }
     if (!wanted) return {loss, entropy};
     torch::autograd::set_history(loss, node);
-    node->group = group, node->shards = shards.vec(), node->rank = rank, node->parts = parts, node->states = save(states);
+    node->group = group, node->shards = shards.vec(), node->rank = rank, node->slices = slices;
+    node->parts = parts, node->states = save(states);
     node->keep(ARGUMENTS);
     node_is_made(node);
     return {loss, entropy};

@@ -82,12 +82,17 @@ tuple<Tensor, Tensor> kl(const Tensor &x, const Tensor &teacher, const Maybe &ro
 #define LK_LOSS_SCHEMA                                                                                                         \
     "int reduction, int ignore_index, float label_smoothing, float z_loss, float softcap, float logit_scale, "                 \
     "bool zero_when_empty, Tensor? denominator, Tensor? row_weight"
-// A group of torch.distributed: its name, how many classes each of its ranks has, and this rank.
-#define LK_RANKS_PARAMETERS std::string group, at::IntArrayRef shards, int64_t rank
-#define LK_RANKS_SCHEMA ", str group, int[] shards, int rank"
+// Classes that are split over the ranks of a group of torch.distributed, or into slices on one: the group's name, "" for none; this
+// rank; and how many slices of classes it has, as every rank. shards: how many classes each slice of all ranks has, in order.
+#define LK_SHARDS_PARAMETERS at::IntArrayRef shards, int64_t rank, int64_t slices
+#define LK_SHARDS_SCHEMA ", int[] shards, int rank, int slices"
+#define LK_SHARDS shards, rank, slices
+#define LK_RANKS_PARAMETERS std::string group, LK_SHARDS_PARAMETERS
+#define LK_RANKS_SCHEMA ", str group" LK_SHARDS_SCHEMA
+#define LK_RANKS group, LK_SHARDS
 // A head's besides: the parts of its HeadInput.
 #define LK_HEAD_RANKS_PARAMETERS LK_RANKS_PARAMETERS, int64_t parts
-#define LK_HEAD_RANKS group, shards, rank, parts
+#define LK_HEAD_RANKS LK_RANKS, parts
 #define LK_HEAD_RANKS_SCHEMA LK_RANKS_SCHEMA ", int parts"
 Tensor cross_entropy(const Tensor &logits, const Tensor &target, const Maybe &class_weight, LK_LOSS_PARAMETERS,
                      const Maybe &grad_scale, bool inplace);
@@ -433,7 +438,7 @@ inline void wait(const Tensor &t) { collective("_c10d_functional::wait_tensor", 
 template <class Call> lk_status sum_dx(void *user, void *, int64_t, cudaStream_t)
 {
     Call &c = *(Call *)user;
-    collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
+    if (!c.group.empty()) collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
     return LK_OK;
 }
 
@@ -473,14 +478,52 @@ template <class Call> lk_status scatter_dx(void *user, void *, int64_t, cudaStre
     return LK_OK;
 }
 
-// This rank's classes, of so many on each rank.
-template <class Args> void fill_slice(Args &a, at::IntArrayRef shards, int64_t rank)
+// This rank's classes. It must have as many as its slices; `what` and `unit` are for the sentence that says so.
+template <class Args> void fill_slice(Args &a, int64_t has, const char *what, const char *unit, LK_SHARDS_PARAMETERS)
 {
-    a.parallel.rank = (int)rank, a.parallel.ranks = (int)shards.size();
-    for (int64_t i = 0; i < (int64_t)shards.size(); i++) {
-        if (i < rank) a.parallel.vocab_start += shards[i];
+    const int64_t all = (int64_t)shards.size(), first = rank * slices;
+    int64_t mine = 0;
+    const bool fits = slices > 0 && all % slices == 0 && rank >= 0 && first < all;
+    for (int64_t i = 0; i < all && fits; i++) {
+        if (i < first) a.parallel.vocab_start += shards[i];
+        else if (i < first + slices) mine += shards[i];
         a.parallel.vocab_total += shards[i];
     }
+    TORCH_CHECK_VALUE(fits && mine == has, "lk: ", what, " has ", has, unit, " on rank ", rank, ", but shards is ", shards);
+    a.parallel.rank = (int)rank, a.parallel.ranks = (int)(all / slices);
+}
+// A step of this rank that writes states: run() for each of its slices, as a rank would that has no other classes. So the states of
+// a slice have the same bits on whichever rank it is. take(first, count) gives the call these of this rank's classes. Afterwards the
+// call has all of them again, and finish merges the states of all slices.
+template <class Args, class Take, class Run>
+void run_slices(Args &a, LK_SHARDS_PARAMETERS, const Tensor &states, const Take &take, const Run &run)
+{
+    const int64_t start = a.parallel.vocab_start, bytes = (int64_t)states.nbytes() / slices;
+    int64_t first = 0;
+    a.parallel.ranks = (int)shards.size();
+    for (int64_t i = 0; i < slices; i++) {
+        const int64_t slice = rank * slices + i;
+        a.parallel.rank = (int)slice, a.parallel.vocab_start = start + first;
+        a.states = (char *)states.mutable_data_ptr() + i * bytes;
+        take(first, shards[slice]);
+        run();
+        first += shards[slice];
+    }
+    take(0, first);
+    a.parallel.vocab_start = start;
+}
+// The states of all slices, in order.
+inline Tensor gather_states(const Tensor &states, LK_RANKS_PARAMETERS)
+{
+    if (group.empty() || !states.size(0)) return states;
+    const Tensor all = collective("_c10d_functional::all_gather_into_tensor", states, (int64_t)shards.size() / slices, group);
+    wait(all);
+    return all;
+}
+// The address of element `at`.
+inline const void *element(const Tensor &t, const void *data, int64_t at)
+{
+    return data ? (const char *)data + at * (int64_t)t.element_size() : nullptr;
 }
 // The weights of the rows' tails, NULL without any.
 inline const float *fill_tail(const Tensor &x, const Maybe &tail_weight, Tensor *weight)

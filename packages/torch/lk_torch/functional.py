@@ -134,12 +134,12 @@ def _constant(name, value):
     return operator.index(_integer(name, value))
 
 
-def _counted(max_counted, group):
+def _counted(max_counted, group, vocab_slices):
     """max_counted of a head that has none with a group."""
     if type(max_counted) is not int or is_compiling():
         max_counted = _constant("max_counted", max_counted)
-    if max_counted and group is not None:
-        raise ValueError("lk: with group there is no max_counted")
+    if max_counted and (group is not None or vocab_slices):
+        raise ValueError(f"lk: with {_splitter(group)} there is no max_counted")
     return max_counted
 
 
@@ -239,7 +239,7 @@ def _kl_reduction(reduction, denominator, input, classes):
 
 def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0,
        teacher_scale=1.0, softcap=0.0, teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, group=None,
-       shards=None):
+       shards=None, vocab_slices=0):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. input: the student's logits
     [..., classes]; teacher: the teacher's, of the same shape and type; it gets no gradient. In float32, [...] for "none".
 
@@ -257,16 +257,15 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input and teacher are this rank's logits of
     the same classes. All ranks pass the same row_weight and options, and get the same loss, bit for bit; the gradient is that of
     this rank's logits. shards is how many classes each rank has; without it all have as many. Forward has one all-gather of 32
-    bytes a row, two in "jensen_shannon" and "total_variation"; backward has none."""
+    bytes a row, two in "jensen_shannon" and "total_variation"; backward has none. vocab_slices: as in cross_entropy."""
     _tensors(input=input, teacher=teacher)
     _plain("kl", input=input, teacher=teacher)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     classes = input.shape[-1] if input.dim() else 0
-    shards = _shards(group, shards, classes, input.device, "input has {} classes")
-    reduced, over = _kl_reduction(reduction, denominator, input, classes if group is None else sum(shards))
-    if group is not None:
-        loss, entropy = _ops.kl_parallel.default(input, teacher, row_weight, *options, group.group_name, shards, group.rank(),
-                                                 bool(return_entropy))
+    ranks = _split(group, shards, vocab_slices, classes, input.device, "input has {} classes")
+    reduced, over = _kl_reduction(reduction, denominator, input, sum(ranks[1]) if ranks else classes)
+    if ranks:
+        loss, entropy = _ops.kl_parallel.default(input, teacher, row_weight, *options, *ranks, bool(return_entropy))
     else:
         loss, entropy = (_ops.kl.default if is_compiling() else _C.kl)(input, teacher, row_weight, *options, bool(return_entropy))
     if over is None and reduced != 1:
@@ -520,9 +519,13 @@ def _grad_scale(grad_scale):
     return torch.tensor(grad_scale)
 
 
-def _no_grad_scale(grad_scale):
+def _splitter(group):
+    return "vocab_slices" if group is None else "group"
+
+
+def _no_grad_scale(grad_scale, group):
     if grad_scale is not None:
-        raise ValueError("lk: with group there is no grad_scale; gradients are computed in backward")
+        raise ValueError(f"lk: with {_splitter(group)} there is no grad_scale; gradients are computed in backward")
 
 
 def _scales(logit_scale, softcap, temperature):
@@ -595,7 +598,7 @@ def _check_targets(target, ignore_index, classes, name="target"):
 
 
 def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty,
-          denominator, row_weight, temperature, *more, group=None, shards=None):
+          denominator, row_weight, temperature, *more, group=None, shards=None, vocab_slices=0):
     if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, target=target)
     if type(input) is not Tensor and _sharded(input):
@@ -605,7 +608,7 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
             raise TypeError("lk: input is a DTensor; logit_scale and temperature must be numbers")
         from . import _dtensor
         local = lambda x, t, w, d, r: _loss(name, x, t, w, ignore_index, reduction, label_smoothing, z_loss, softcap,
-                                            logit_scale, zero_when_empty, d, r, temperature, *more)
+                                            logit_scale, zero_when_empty, d, r, temperature, *more, vocab_slices=vocab_slices)
         return _dtensor.loss(local, input, target, weight, ignore_index, reduction, denominator, row_weight, (0, 2))
     if input.dim() > 2:  # the classes last; logits of [N, C, d] are copied
         input = input.movedim(1, -1)
@@ -618,18 +621,19 @@ def _loss(name, input, target, weight, ignore_index, reduction, label_smoothing,
         target = target.float()
     input = _scaled_logits(input, factor, group)
     classes = input.shape[-1] if input.dim() else 0
-    if group is not None or shards is not None:
-        shards = _shards(group, shards, classes, input.device, "input has {} classes")
-        classes = sum(shards)
+    ranks = ()
+    if group is not None or shards is not None or vocab_slices:
+        ranks = _split(group, shards, vocab_slices, classes, input.device, "input has {} classes")
+        classes = sum(ranks[1])
     if CHECK_TARGETS and not is_compiling() and not target.is_floating_point() and input.dim():
         _check_targets(target, ignore_index, classes)
     if denominator is not None:
         denominator = _denominator(denominator, input)
     options = (input, target, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, label_smoothing, z_loss,
                softcap, logit_scale, zero_when_empty, denominator, row_weight)
-    if group is not None:
+    if ranks:
         stats = name == "cross_entropy_stats"
-        out = _ops.cross_entropy_parallel.default(*options, group.group_name, shards, group.rank(), stats, stats and more[0])
+        out = _ops.cross_entropy_parallel.default(*options, *ranks, stats, stats and more[0])
         return _with_statistics(out) if stats else out[0]
     op = getattr(_ops, name).default if is_compiling() else getattr(_C, name)
     out = op(*options, *more)
@@ -644,7 +648,7 @@ def _with_statistics(out):
 
 def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                   softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
-                  grad_scale=None, inplace=False, group=None, shards=None):
+                  grad_scale=None, inplace=False, group=None, shards=None, vocab_slices=0):
     """F.cross_entropy; the loss is float32. lk/cross_entropy.cuh has the formulas of all options.
 
     target: class numbers, or probabilities of classes in input's shape, of input's type or float32. They get no gradient.
@@ -678,13 +682,18 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     the same target, class numbers among those of all ranks, weight for all classes and options. They get the same loss, bit for bit;
     the gradient is that of this rank's logits, computed in backward: there are no grad_scale and no inplace. shards is how many
     classes each rank has; without it all have as many. logit_scale and temperature are numbers then. Forward has one all-gather of
-    16 to 40 bytes a row; backward has none."""
-    if group is not None:
-        _no_grad_scale(grad_scale)
+    16 to 40 bytes a row; backward has none.
+
+    vocab_slices=n: the classes are in n slices, as many in each, and the results' bits do not depend on how many ranks have them,
+    and are those without a group: ranks have whole slices, each as many. linear_cross_entropy says more. All slices of all rows must
+    lie alike modulo 16 bytes: each has a multiple of 8 classes, say, in 16 bits. There are no grad_scale and no inplace."""
+    if group is not None or vocab_slices:
+        _no_grad_scale(grad_scale, group)
         if inplace:
-            raise ValueError("lk: with group there is no inplace; the gradient is computed in backward")
+            raise ValueError(f"lk: with {_splitter(group)} there is no inplace; the gradient is computed in backward")
     return _loss("cross_entropy", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, logit_scale,
-                 zero_when_empty, denominator, row_weight, temperature, _grad_scale(grad_scale), inplace, group=group, shards=shards)
+                 zero_when_empty, denominator, row_weight, temperature, _grad_scale(grad_scale), inplace, group=group, shards=shards,
+                 vocab_slices=vocab_slices)
 
 
 def cross_entropy_with_grad(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
@@ -712,19 +721,19 @@ def cross_entropy_with_grad(input, target, weight=None, ignore_index=-100, reduc
 
 def cross_entropy_stats(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, *, z_loss=0.0,
                         softcap=0.0, logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
-                        statistics=False, group=None, shards=None):
+                        statistics=False, group=None, shards=None, vocab_slices=0):
     """cross_entropy, and what the same reading of the logits knows besides: a CrossEntropyOutput. statistics=True: a
     CrossEntropyStatisticsOutput, which has log_sum_sq_probs, mean_logits and top_logprob too. Not for probabilities of classes.
-    group and shards: as in cross_entropy; all results have the same bits on all ranks."""
+    group, shards and vocab_slices: as in cross_entropy; all results have the same bits on all ranks."""
     kind = CrossEntropyStatisticsOutput if statistics else CrossEntropyOutput
     return kind(*_loss("cross_entropy_stats", input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap,
                        logit_scale, zero_when_empty, denominator, row_weight, temperature, bool(statistics), group=group,
-                       shards=shards))
+                       shards=shards, vocab_slices=vocab_slices))
 
 
 def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *, z_loss=0.0, softcap=0.0,
                       logit_scale=1.0, zero_when_empty=False, denominator=None, row_weight=None, temperature=1.0,
-                      tail_weight=None, tail=False, group=None, shards=None):
+                      tail_weight=None, tail=False, group=None, shards=None, vocab_slices=0):
     """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput. lk/cross_entropy_ids.cuh has the
     formulas.
 
@@ -745,7 +754,7 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
     group: a ProcessGroup of torch.distributed whose ranks each have some of the classes: input is this rank's logits. All ranks
     pass the same ids, weights and options, and get the same results, bit for bit; the gradient is that of this rank's logits.
     shards is how many classes each rank has; without it all have as many. logit_scale and temperature are numbers then. Forward
-    has one all-gather, of 16 bytes a row and the logits of its ids; backward has none.
+    has one all-gather, of 16 bytes a row and the logits of its ids; backward has none. vocab_slices: as in cross_entropy.
 
     The other arguments are those of cross_entropy."""
     _tensors(input=input, target_ids=target_ids)
@@ -755,18 +764,17 @@ def cross_entropy_ids(input, target_ids, target_weight=None, ignore_index=-100, 
         ignore_index = _ignored(ignore_index)
     input = _scaled_logits(input, factor, group)
     classes = input.shape[-1] if input.dim() else 0
-    shards = _shards(group, shards, classes, input.device, "input has {} classes")
-    if group is not None:
-        classes = sum(shards)
+    ranks = _split(group, shards, vocab_slices, classes, input.device, "input has {} classes")
+    if ranks:
+        classes = sum(ranks[1])
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
         _check_targets(used, ignore_index, classes, "target_ids")
     if denominator is not None:
         denominator = _denominator(denominator, input)
-    ranks = ()
     op = _ops.cross_entropy_ids.default if is_compiling() else _C.cross_entropy_ids
-    if group is not None:
-        op, ranks = _ops.cross_entropy_ids_parallel.default, (group.group_name, shards, group.rank())
+    if ranks:
+        op = _ops.cross_entropy_ids_parallel.default
     loss, logp, rest = op(input, target_ids, target_weight, tail_weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0,
                           z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, *ranks, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
@@ -782,7 +790,7 @@ def _mib(workspace_mib):
 
 def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss,
                  softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits, max_counted,
-                 batch_invariant, group, shards, sequence_parallel, temperature, *more):
+                 batch_invariant, group, shards, sequence_parallel, vocab_slices, temperature, *more):
     if not (isinstance(input, Tensor) and isinstance(linear_weight, Tensor) and isinstance(target, Tensor)):
         _tensors(input=input, linear_weight=linear_weight, target=target)
     _plain(name, input=input, linear_weight=linear_weight, target=target)
@@ -793,13 +801,11 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
         max_counted = _constant("max_counted", max_counted)
     parts = _parts(sequence_parallel, group, input, target)
     input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts, "target")
-    ranks = ()
-    shards = _shards(group, shards, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
-    if group is not None:
-        name += "_parallel"
-        ranks = (group.group_name, shards, group.rank(), parts)
+    ranks = _split(group, shards, vocab_slices, linear_weight.shape[0], linear_weight.device, "linear_weight has {} rows")
     if CHECK_TARGETS and not is_compiling() and not target.is_floating_point():
-        _check_targets(target, ignore_index, sum(shards) if ranks else linear_weight.shape[0])
+        _check_targets(target, ignore_index, sum(ranks[1]) if ranks else linear_weight.shape[0])
+    if ranks:
+        name, ranks = name + "_parallel", (*ranks, parts)
     op = getattr(_ops, name).default if ranks or is_compiling() else getattr(_C, name)
     return op(input, linear_weight, target, linear_bias, weight, _value(_REDUCTIONS, "reduction", reduction), ignore_index,
               label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, _denominator(denominator, input),
@@ -809,17 +815,39 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
 _agreed = set()
 
 
-def _shards(group, shards, rows, device, what):
-    """_agreed_shards of a group; None without one."""
+def _split(group, shards, vocab_slices, rows, device, what):
+    """How classes are split, as ops take it: a group's name, the classes of each slice, this rank, and the slices of each rank. ()
+    where all are on one rank in one piece. rows: how many classes this rank has; what: the words for them."""
     if group is None and shards is not None:
         raise ValueError("lk: shards are those of a group; group is None")
-    return None if group is None else _agreed_shards(group, shards, rows, device, what)
+    vocab_slices = _constant("vocab_slices", vocab_slices)
+    if vocab_slices < 0:
+        raise ValueError(f"lk: vocab_slices is {vocab_slices}; it must be at least 0")
+    if group is None:
+        return ("", _slices(operator.index(rows), vocab_slices), 0, vocab_slices) if vocab_slices else ()
+    shards, rank = _agreed_shards(group, shards, rows, device, what), group.rank()
+    if not vocab_slices:
+        return group.group_name, shards, rank, 1
+    if vocab_slices % len(shards):
+        raise ValueError(f"lk: vocab_slices is {vocab_slices}; it must be a multiple of the number of ranks, {len(shards)}")
+    slices, each = _slices(sum(shards), vocab_slices), vocab_slices // len(shards)
+    for i, has in enumerate(shards):
+        mine = slices[i * each:(i + 1) * each]
+        if sum(mine) != has:
+            raise ValueError(f"lk: {what.format(has)} on rank {i}, but its slices have {mine}: with vocab_slices {vocab_slices} each "
+                             f"of them has {slices[0]} of {sum(shards)}, and the last ones what is left")
+    return group.group_name, slices, rank, each
+
+
+def _slices(classes, n):
+    """The classes of n slices: as many in each, and in the last ones what is left."""
+    each = -(-classes // n)
+    return [max(min(each, classes - i * each), 0) for i in range(n)]
 
 
 def _agreed_shards(group, shards, rows, device, what):
-    """The shards. The first call with them compares all ranks' shards and rows, so that a wrong number raises on each rank, and
-    none waits for one that has raised. Later calls with the same ones are not compared, which would wait for the device. rows: how
-    many classes this rank has; what: the words for them."""
+    """The shards of a group. The first call with them compares all ranks' shards and rows, so that a wrong number raises on each rank, and
+    none waits for one that has raised. Later calls with the same ones are not compared, which would wait for the device."""
     rows, ranks = operator.index(rows), _size(group)  # of a symbol, its number
     shards = [rows] * ranks if shards is None else [operator.index(_integer("shards", n)) for n in shards]
     _agree(group.group_name, tuple(shards), rows, device, what)
@@ -889,7 +917,7 @@ def shards_of(linear_weight, group):
 def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
                          label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                          denominator=None, row_weight=None, workspace_mib=None, fast_logits=False, max_counted=0,
-                         batch_invariant=False, group=None, shards=None, sequence_parallel=False, keep=False,
+                         batch_invariant=False, group=None, shards=None, sequence_parallel=False, vocab_slices=0, keep=False,
                          temperature=1.0, grad_scale=None, options=None):
     """cross_entropy(F.linear(input, linear_weight, linear_bias), target) without storing all logits.
 
@@ -928,34 +956,40 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     sequence_parallel=True, with group: input is this rank's tokens alone. All tokens are split evenly over the ranks along input's
     first dimension, in the order of ranks: target's first dimension is that of input times the number of ranks. All other tensors,
     and the results, are of all tokens, and alike on all ranks. Forward gathers input, and backward gathers it again, so that only
-    this rank's tokens are kept in between. The gradient of input is that of this rank's tokens, summed by a reduce-scatter."""
-    if group is not None:
-        _no_grad_scale(grad_scale)
+    this rank's tokens are kept in between. The gradient of input is that of this rank's tokens, summed by a reduce-scatter.
+
+    vocab_slices=n: the classes of all ranks are in n slices of as many, of which the last ones may have fewer. Forward computes each
+    slice by itself, and then merges them all. So loss, lse and the other results have the same bits on any number of ranks that have
+    whole slices, each as many, and without a group: with vocab_slices=8 on 1, 2, 4 and 8 ranks. With batch_invariant=True they have
+    the same bits for any number of tokens too: a sampler and a trainer compute equal log-probabilities. Gradients have no such
+    promise. It costs a forward of smaller matmuls; backward computes the logits again, keep or not, and there is no grad_scale."""
+    if group is not None or vocab_slices:
+        _no_grad_scale(grad_scale, group)
     return _linear_loss("linear_cross_entropy", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
                         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib,
-                        fast_logits, max_counted, batch_invariant, group, shards, sequence_parallel, temperature, keep,
-                        *(() if group else (_grad_scale(grad_scale),)))
+                        fast_logits, max_counted, batch_invariant, group, shards, sequence_parallel, vocab_slices, temperature, keep,
+                        *(() if group or vocab_slices else (_grad_scale(grad_scale),)))
 
 
 def linear_cross_entropy_stats(input, linear_weight, target, *, linear_bias=None, weight=None, reduction="mean",
                                ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0, logit_scale=1.0,
                                zero_when_empty=False, denominator=None, row_weight=None, workspace_mib=None, fast_logits=False,
                                max_counted=0, batch_invariant=False, group=None, shards=None, sequence_parallel=False,
-                               temperature=1.0, statistics=False):
+                               vocab_slices=0, temperature=1.0, statistics=False):
     """linear_cross_entropy, and what the same logits give besides: a LinearCrossEntropyOutput. statistics=True: a
     LinearCrossEntropyStatisticsOutput, which has log_sum_sq_probs, mean_logits and top_logprob too, from the same matmul."""
     kind = LinearCrossEntropyStatisticsOutput if statistics else LinearCrossEntropyOutput
     return kind(*_with_statistics(_linear_loss(
         "linear_cross_entropy_stats", input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
         label_smoothing, z_loss, softcap, logit_scale, zero_when_empty, denominator, row_weight, workspace_mib, fast_logits,
-        max_counted, batch_invariant, group, shards, sequence_parallel, temperature, bool(statistics))))
+        max_counted, batch_invariant, group, shards, sequence_parallel, vocab_slices, temperature, bool(statistics))))
 
 
 def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=None, ignore_index=-100, reduction="mean", *,
                              linear_bias=None, z_loss=0.0, softcap=0.0, logit_scale=1.0, zero_when_empty=False,
                              denominator=None, row_weight=None, temperature=1.0, tail_weight=None, tail=False,
                              workspace_mib=None, fast_logits=False, max_counted=0, group=None, shards=None,
-                             sequence_parallel=False):
+                             sequence_parallel=False, vocab_slices=0):
     """cross_entropy_ids of a head, without storing all logits: several weighted targets per token and their log-probabilities, a
     CrossEntropyIdsOutput, with gradients for input, linear_weight and linear_bias. For distillation from a teacher's largest
     probabilities, and for several targets per token.
@@ -983,19 +1017,20 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     alike on all ranks, as are their weights. The results have the same bits on all ranks. Forward has one all-gather, of 16 bytes
     a token and the logits of its ids; backward sums the gradient of input. Logits are stored.
 
-    sequence_parallel=True: input is this rank's tokens alone, as in linear_cross_entropy; target_ids has the ids of all."""
+    sequence_parallel=True: input is this rank's tokens alone, as in linear_cross_entropy; target_ids has the ids of all.
+    vocab_slices: as there, without max_counted."""
     _tensors(input=input, linear_weight=linear_weight, target_ids=target_ids)
     _plain("linear_cross_entropy_ids", input=input, linear_weight=linear_weight, target_ids=target_ids)
     _, z_loss, softcap, logit_scale, factor = _options(0.0, z_loss, softcap, logit_scale, temperature)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
-    max_counted = _counted(max_counted, group)
+    max_counted = _counted(max_counted, group, vocab_slices)
     parts = _parts(sequence_parallel, group, input, target_ids, "target_ids")
     input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts)
     classes = linear_weight.shape[0]
-    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
-    if group is not None:
-        classes = sum(shards)
+    ranks = _split(group, shards, vocab_slices, classes, linear_weight.device, "linear_weight has {} rows")
+    if ranks:
+        classes = sum(ranks[1])
     if CHECK_TARGETS and not is_compiling() and input.dim():
         used = target_ids if target_weight is None else target_ids.masked_fill(target_weight == 0, ignore_index)
         _check_targets(used, ignore_index, classes, "target_ids")
@@ -1004,10 +1039,9 @@ def linear_cross_entropy_ids(input, linear_weight, target_ids, target_weight=Non
     options = (input, linear_weight, target_ids, target_weight, tail_weight, linear_bias,
                _value(_REDUCTIONS, "reduction", reduction), ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty,
                denominator, row_weight, _mib(workspace_mib), fast_logits, max_counted)
-    ranks = ()
     op = _ops.linear_cross_entropy_ids.default if is_compiling() else _C.linear_cross_entropy_ids
-    if group is not None:
-        op, ranks = _ops.linear_cross_entropy_ids_parallel.default, (group.group_name, shards, group.rank(), parts)
+    if ranks:
+        op, ranks = _ops.linear_cross_entropy_ids_parallel.default, (*ranks, parts)
     loss, logp, rest = op(*options, *ranks, bool(tail))
     return CrossEntropyIdsOutput(loss, logp) if rest is None else CrossEntropyIdsTailOutput(loss, logp, rest)
 
@@ -1050,17 +1084,18 @@ def linear_support(input, linear_weight, ids, offsets, target=None, ignore_index
     parts = _parts(sequence_parallel, group, input, target)
     input, linear_bias = _scaled_head(input, linear_bias, factor, group, parts)
     classes = linear_weight.shape[0]
-    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+    ranks = _split(group, shards, 0, classes, linear_weight.device, "linear_weight has {} rows")
     return _support(input, linear_weight, ids, offsets, target, ignore_index, linear_bias, teacher_logp, softcap, logit_scale, classes,
-                    group, shards, parts)
+                    ranks, parts)
 
 
-def _support(input, weight, ids, offsets, target, ignore_index, bias, teacher_logp, softcap, logit_scale, classes, group, shards, parts=1):
-    """linear_support, or without a weight support. classes: of this rank; shards: of _shards."""
-    ranks = ("", 0, 0, 1)
-    if group is not None:
+def _support(input, weight, ids, offsets, target, ignore_index, bias, teacher_logp, softcap, logit_scale, classes, ranks, parts=1):
+    """linear_support, or without a weight support. classes: of this rank; ranks: of _split."""
+    of_op = ("", 0, 0, 1)
+    if ranks:
+        group, shards, rank, _ = ranks
         classes = sum(shards)
-        ranks = (group.group_name, sum(shards[:group.rank()]), classes, parts)
+        of_op = (group, sum(shards[:rank]), classes, parts)
     if type(ignore_index) is not int or is_compiling():
         ignore_index = _ignored(ignore_index)
     if CHECK_TARGETS and not is_compiling() and input.dim():
@@ -1070,7 +1105,7 @@ def _support(input, weight, ids, offsets, target, ignore_index, bias, teacher_lo
             used = used.masked_fill((target == ignore_index).flatten().repeat_interleave(offsets.diff()), 0)
         _check_targets(used, None, classes, "ids")
     return SupportOutput(*_ops.linear_support.default(input, weight, ids, offsets, target, bias, teacher_logp, softcap, logit_scale,
-                                                      ignore_index, *ranks))
+                                                      ignore_index, *of_op))
 
 
 def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_logp=None, softcap=0.0, logit_scale=1.0, temperature=1.0,
@@ -1104,14 +1139,15 @@ def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_log
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
     logits = _scaled_logits(logits, factor, group)
     classes = logits.shape[-1] if logits.dim() else 0
-    shards = _shards(group, shards, classes, logits.device, "logits has {} classes")
-    return _support(logits, None, ids, offsets, target, ignore_index, None, teacher_logp, softcap, logit_scale, classes, group, shards)
+    ranks = _split(group, shards, 0, classes, logits.device, "logits has {} classes")
+    return _support(logits, None, ids, offsets, target, ignore_index, None, teacher_logp, softcap, logit_scale, classes, ranks)
 
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
               teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, workspace_mib=None,
-              fast_logits=False, max_counted=0, grad_scale=None, group=None, shards=None, sequence_parallel=False):
+              fast_logits=False, max_counted=0, grad_scale=None, group=None, shards=None, sequence_parallel=False,
+              vocab_slices=0):
     """kl of two heads from their hidden states, without storing all logits of either: distillation, with gradients for input,
     linear_weight and linear_bias. The teacher's tensors get none: its weight and bias may be Parameters, but hidden states that
     require a gradient are refused: detach them, or run the teacher under torch.no_grad().
@@ -1147,30 +1183,30 @@ def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bia
     grad_scale and no max_counted then.
 
     sequence_parallel=True: input and teacher_input are this rank's tokens alone, as in linear_cross_entropy; row_weight is of all.
-    Both are gathered in forward, and in backward again. Without row_weight nothing checks that all ranks have equally many."""
+    Both are gathered in forward, and in backward again. Without row_weight nothing checks that all ranks have equally many.
+    vocab_slices: as there, without grad_scale and max_counted."""
     _tensors(input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     _plain("linear_kl", input=input, linear_weight=linear_weight, teacher_input=teacher_input, teacher_weight=teacher_weight)
     classes = linear_weight.shape[0]
-    shards = _shards(group, shards, classes, linear_weight.device, "linear_weight has {} rows")
+    ranks = _split(group, shards, vocab_slices, classes, linear_weight.device, "linear_weight has {} rows")
     parts = _parts(sequence_parallel, group, input, row_weight, "row_weight")
     batchmean = reduction == "batchmean"
-    reduced, over = _kl_reduction(reduction, denominator, input, classes if group is None else sum(shards))
+    reduced, over = _kl_reduction(reduction, denominator, input, sum(ranks[1]) if ranks else classes)
     over = over * parts if batchmean else over
     if reduced == 1 and zero_when_empty:
         rows = max(input.numel() * parts // max(input.shape[-1], 1), 1)
         reduced, over = 2, rows if row_weight is None else row_weight.sum(dtype=torch.float32)
     if zero_when_empty and over is not None:
         over = over + (over == 0)
-    max_counted = _counted(max_counted, group)
+    max_counted = _counted(max_counted, group, vocab_slices)
     options = _kl_options(divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap)
     linear_bias = _bias_beside(linear_bias, input)
     teacher_weight, teacher_bias = (t.detach() if isinstance(t, torch.nn.Parameter) else t for t in (teacher_weight, teacher_bias))
     arguments = (input, linear_weight, teacher_input, teacher_weight, linear_bias, _bias_beside(teacher_bias, input), row_weight, reduced,
                  *options, _mib(workspace_mib), fast_logits, max_counted)
-    if group is not None:
-        _no_grad_scale(grad_scale)
-        loss, entropy = _ops.linear_kl_parallel.default(*arguments, group.group_name, shards, group.rank(), parts,
-                                                         bool(return_entropy))
+    if ranks:
+        _no_grad_scale(grad_scale, group)
+        loss, entropy = _ops.linear_kl_parallel.default(*arguments, *ranks, parts, bool(return_entropy))
     else:
         if over is not None and (grad_scale is not None or _computed(input) != torch.float16):  # what reaches the op then
             grad_scale = (1.0 if grad_scale is None else grad_scale) / over
