@@ -105,6 +105,7 @@ torch: | backend ## use: builds the PyTorch binding in its folder and tests it; 
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/grpo.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/distill.py
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/mtp.py --check
+	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/parity.py --check
 	@PYTHONPATH=packages/torch $(PYTHON) examples/torch/fp8_linear.py
 wheels: wheel ## use: builds lk_torch for versions= of PyTorch as wheels that need no compiler, in build/dist, and tests each
 	@$(PYTHON) packages/torch/wheels.py $(lib_backend) $(versions)
