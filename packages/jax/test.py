@@ -6,8 +6,8 @@
 
 A result may differ from the formula by its own rounding, as often as it is rounded, and by 2^-18 for sums in float32; both are
 relative, in the Frobenius norm. Each group runs in a process of its own, some with other settings of JAX: x64 (64-bit targets),
-devices and ranks (shard_map over two and four devices of the CPU, so not on a GPU) and, on a GPU, graphs (all calls in CUDA
-graphs).
+devices, ranks and slices (shard_map over two, four and six devices of the CPU, so not on a GPU) and, on a GPU, graphs (all calls in
+CUDA graphs).
 """
 import concurrent.futures
 import functools
@@ -26,6 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 SETTINGS = {"x64": {"JAX_ENABLE_X64": "1"}, "devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
             **dict.fromkeys(("meshes", "ranks"), {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}),
+            "slices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
             "graphs": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}}
 os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_CPP_MIN_LOG_LEVEL="2")  # several processes share a GPU
 
@@ -3192,6 +3193,114 @@ def ranks_mistakes():
         del os.environ["LK_CHECK_TARGETS"]
 
 
+def slices():
+    """vocab_slices: results have the bits of a call without axis_name on any number of devices; gradients are those of plain calls."""
+    P, modes, differ = jax.sharding.PartitionSpec, itertools.cycle((True, False)), 0
+    tokens, hidden, wide, vocab = 7, 24, 16, 96
+    still, class_weight = jax.lax.stop_gradient, np.abs(normal(5, vocab)) + 0.1
+    t, (ids, w) = integers(3, vocab, tokens), ids_case(3, vocab, 4, tokens)
+    t[2], ids, q, r = -100, np.where(ids == 2**31 - 1, 2, ids), jnp.abs(normal(9, tokens)), np.abs(normal(4, tokens))
+    cut = lambda f, n, specs, **o: split(lambda *a: f(*a, axis_name="vocab", **o), *specs, mesh=mesh_of(vocab=n),
+                                         checked=next(modes))
+    for dtype, reduction in itertools.product(("float32", "bfloat16"), ("none", "mean")):
+        z, y = normal(1, tokens, vocab, dtype=dtype, scale=2), normal(2, tokens, vocab, dtype=dtype, scale=2)
+        x, other = normal(7, tokens, hidden, dtype=dtype), normal(10, tokens, wide, dtype=dtype)
+        m, teacher = (normal(i, vocab, n, scale=0.3).astype(dtype) for i, n in ((8, hidden), (11, wide)))
+        b, c = normal(9, vocab, dtype=dtype), normal(12, vocab, dtype=dtype)
+        every = dict(reduction=reduction, class_weight=class_weight, label_smoothing=0.1, z_loss=0.01, softcap=8.0, row_weight=r,
+                     aux=("lse", "z_loss", "entropy", "argmax", "valid_rows", "weight_sum", *STATISTICS))
+        some = dict(reduction=reduction, tail_weight=q, tail=True)
+        cases = [
+            ("cross_entropy", lambda z, **o: lk.cross_entropy(z, t, reduction=reduction, **o), (z,), (1,)),
+            ("cross_entropy, every option", lambda z, **o: lk.cross_entropy(z, t, **every, **o), (z,), (1,)),
+            ("ids", lambda z, **o: tuple(lk.cross_entropy_ids(z, ids, w, **some, **o)), (z,), (1,)),
+            ("head", lambda x, m, **o: lk.linear_cross_entropy(x, m, t, reduction=reduction, **o), (x, m), (P(), 0)),
+            ("head, every option", lambda x, m, b, **o: lk.linear_cross_entropy(x, m, t, bias=b, **every, **o), (x, m, b),
+             (P(), 0, 0)),
+            ("head's ids", lambda x, m, b, **o: tuple(lk.linear_cross_entropy_ids(x, m, ids, w, bias=b, **some, **o)), (x, m, b),
+             (P(), 0, 0))]
+        for divergence in ("forward", "jensen_shannon", "total_variation"):
+            full = dict(reduction=reduction, divergence=divergence, return_entropy=True, row_weight=r)
+            cases += [(f"kl, {divergence}", lambda z, y, full=full, **o: lk.kl(z, still(y), **full, **o), (z, y), (1, 1)),
+                      (f"linear_kl, {divergence}", lambda x, m, b, y, w, c, full=full, **o: lk.linear_kl(
+                          x, m, *still((y, w)), bias=b, teacher_bias=still(c), **full, **o), (x, m, b, other, teacher, c),
+                       (P(), 0, 0, P(), 0, 0))]
+        for k, (name, f, arrays, specs) in enumerate(cases):
+            name, alone = f"{dtype} {reduction} {name}", functools.partial(f, vocab_slices=6)
+            one = jax.jit(alone)(*arrays)
+            near(name, one, f(*arrays))
+            if "kl" not in name or reduction == "none":  # XLA sums these, in an order that may differ from program to program
+                equal(f"{name}, not under jit", alone(*arrays), one)
+            for n in (2, 3, *([1, 6] if reduction == "none" else [])):
+                equal(f"{name}, {n} devices", cut(f, n, specs, vocab_slices=6)(*arrays), one)
+            free = cut(f, 2, specs)(*arrays)
+            differ += any(not np.array_equal(u, v) for u, v in zip(jax.tree.leaves(free), jax.tree.leaves(one), strict=True))
+            right = gradients(f)(*arrays)
+            for where, g in (("", alone), (f", {2 + k % 2} devices", cut(f, 2 + k % 2, specs, vocab_slices=6))):
+                for i, (u, v) in enumerate(zip(jax.jit(gradients(g))(*arrays), right, strict=True)):
+                    close(f"{name}{where}, gradient {i}", u, v, 8)
+    check("without vocab_slices bits differ", differ > 0)
+    # A column for each slice; columns over two axes; ties; vmap; any number of tokens.
+    f = lambda z, **o: lk.cross_entropy(z, t, reduction="none", ignore_index=None, aux=("argmax", "entropy"), **o)
+    few, t = normal(1, 8, 6), np.array([*range(6), -1, 6], np.int32)
+    few = few.at[0].set(1.0).at[1, 2:].set(5.0).at[2, :3].set(-jnp.inf)
+    bits = lambda f: lambda *a: jax.tree.map(lambda u: jnp.nan_to_num(u, nan=77), f(*a))
+    one = bits(functools.partial(f, vocab_slices=6))(few)
+    near("a column for each slice", one, bits(f)(few))
+    for n in (2, 3, 6):
+        equal(f"a column for each slice, {n} devices", bits(cut(f, n, (1,), vocab_slices=6))(few), one)
+    two, t = mesh_of(data=2, vocab=3), integers(3, vocab, tokens)
+    z, x, m = normal(1, tokens, vocab, scale=2), normal(7, 2, tokens, hidden), normal(8, vocab, hidden, scale=0.3)
+    one = f(z, vocab_slices=12)
+    for axes in (("data", "vocab"), ("vocab", "data")):
+        equal(f"columns over {axes}", split(lambda z: f(z, axis_name=axes, vocab_slices=12), P(None, axes), mesh=two)(z), one)
+    head = lambda x, m, **o: lk.linear_cross_entropy(x, m, t, reduction="none", aux=("lse", "entropy"), **o)
+    rows = split(lambda z, t: lk.cross_entropy(z, t, reduction="none", vocab_slices=4), P("data"), P("data"), mesh=two, out=P("data"))
+    near("tokens over an axis", rows(z[:6], t[:6]), lk.cross_entropy(z[:6], t[:6], reduction="none"))
+    for name, g in (("one device", jax.vmap(functools.partial(head, vocab_slices=6), (0, None))),
+                    ("devices", split(jax.vmap(functools.partial(head, axis_name="vocab", vocab_slices=6), (0, None)), P(), 0,
+                                      mesh=mesh_of(vocab=3)))):
+        near(f"vmap, {name}", g(x, m), jax.vmap(head, (0, None))(x, m))
+        near(f"vmap, {name}, gradient", jax.jit(gradients(g))(x, m), gradients(jax.vmap(head, (0, None)))(x, m))
+    with jax.enable_x64(True):
+        wide = jnp.asarray(t, jnp.int64)
+        found = lk.cross_entropy(z, wide, reduction="none", aux=("argmax",), vocab_slices=6)
+        equal("64-bit targets", split(lambda z: lk.cross_entropy(z, wide, reduction="none", aux=("argmax",), axis_name=("vocab",),
+                                                                 vocab_slices=6), 1, mesh=mesh_of(vocab=3))(z), found)
+        near("64-bit targets, without", found, lk.cross_entropy(z, wide, reduction="none", aux=("argmax",)))
+    t, v, w = integers(3, 768, 70), normal(1, 70, 64, dtype="bfloat16"), normal(2, 768, 64, dtype="bfloat16", scale=0.3)
+    head = lambda a, b, **o: lambda v, w: lk.linear_cross_entropy(v, w, t[a:b], reduction="none", aux=("lse", "entropy"),
+                                                                  batch_invariant=True, vocab_slices=6, **o)
+    one = head(0, 70)(v, w)
+    for a, b in ((0, 70), (0, 1), (5, 8), (33, 70)):
+        part, expected = (v[a:b], w), jax.tree.map(lambda u: u[a:b], one)
+        equal(f"batch_invariant, tokens {a} to {b}", head(a, b)(*part), expected)
+        equal(f"batch_invariant, tokens {a} to {b}, 2 devices",
+              split(head(a, b, axis_name="vocab"), P(), 0, mesh=mesh_of(vocab=2))(*part), expected)
+    calls = [c[0] for c in calls_in(jax.grad(lambda z: lk.cross_entropy(z, t[:7], vocab_slices=3)), z)]
+    check("what runs", calls == [*["cross_entropy_parallel_forward_f32"] * 3, "cross_entropy_parallel_finish_f32",
+                                 "cross_entropy_parallel_backward_f32"], calls)
+    i, t = jnp.zeros((7, 2), jnp.int32), t[:7]
+    x, r = x[0], jnp.ones(7)
+    for what, f in (("cross_entropy", lambda **o: lk.cross_entropy(z, t, **o)), ("kl", lambda **o: lk.kl(z, z, **o)),
+                    ("ids", lambda **o: lk.cross_entropy_ids(z, i, **o)), ("linear_kl", lambda **o: lk.linear_kl(x, m, x, m, **o)),
+                    ("head", lambda **o: lk.linear_cross_entropy(x, m, t, **o)),
+                    ("head's ids", lambda **o: lk.linear_cross_entropy_ids(x, m, i, **o))):
+        refused(f"{what}, below 0", lambda: f(vocab_slices=-1), ValueError, "vocab_slices is -1; it must be 0 or more")
+        refused(f"{what}, no divisor", lambda: f(vocab_slices=7), ValueError,
+                "vocab_slices is 7; it must divide the number of columns of all devices, 96")
+        refused(f"{what}, no number", lambda: f(vocab_slices=2.5), TypeError, "vocab_slices is 2.5; it must be a whole number")
+    sliced = lambda n: split(lambda z: lk.cross_entropy(z, t, axis_name="vocab", vocab_slices=n), 1, mesh=mesh_of(vocab=2))(z)
+    refused("no multiple of devices", lambda: sliced(3), ValueError,
+            "vocab_slices is 3; it must be a multiple of the number of devices, 2")
+    refused("no divisor, devices", lambda: sliced(10), ValueError,
+            "vocab_slices is 10; it must divide the number of columns of all devices, 96")
+    refused("max_counted", lambda: lk.linear_cross_entropy_ids(x, m, i, max_counted=3, vocab_slices=6), ValueError,
+            "with vocab_slices there is no max_counted")
+    refused("linear_kl, max_counted", lambda: lk.linear_kl(x, m, x, m, row_weight=r, max_counted=3, vocab_slices=6), ValueError,
+            "with vocab_slices there is no max_counted")
+
+
 def graphs():
     """Every call in a CUDA graph of its own: the flag of this process makes graphs of single calls."""
     for name, (f, mapped, others) in functions().items():
@@ -3229,7 +3338,7 @@ def main():
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
               "support", "linear_support", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8",
               "scales", "launches", "transforms", "everywhere", "mistakes", "x64",
-              *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "meshes"))]
+              *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "slices", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):
         sys.exit(f"there are the groups {', '.join(groups)}")

@@ -327,7 +327,7 @@ def _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight):
 @public
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
        teacher_scale=1.0, softcap=None, teacher_softcap=None, denominator=None, zero_when_empty=False, return_entropy=False,
-       axis_name=None):
+       axis_name=None, vocab_slices=0):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
     teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
 
@@ -341,14 +341,16 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     other numbers are part of the compiled program.
 
     axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
-    row, two for "jensen_shannon" and "total_variation".
+    row, two for "jensen_shannon" and "total_variation". vocab_slices: as in linear_cross_entropy; but XLA sums a reduced loss, in an
+    order that may differ from program to program.
     """
-    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
+    logits = _array(logits, "logits", 1)
+    ranks = _ranks(axis_name, logits.shape[-1], vocab_slices)
     teacher = _array(teacher, "teacher")
     _demand(teacher.dtype == logits.dtype, f"teacher is {teacher.dtype.name}; it must be {logits.dtype.name}, as logits are", TypeError)
     _demand(teacher.shape == logits.shape, f"teacher has the shape {teacher.shape}; it must have {logits.shape}")
     rows, row_weight = logits.shape[:-1], _row_weight(row_weight, logits.shape[:-1])
-    fields = dict(rows=math.prod(rows), vocab=logits.shape[-1], **_kl_fields(
+    fields = dict(rows=math.prod(rows), **_kl_fields(
         divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
     arrays = _placed(ranks, "logits", ("teacher",), logits=logits, teacher=teacher, row_weight=row_weight)
     loss, *entropy = _kl(tuple(fields.items()), ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
@@ -376,17 +378,16 @@ def _kl_fields(divergence, beta, temperature, logit_scale, teacher_scale, softca
 @functools.lru_cache(None)
 def _kl(fields, ranks, entropy):
     """The function of (loss,), or of (loss, entropy)."""
-    fields, names = dict(fields), ("loss", "entropy")[:1 + entropy]
-    if ranks:
-        fields |= {"parallel.vocab_total": fields["vocab"] * ranks.size, "parallel.ranks": ranks.size}
+    fields, names = {**dict(fields), **(ranks.fields if ranks else {})}, ("loss", "entropy")[:1 + entropy]
 
     def run(direction, arrays, inputs, outputs, **more):
         own = {} if direction == "finish" else {"logits": arrays[0], "teacher": arrays[1]}
         return call(f"kl_{'parallel_' if ranks else ''}{direction}_{TYPES[arrays[0].dtype.name]}",
-                    {**own, "row_weight": arrays[2], **inputs}, outputs, dict(fields, **more), "rows", behind=("all_states",))
+                    {**own, "row_weight": arrays[2], **inputs}, outputs, dict(fields, vocab=arrays[0].shape[-1], **more), "rows",
+                    behind=("all_states",))
 
     def forward(arrays, save):
-        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], fields["divergence"], save, entropy)
+        return _forward_kl(ranks, run, arrays, {0: -1, 1: -1}, arrays[0].shape[:-1], fields["divergence"], save, entropy)
 
     @jax.custom_vjp
     def f(*arrays):
@@ -415,7 +416,7 @@ def _kl(fields, ranks, entropy):
 def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0, teacher_scale=1.0, softcap=None, teacher_softcap=None,
               denominator=None, zero_when_empty=False, return_entropy=False, max_counted=None, fast_logits=False, tf32=False,
-              workspace_mib=None, axis_name=None):
+              workspace_mib=None, axis_name=None, vocab_slices=0):
     """kl of two heads, from their hidden states: of the logits x @ weight.T + bias and teacher_x @ teacher_weight.T + teacher_bias,
     without storing all logits of either. For distillation over the whole vocabulary. float32; of tokens for "none".
 
@@ -428,20 +429,22 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
     zero_when_empty and return_entropy are those of kl. A bias of -inf masks a column. A token with row_weight 0 has loss 0 and adds
     nothing to gradients; keep its x and teacher_x finite.
     max_counted: an upper bound of the tokens whose row_weight is not 0, a Python int; it needs row_weight. The matmuls then have so many
-    rows, and x and teacher_x of the other tokens may be anything. If more count, the loss and all gradients are NaN. Not with axis_name.
+    rows, and x and teacher_x of the other tokens may be anything. If more count, the loss and all gradients are NaN. Not with
+    axis_name or vocab_slices.
     fast_logits: logits are stored in x's type, which takes less memory and time. tf32: float32 matmuls may use TF32.
     workspace_mib: the most scratch memory to use; None: what the fastest plan takes, at most a sixteenth of the device's memory.
     Too little, for backward too where a gradient is wanted, is a ValueError in forward, which says the least.
     axis_name: as in linear_cross_entropy; both weights and biases are of the same columns of a device. Forward has one all-gather of
-    32 bytes a token. "jensen_shannon" and "total_variation" have two, and compute the logits once more.
+    32 bytes a token. "jensen_shannon" and "total_variation" have two, and compute the logits once more. vocab_slices: as in kl.
 
     A reduced loss makes its gradients together with the loss: 4 matmuls for 6. Not in float16, whose gradients need the upstream
-    gradient before they are rounded; nor with "none", nor with axis_name. lk/linear_kl.cuh has the formulas, lk/linear_kl.md the accuracy.
+    gradient before they are rounded; nor with "none", axis_name or vocab_slices. lk/linear_kl.cuh has the formulas, lk/linear_kl.md
+    the accuracy.
     """
-    x, ranks = _array(x, "x", 1), _ranks(axis_name)
-    weight = _array(weight, "weight", 2)
+    x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
     shape, vocab = x.shape[:-1], weight.shape[0]
+    ranks = _ranks(axis_name, vocab, vocab_slices)
     teacher_x = _array(teacher_x, "teacher_x", 1)
     others = dict(bias=(bias, (vocab,)), teacher_x=(teacher_x, (*shape, teacher_x.shape[-1])),
                   teacher_weight=(teacher_weight, (vocab, teacher_x.shape[-1])), teacher_bias=(teacher_bias, (vocab,)))
@@ -459,12 +462,12 @@ def linear_kl(x, weight, teacher_x, teacher_weight, reduction="mean", *, bias=No
 
 
 def _bound(max_counted, ranks=None):
-    """max_counted as lk has it, 0 for none. ranks: of a call that has none of it with axis_name."""
+    """max_counted as lk has it, 0 for none. ranks: of a call that has none of it with them."""
     if max_counted is None:
         return 0
     max_counted = _number(max_counted, "max_counted", numbers.Integral)
     _demand(max_counted > 0, f"max_counted is {max_counted}; it must be 1 or more")
-    _demand(not ranks, "with axis_name there is no max_counted")
+    _demand(not ranks, f"with {'axis_name' if ranks and ranks.axis else 'vocab_slices'} there is no max_counted")
     return max_counted
 
 
@@ -487,9 +490,7 @@ def _linear_kl(options, reduced, ranks, entropy):
         x, weight, bias, teacher_x, teacher_weight, teacher_bias, row_weight, _ = arrays
         fields = dict(options, tokens=math.prod(x.shape[:-1]), hidden=x.shape[-1], teacher_hidden=teacher_x.shape[-1],
                       vocab=weight.shape[0], upstream_per_token=upstream_per_token,
-                      dweight_dtype=_dtype_field(outputs.get("dweight"), x.dtype))
-        if ranks:
-            fields |= {"parallel.vocab_total": weight.shape[0] * ranks.size, "parallel.ranks": ranks.size}
+                      dweight_dtype=_dtype_field(outputs.get("dweight"), x.dtype), **(ranks.fields if ranks else {}))
         heads = {} if direction == "finish" else {
             "x": x, "weight": weight.astype(x.dtype), "bias": bias, "teacher_x": teacher_x, "teacher_weight": teacher_weight,
             "teacher_bias": teacher_bias}
@@ -498,7 +499,8 @@ def _linear_kl(options, reduced, ranks, entropy):
                     ("teacher_weight", "teacher_bias", *_shared(False, upstream_per_token)), behind=("all_states",))
 
     def forward(arrays, save):
-        return _forward_kl(ranks, run, arrays, arrays[0].shape[:-1], dict(options)["divergence"], save, entropy)
+        own = {1: 0, 2: 0, 4: 0, 5: 0}
+        return _forward_kl(ranks, run, arrays, own, arrays[0].shape[:-1], dict(options)["divergence"], save, entropy)
 
     def results(found, divisor):
         loss = found["loss"].sum() if reduced else found["loss"]
@@ -546,27 +548,42 @@ def _linear_kl(options, reduced, ranks, entropy):
 # Forward leaves the states of a device's columns, an all-gather follows, and lk's finish computes the results from all of them.
 # Backward is of a device's columns again. lk wants to know the first of them on the host, where it is a traced number. So each
 # device counts all columns from its own first one on, the last column being followed by column 0: its own begin at 0.
+# With vocab_slices forward leaves the states of each slice of these columns, as a device would that has no others. It counts columns
+# from the slice's first one on. So states do not depend on the device that computes them.
 
 
 class _Ranks(NamedTuple):
-    axis: str | tuple
+    axis: str | tuple  # () without axis_name
     size: int
     checked: bool  # shard_map knows along which axes an array varies: check_vma
+    vocab: int  # columns of all devices
+    slices: int  # of a device's columns
 
     @property
     def axes(self):
         return frozenset(self.axis if isinstance(self.axis, tuple) else [self.axis])
 
+    @property
+    def fields(self):
+        return {"parallel.vocab_total": self.vocab, "parallel.ranks": self.size * self.slices}
 
-def _ranks(axis_name):
-    if axis_name is None:
+
+def _ranks(axis_name, vocab, vocab_slices=0):
+    """How columns are split, None where they are not. vocab: those of this device."""
+    slices = _number(vocab_slices, "vocab_slices", numbers.Integral)
+    _demand(slices >= 0, f"vocab_slices is {slices}; it must be 0 or more")
+    if axis_name is None and not slices:
         return None
-    axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+    axis = () if axis_name is None else tuple(axis_name) if isinstance(axis_name, list) else axis_name
     try:
-        return _Ranks(axis_name, jax.lax.axis_size(axis_name), bool(axes_of(jax.lax.axis_index(axis_name))))
+        size, checked = jax.lax.axis_size(axis), axis_name is None or bool(axes_of(jax.lax.axis_index(axis)))
     except (NameError, TypeError, ValueError):
-        raise ValueError(f"axis_name is {axis_name!r}, and there is no such axis here; call inside jax.shard_map, over a mesh that "
+        raise ValueError(f"axis_name is {axis!r}, and there is no such axis here; call inside jax.shard_map, over a mesh that "
                          "has it") from None
+    _demand(slices % size == 0, f"vocab_slices is {slices}; it must be a multiple of the number of devices, {size}")
+    _demand(not slices or vocab * size % slices == 0,
+            f"vocab_slices is {slices}; it must divide the number of columns of all devices, {vocab * size}")
+    return _Ranks(axis, size, checked, vocab * size, max(slices // size, 1))
 
 
 def _placed(ranks, own, others, **arrays):
@@ -583,73 +600,78 @@ def _placed(ranks, own, others, **arrays):
     return [spread(a, rest | ranks.axes if name == own or name in others else rest) for name, a in arrays.items()]
 
 
-def _first_column(ranks, vocab):
-    return jax.lax.axis_index(ranks.axis) * vocab
+def _first_column(ranks, i=0):
+    """The first column of slice i of this device."""
+    return (jax.lax.axis_index(ranks.axis) * ranks.slices + i).astype(jnp.int32) * (ranks.vocab // (ranks.size * ranks.slices))
 
 
-def _own_first(ranks, columns, vocab, ignored=None):
-    """Numbers of columns, counted from this device's first one on. `ignored` becomes -1, and a bad one -2: neither is a column
-    then."""
-    first, total = _first_column(ranks, vocab), vocab * ranks.size
+def _own_first(ranks, columns, ignored=None, i=0):
+    """Numbers of columns, counted from the first one of slice i of this device on. `ignored` becomes -1, and a bad one -2: neither
+    is a column then."""
+    first, total = _first_column(ranks, i), ranks.vocab
     found = jnp.where((columns >= 0) & (columns < total), (columns - first.astype(columns.dtype)) % total, -2)
     return found if ignored is None else jnp.where(columns == ignored, -1, found)
 
 
-def _of_rank(ranks, direction, options, vocab, targets, class_weight=None):
-    """Targets and class_weight as the call of a device gets them, and more fields; vocab: its columns."""
+def _of_rank(ranks, direction, options, targets, class_weight=None, i=0):
+    """Targets and class_weight as the call of slice i of a device gets them, and more fields. i=0: also that of all its columns."""
     if not ranks:
         return targets, class_weight, {}
-    total = vocab * ranks.size
-    fields = {"parallel.vocab_total": total, "parallel.ranks": ranks.size}
     if direction == "finish":  # of all columns
-        return targets, class_weight, fields
-    targets = _own_first(ranks, targets, vocab, options["ignore_index"] if options["use_ignore_index"] else None)
-    class_weight = None if class_weight is None else jnp.roll(class_weight, -_first_column(ranks, vocab))
-    return targets, class_weight, {**fields, "ignore_index": -options["use_ignore_index"]}
+        return targets, class_weight, ranks.fields
+    targets = _own_first(ranks, targets, options["ignore_index"] if options["use_ignore_index"] else None, i)
+    class_weight = None if class_weight is None else jnp.roll(class_weight, -_first_column(ranks, i))
+    return targets, class_weight, {**ranks.fields, "ignore_index": -options["use_ignore_index"]}
 
 
-def _gathered(ranks, states):
-    return jax.lax.all_gather(states, ranks.axis, to="invarying" if ranks.checked else "varying")
+def _gathered(ranks, arrays, own, step):
+    """The states of all slices of all devices, in order. step(arrays, i): those of slice i of this device. own: the arrays that have
+    columns, {number: dimension}."""
+    parts = [jnp.split(a, ranks.slices, own[k]) if k in own and a is not None else [a] * ranks.slices for k, a in enumerate(arrays)]
+    states = jnp.stack([step(part, i) for i, part in enumerate(zip(*parts))])
+    if not ranks.axis:
+        return states
+    return jax.lax.all_gather(states, ranks.axis, tiled=True, to="invarying" if ranks.checked else "varying")
 
 
-def _finish(ranks, run, arrays, states, outputs):
-    return run("finish", arrays, {"all_states": _gathered(ranks, states)}, outputs)
-
-
-def _forward(ranks, run, arrays, outputs, options, shape, vocab, statistics):
-    """Forward of cross_entropy or linear_cross_entropy."""
+def _forward(ranks, run, arrays, own, outputs, options, shape, statistics):
+    """Forward of cross_entropy or linear_cross_entropy. own: as in _gathered."""
     if not ranks:
         return run("forward", arrays, {}, outputs)
     larger = {n: a for n, a in outputs.items() if n in ("entropy", "argmax")}  # finish writes them; a state is larger for them
     words = 10 if statistics else 8 if larger or options["label_smoothing"] else 4
-    states = run("forward", arrays, {}, {"states": _of((*shape, words), jnp.int32), **larger})["states"]
-    if "argmax" in larger:  # word 6, the low half of lk_ce_top, is less by 1 for each column; without one all stays below others
-        states = states - _first_column(ranks, vocab) * (jnp.arange(words) == 6)
-    return _finish(ranks, run, arrays, states, outputs)
+
+    def step(arrays, i):
+        states = run("forward", arrays, {}, {"states": _of((*shape, words), jnp.int32), **larger}, i=i)["states"]
+        # Word 6, the low half of lk_ce_top, is less by 1 for each column; without an argmax all stays below others.
+        return states - _first_column(ranks, i) * (jnp.arange(words) == 6) if "argmax" in larger else states
+    return run("finish", arrays, {"all_states": _gathered(ranks, arrays, own, step)}, outputs)
 
 
-def _forward_kl(ranks, run, arrays, shape, divergence, save, entropy):
+def _forward_kl(ranks, run, arrays, own, shape, divergence, save, entropy):
     """Forward of kl or linear_kl: the loss, entropy if wanted, and the states of all columns where ranks have to save them for
-    backward."""
+    backward. own: as in _gathered."""
     outputs, states = {n: _of(shape, _f32) for n in ("loss", "entropy")[:1 + entropy]}, {"states": _of((*shape, 8), jnp.int32)}
     if not ranks:
         return run("forward", arrays, {}, outputs)
     part = {**states, "entropy": outputs.get("entropy")}  # finish writes the entropy; a state has a part of it then
-    found = run("forward", arrays, {}, part)["states"]
+    found = _gathered(ranks, arrays, own, lambda arrays, i: run("forward", arrays, {}, part)["states"])
     if divergence >= DIVERGENCES["jensen_shannon"]:  # the terms need the sums of all columns
-        found = run("between", arrays, {"all_states": _gathered(ranks, found)}, part)["states"]
-    return _finish(ranks, run, arrays, found, {**outputs, **(states if save else {})})
+        first = {"all_states": found}
+        found = _gathered(ranks, arrays, own, lambda arrays, i: run("between", arrays, first, part)["states"])
+    return run("finish", arrays, {"all_states": found}, {**outputs, **(states if save else {})})
 
 
-def _forward_ids(ranks, run, arrays, outputs, ids, itemsize):
-    """Forward of cross_entropy_ids or linear_cross_entropy_ids. itemsize: of a logit as it is gathered."""
+def _forward_ids(ranks, run, arrays, own, outputs, ids, itemsize):
+    """Forward of cross_entropy_ids or linear_cross_entropy_ids. own: as in _gathered. itemsize: of a logit as it is gathered."""
     if not ranks:
         return run("forward", arrays, {}, outputs)
     # The states of all rows lie before the logits of all ids, so that they are no rows of one array.
     words = 4 + -(-ids.shape[-1] * itemsize // 16) * 4
     states = {"states": _of((math.prod(ids.shape[:-1]) * words,), jnp.int32)}
     states |= {n: a for n, a in outputs.items() if n == "tail"}  # finish writes it; a state has a part of it then
-    return _finish(ranks, run, arrays, run("forward", arrays, {}, states)["states"], outputs)
+    found = _gathered(ranks, arrays, own, lambda arrays, i: run("forward", arrays, {}, states, i=i)["states"])
+    return run("finish", arrays, {"all_states": found}, outputs)
 
 
 # ---- cross_entropy, linear_cross_entropy, and both with ids ------------------------------------------------------------------
@@ -796,7 +818,7 @@ def _row_weight(row_weight, shape, name="row_weight"):
 @public
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                   logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
-                  row_weight=None, grad_scale=None, in_place=False, aux=(), axis_name=None):
+                  row_weight=None, grad_scale=None, in_place=False, aux=(), axis_name=None, vocab_slices=0):
     """Softmax cross entropy of logits [..., vocab] with integer targets [...], float32.
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
@@ -825,9 +847,11 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     target, 32 with label_smoothing, entropy or argmax, 40 with one of the last three of aux; backward has none. Where the devices
     do not divide vocab, pad the last columns with -inf; with label_smoothing or a softcap these count. With check_vma=False JAX
     takes each device's loss for one of its own, and differentiates their sum: backward then adds up their upstream gradients.
+    vocab_slices: as in linear_cross_entropy; XLA copies the slices of the logits.
     """
-    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
-    shape, vocab = logits.shape[:-1], logits.shape[-1] * (ranks.size if ranks else 1)
+    logits = _array(logits, "logits", 1)
+    ranks = _ranks(axis_name, logits.shape[-1], vocab_slices)
+    shape, vocab = logits.shape[:-1], ranks.vocab if ranks else logits.shape[-1]
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
     targets = _targets(targets, shape, "logits", vocab, ignore_index)
@@ -850,11 +874,11 @@ def _cross_entropy(options, in_place, aux, ranks):
     reduced = bool(options["reduction"])
     smooth, statistics = [n for n in _SMOOTH if n in aux], _has_statistics(aux)
 
-    def run(direction, arrays, inputs, outputs, upstream_per_row=0):
+    def run(direction, arrays, inputs, outputs, upstream_per_row=0, i=0):
         logits, targets, class_weight, denominator, row_weight, _ = arrays
-        finish, vocab = direction == "finish", logits.shape[-1]
-        targets, class_weight, more = _of_rank(ranks, direction, options, vocab, targets, class_weight)
-        fields = dict(options, rows=targets.size, vocab=vocab, target_dtype=int(targets.dtype == jnp.int32),
+        finish = direction == "finish"
+        targets, class_weight, more = _of_rank(ranks, direction, options, targets, class_weight, i)
+        fields = dict(options, rows=targets.size, vocab=logits.shape[-1], target_dtype=int(targets.dtype == jnp.int32),
                       upstream_per_row=upstream_per_row, statistics=int(statistics and direction in ("forward", "finish")), **more)
         found = call(f"cross_entropy_{'parallel_' if ranks else ''}{direction}_{TYPES[logits.dtype.name]}",
                      {"logits": None if finish else logits, "target": targets, "class_weight": class_weight,
@@ -869,8 +893,7 @@ def _cross_entropy(options, in_place, aux, ranks):
         return _loss_outputs(names, names, reduced, targets.shape)
 
     def forward(arrays, outputs):
-        logits, targets, *_ = arrays
-        return _forward(ranks, run, arrays, outputs, options, targets.shape, logits.shape[-1], statistics)
+        return _forward(ranks, run, arrays, {0: -1}, outputs, options, arrays[1].shape, statistics)
 
     @jax.custom_vjp
     def f(*arrays):
@@ -959,7 +982,7 @@ class CrossEntropyIdsTailOutput(NamedTuple):
 @public
 def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean", ignore_index=-100, z_loss=0.0, softcap=0.0,
                       logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None, row_weight=None,
-                      tail_weight=None, tail=False, axis_name=None):
+                      tail_weight=None, tail=False, axis_name=None, vocab_slices=0):
     """Several weighted targets per row, and their log-probabilities: a CrossEntropyIdsOutput, float32. lk/cross_entropy_ids.cuh has
     the formulas.
 
@@ -978,13 +1001,14 @@ def cross_entropy_ids(logits, target_ids, target_weight=None, *, reduction="mean
     classes and the rest.
 
     axis_name: as in cross_entropy; ids are columns of all devices. Forward's all-gather is of 16 bytes a row and the logits of its
-    ids.
+    ids. vocab_slices: as in linear_cross_entropy.
 
     The other arguments are those of cross_entropy; logit_scale and temperature may have one number per row. Gradients are made in
     backward, with any reduction.
     """
-    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
-    shape, vocab = logits.shape[:-1], logits.shape[-1] * (ranks.size if ranks else 1)
+    logits = _array(logits, "logits", 1)
+    ranks = _ranks(axis_name, logits.shape[-1], vocab_slices)
+    shape, vocab = logits.shape[:-1], ranks.vocab if ranks else logits.shape[-1]
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
     ids, target_weight, ignored = _ids(target_ids, target_weight, shape, "logits", vocab, ignore_index)
@@ -1053,11 +1077,11 @@ def _cross_entropy_ids(options, aux, ranks):
     options = dict(options)
     reduced = bool(options["reduction"])
 
-    def run(direction, arrays, inputs, outputs, upstream_per_row=0):
+    def run(direction, arrays, inputs, outputs, upstream_per_row=0, i=0):
         logits, ids, target_weight, denominator, row_weight, tail_weight = arrays
-        finish, vocab = direction == "finish", logits.shape[-1]
-        ids, _, more = _of_rank(ranks, direction, options, vocab, ids)
-        fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=vocab, ids_per_row=ids.shape[-1],
+        finish = direction == "finish"
+        ids, _, more = _of_rank(ranks, direction, options, ids, i=i)
+        fields = dict(options, rows=math.prod(ids.shape[:-1]), vocab=logits.shape[-1], ids_per_row=ids.shape[-1],
                       target_dtype=int(ids.dtype == jnp.int32), upstream_per_row=upstream_per_row, **more)
         return call(f"cross_entropy_ids_{'parallel_' if ranks else ''}{direction}_{TYPES[logits.dtype.name]}",
                     {"logits": None if finish else logits, "target_ids": ids, "target_weight": target_weight,
@@ -1066,7 +1090,7 @@ def _cross_entropy_ids(options, aux, ranks):
 
     def forward(arrays, outputs):
         logits, ids, *_ = arrays
-        return _forward_ids(ranks, run, arrays, outputs, ids, logits.dtype.itemsize)
+        return _forward_ids(ranks, run, arrays, {0: -1}, outputs, ids, logits.dtype.itemsize)
 
     @jax.custom_vjp
     def f(*arrays):
@@ -1098,7 +1122,7 @@ def _cross_entropy_ids(options, aux, ranks):
 def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
                          softcap=0.0, logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False,
                          denominator=None, row_weight=None, grad_scale=None, max_counted=None, fast_logits=False,
-                         tf32=False, batch_invariant=False, workspace_mib=None, aux=(), axis_name=None):
+                         tf32=False, batch_invariant=False, workspace_mib=None, aux=(), axis_name=None, vocab_slices=0):
     """cross_entropy of the logits x @ weight.T + bias, without storing all of them. x [..., hidden], weight [vocab, hidden].
 
     The other options are those of cross_entropy; aux may have them all.
@@ -1114,11 +1138,16 @@ def linear_cross_entropy(x, weight, targets, *, bias=None, reduction="mean", ign
     axis_name: as in cross_entropy. weight, bias and their gradients are of this device's columns; x is of all tokens. Backward
     computes the logits again: 4 matmuls in all. A device's part of the gradient of x is rounded to x's type. Where all devices
     have the same x, JAX adds up the parts, in that type. Pad the last columns by a bias of -inf.
+    vocab_slices=n: the columns of all devices are in n slices of as many. Forward computes each slice by itself, and then merges
+    them all. So the loss and all of aux have the same bits on any number of devices that divides n, and without axis_name: with
+    vocab_slices=8 on 1, 2, 4 and 8 devices. With batch_invariant=True a token's have the same bits for any number of tokens too:
+    a sampler and a trainer compute equal log-probabilities. Gradients have no such promise. It costs a forward of smaller matmuls;
+    gradients are made in backward, as with axis_name, and grad_scale has no effect.
     """
-    x, ranks = _array(x, "x", 1), _ranks(axis_name)
-    weight = _array(weight, "weight", 2)
+    x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
-    shape, vocab = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1)
+    ranks = _ranks(axis_name, weight.shape[0], vocab_slices)
+    shape, vocab = x.shape[:-1], ranks.vocab if ranks else weight.shape[0]
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
@@ -1171,9 +1200,9 @@ def _linear_cross_entropy(options, aux, ranks):
     reduced = bool(options["reduction"])
     smooth, statistics = [n for n in _SMOOTH if n in aux], _has_statistics(aux)
 
-    def run(direction, arrays, inputs, outputs, upstream_per_token=0):
+    def run(direction, arrays, inputs, outputs, upstream_per_token=0, i=0):
         x, weight, targets, bias, class_weight, denominator, row_weight, _ = arrays
-        targets, class_weight, more = _of_rank(ranks, direction, options, weight.shape[0], targets, class_weight)
+        targets, class_weight, more = _of_rank(ranks, direction, options, targets, class_weight, i)
         head, fields = _head(direction, x, weight, bias, outputs, dict(
             options, target_dtype=int(targets.dtype == jnp.int32), upstream_per_token=upstream_per_token,
             statistics=int(statistics and direction in ("forward", "finish")), **more))
@@ -1188,8 +1217,7 @@ def _linear_cross_entropy(options, aux, ranks):
         return _loss_outputs(names, names, reduced, targets.shape)
 
     def forward(arrays, outputs):
-        _, weight, targets, *_ = arrays
-        return _forward(ranks, run, arrays, outputs, options, targets.shape, weight.shape[0], statistics)
+        return _forward(ranks, run, arrays, {1: 0, 3: 0}, outputs, options, arrays[2].shape, statistics)
 
     @jax.custom_vjp
     def f(*arrays):
@@ -1233,7 +1261,7 @@ def _linear_cross_entropy(options, aux, ranks):
 def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=None, reduction="mean", ignore_index=-100,
                              z_loss=0.0, softcap=0.0, logit_scale=1.0, temperature=None, zero_when_empty=False, denominator=None,
                              row_weight=None, tail_weight=None, tail=False, max_counted=None, fast_logits=False, tf32=False,
-                             workspace_mib=None, axis_name=None):
+                             workspace_mib=None, axis_name=None, vocab_slices=0):
     """cross_entropy_ids of the logits x @ weight.T + bias, without storing all of them: a CrossEntropyIdsOutput, float32. For
     distillation from a teacher's largest probabilities, several targets per token, policies over some tokens.
 
@@ -1244,18 +1272,18 @@ def linear_cross_entropy_ids(x, weight, target_ids, target_weight=None, *, bias=
     where one without a tail stores none in bfloat16.
     max_counted: an upper bound of the tokens that count, a Python int. The matmuls then have so many rows, and x of the other tokens may
     be anything. If more count, all results and gradients are NaN. A token counts unless each of its ids is ignore_index, or outside
-    the vocabulary with a weight of 0: an id of the vocabulary counts even if its weight is 0. Not with axis_name.
+    the vocabulary with a weight of 0: an id of the vocabulary counts even if its weight is 0. Not with axis_name or vocab_slices.
     weight and bias may be float32 beside 16-bit x, as in linear_cross_entropy, whose fast_logits, tf32 and workspace_mib these are.
     An array as logit_scale or temperature multiplies x; one number per token is not for use with a bias.
     axis_name: as in linear_cross_entropy; ids are columns of all devices. Forward's all-gather is of 16 bytes a token and the
-    logits of its ids, in float32, or with fast_logits in x's type. Logits are stored, in chunks.
+    logits of its ids, in float32, or with fast_logits in x's type. Logits are stored, in chunks. vocab_slices: as there.
 
     x, weight and bias have gradients, of loss, logp and tail, made in backward, which computes the logits again: 4 matmuls in all.
     """
-    x, ranks = _array(x, "x", 1), _ranks(axis_name)
-    weight = _array(weight, "weight", 2)
+    x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
-    shape, vocab = x.shape[:-1], weight.shape[0] * (ranks.size if ranks else 1)
+    ranks = _ranks(axis_name, weight.shape[0], vocab_slices)
+    shape, vocab = x.shape[:-1], ranks.vocab if ranks else weight.shape[0]
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, 0.0, z_loss, softcap, logit_scale, zero_when_empty)
@@ -1288,9 +1316,9 @@ def _linear_cross_entropy_ids(options, aux, ranks):
     options = dict(options)
     reduced = bool(options["reduction"])
 
-    def run(direction, arrays, inputs, outputs, upstream_per_token=0):
+    def run(direction, arrays, inputs, outputs, upstream_per_token=0, i=0):
         x, weight, ids, bias, target_weight, denominator, row_weight, tail_weight = arrays
-        ids, _, more = _of_rank(ranks, direction, options, weight.shape[0], ids)
+        ids, _, more = _of_rank(ranks, direction, options, ids, i=i)
         head, fields = _head(direction, x, weight, bias, outputs, dict(
             options, ids_per_row=ids.shape[-1], target_dtype=int(ids.dtype == jnp.int32), upstream_per_token=upstream_per_token,
             **more))
@@ -1301,7 +1329,7 @@ def _linear_cross_entropy_ids(options, aux, ranks):
 
     def forward(arrays, outputs):
         x, _, ids, *_ = arrays
-        return _forward_ids(ranks, run, arrays, outputs, ids, x.dtype.itemsize if options["fast_logits"] else 4)
+        return _forward_ids(ranks, run, arrays, {1: 0, 3: 0}, outputs, ids, x.dtype.itemsize if options["fast_logits"] else 4)
 
     @jax.custom_vjp
     def f(*arrays):
@@ -1364,7 +1392,8 @@ def support(logits, ids, offsets, targets=None, *, teacher_logp=None, ignore_ind
     backward nothing: the gradient is of this device's columns. The results have the bits of one device. Where the devices do not divide
     vocab, pad logits with any columns: no id names them.
     """
-    logits, ranks = _array(logits, "logits", 1), _ranks(axis_name)
+    logits = _array(logits, "logits", 1)
+    ranks = _ranks(axis_name, logits.shape[-1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields, rest = _support_of("logits", logits.shape[:-1], logits.shape[-1], ranks, ids, offsets, targets, teacher_logp,
                                ignore_index, softcap, logit_scale)
@@ -1401,9 +1430,9 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
 
     x, weight and bias have gradients.
     """
-    x, ranks = _array(x, "x", 1), _ranks(axis_name)
-    weight = _array(weight, "weight", 2)
+    x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
+    ranks = _ranks(axis_name, weight.shape[0])
     bias = None if bias is None else _beside(bias, "bias", x.dtype, weight.shape[:1])
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields, rest = _support_of("x", x.shape[:-1], weight.shape[0], ranks, ids, offsets, targets, teacher_logp, ignore_index, softcap,
@@ -1417,7 +1446,7 @@ def linear_support(x, weight, ids, offsets, targets=None, *, bias=None, teacher_
 def _support_of(of, shape, vocab, ranks, ids, offsets, targets, teacher_logp, ignore_index, softcap, logit_scale):
     """What support and linear_support share: the options as fields, and the arrays that are neither logits nor of the head. of: the
     array whose rows are the tokens, of the shape `shape`. vocab: the columns of a device."""
-    columns, tokens = vocab * (ranks.size if ranks else 1), math.prod(shape)
+    columns, tokens = ranks.vocab if ranks else vocab, math.prod(shape)
     fields = _loss_fields("none", ignore_index, 0.0, 0.0, softcap, logit_scale, False)
     fields = {name: fields[name] for name in ("use_ignore_index", "ignore_index", "softcap", "logit_scale")}
     ids, offsets = _whole(ids, "ids"), _whole(offsets, "offsets")
@@ -1444,7 +1473,7 @@ def _support_of(of, shape, vocab, ranks, ids, offsets, targets, teacher_logp, ig
 def _linear_support(options, ranks):
     """The function of both. Without weight x is the logits; backward then has x without columns, and does not read it."""
     options = dict(options)
-    vocab, total = options["vocab"], options["vocab"] * (ranks.size if ranks else 1)
+    vocab, total = options["vocab"], ranks.vocab if ranks else options["vocab"]
     # One call for each element of vmap.
     of_entries = ("weight", "bias", "ids", "offsets", "teacher_logp", "logits", "support_logp", "dsupport_logp", "dweight", "dbias",
                   "dx", "dfull_logits")
@@ -1463,8 +1492,8 @@ def _linear_support(options, ranks):
             direction, fields = "forward", {**fields, "vocab": total, "logits_given": 1}
         elif ranks:
             ignored = options["ignore_index"] if options["use_ignore_index"] else None
-            ids = _own_first(ranks, ids, vocab)
-            targets = None if targets is None else _own_first(ranks, targets, vocab, ignored)
+            ids = _own_first(ranks, ids)
+            targets = None if targets is None else _own_first(ranks, targets, ignored)
             fields = {**fields, "vocab_total": total, "ignore_index": -options["use_ignore_index"]}
         return call(f"linear_support_{direction}_{TYPES[x.dtype.name]}",
                     {**head, "ids": ids, "offsets": offsets, "target": targets, "teacher_logp": teacher_logp, **inputs}, outputs,
