@@ -89,6 +89,10 @@
  *            Without z_loss, dlse, dentropy and weights above 1, |dz| is at most f: with f = 2^15 nothing is too large, and p above
  *            2^-32 is kept, while f = 1 loses all p up to 2^-17 (for a mean f is upstream / D; logit_scale is one more factor).
  *            The upstream has to be right in the call, since lk_rescale does not take 8 bits. Not for class probabilities.
+ *            batch_invariant: in forward each row's loss, z-loss, lse, entropy, argmax and statistics have the same bits for any
+ *            number of rows and at any place among them, if all rows lie alike modulo 16 bytes. The rest of the call has to be the
+ *            same: device, vocab, options, outputs. Kernels and teams are those of many rows then, so few long rows take longer. A
+ *            reduced loss still depends on all rows. Not for class probabilities and several ids. Ranks have it.
  *            Log-probabilities of the targets: minus the loss, with reduction none and without other options. For a
  *            temperature t pass logit_scale = 1 / t; where there is a softcap divide both, logit_scale / t and softcap / t.
  *            Their gradient is minus upstream, one number per row.
@@ -195,6 +199,7 @@ typedef struct {
     int target_prob_dtype;     /* LK_DTYPE_*: T or f32; 0: T */
     int path;                  /* LK_CROSS_ENTROPY_*; 0 chooses */
     int statistics;            /* F: not 0: entropy, then required, is [4, rows]. See Options */
+    int batch_invariant;       /* F: not 0: a row's results do not depend on the other rows. See Options */
 } lk_cross_entropy_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md. First of all:
@@ -206,7 +211,7 @@ typedef struct {
  *                     logit_scale, softcap, z_loss or label_smoothing out of range; under a softcap logit_scale / softcap
  *                     outside [2^-100, 2^100]; ignore_index without use_ignore_index; reduction, target_dtype, path: none of
  *                     the enum; dlogits_dtype: neither T nor E5M2 nor 16 bits wide for T = f32, or E5M2 with target_prob
- *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK or CLUSTER with more than 2^27 rows
+ *   LK_ERR_PATH       CLUSTER in code for less than sm_90; BLOCK, CLUSTER or batch_invariant with more than 2^27 rows
  * Rows of any alignment run at full speed, in B and FB where each row of dlogits has its logits' offset modulo 16 bytes
  * (of other types, as 16-bit dlogits of f32 logits: both at multiples of 16; of e5m2: at as many elements behind one). Otherwise
  * dlogits is written element by element. */
@@ -597,9 +602,10 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 {
     lk_cross_entropy_args &a = call.a;
     const int64_t bytes = a.vocab * (int64_t)sizeof(T);
-    const int path = a.path ? a.path : lk_team_path(device, a.rows, bytes); /* LK_TEAM_* are the numbers of the paths */
+    const int64_t rows = lk_team_rows(a.rows, a.batch_invariant);
+    const int path = a.path ? a.path : lk_team_path(device, rows, bytes); /* LK_TEAM_* are the numbers of the paths */
     const bool lanes = path == LK_CROSS_ENTROPY_WARP;
-    const int cluster = path == LK_CROSS_ENTROPY_CLUSTER ? lk_team_cluster(device, a.rows) : 1;
+    const int cluster = path == LK_CROSS_ENTROPY_CLUSTER ? lk_team_cluster(device, rows) : 1;
     const int threads = lanes ? LK_CROSS_ENTROPY_WARP_THREADS : LK_CROSS_ENTROPY_THREADS, most = lanes ? 32 : cluster * threads;
     const lk_team team = lk_team_of(a.rows, lanes ? lk_ceil_div(a.vocab, 2 * LK_VEC<T>) : most, most, threads);
     call.team_log2 = team.size_log2;
@@ -1555,8 +1561,9 @@ LK_HOST lk_ce_layout lk_cross_entropy_layout(const lk_device *device, lk_cross_e
 {
     const lk_cross_entropy_args &a = call->a;
     const int64_t preferred = lk_ceil_div(vecs, few), blocks = lk_ceil_div(vecs, (int64_t)many * LK_CROSS_ENTROPY_BLOCK_MOST);
-    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : preferred <= 32 || a.rows > LK_TEAM_ROWS;
-    const bool use_cluster = device->arch >= 90 && (blocks > 1 || a.rows < 2 * device->sms);
+    const int64_t rows = lk_team_rows(a.rows, a.batch_invariant);
+    const bool several_rows = a.path ? a.path == LK_CROSS_ENTROPY_WARP : preferred <= 32 || rows > LK_TEAM_ROWS;
+    const bool use_cluster = device->arch >= 90 && (blocks > 1 || rows < 2 * device->sms);
     lk_ce_layout at = {LK_CROSS_ENTROPY_SEVERAL_THREADS, 1, 1, 0};
     if (several_rows) {
         /* Single elements are read at once then, one per thread: up to 6 of f32 logits, 14 of 16 bits. */
@@ -1564,7 +1571,7 @@ LK_HOST lk_ce_layout lk_cross_entropy_layout(const lk_device *device, lk_cross_e
         while (call->team_log2 < 5 && 1 << call->team_log2 < preferred) call->team_log2++;
     } else {
         if (a.path == LK_CROSS_ENTROPY_CLUSTER || (a.path == LK_CROSS_ENTROPY_AUTO && use_cluster))
-            for (at.cluster = 2; at.cluster < 8 && (at.cluster < blocks || a.rows * at.cluster < 2 * device->sms);) at.cluster *= 2;
+            for (at.cluster = 2; at.cluster < 8 && (at.cluster < blocks || rows * at.cluster < 2 * device->sms);) at.cluster *= 2;
         for (at.threads = 64; at.threads < LK_CROSS_ENTROPY_BLOCK_MOST && at.threads * at.cluster < preferred;) at.threads *= 2;
         call->team_log2 = lk_log2(at.threads * at.cluster);
     }
@@ -1597,7 +1604,7 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     /* Options cost each thread many instructions, so rows with them have fewer threads, but 1024 for each SM. */
     const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_OPTION_SLOTS;
     int few = LK_CROSS_ENTROPY_FEW_SLOTS;
-    while (few < most && a.rows * vecs >= (int64_t)2 * few * 1024 * device->sms) few *= 2;
+    while (few < most && lk_team_rows(a.rows, a.batch_invariant) * vecs >= (int64_t)2 * few * 1024 * device->sms) few *= 2;
     if (few > most) few = most;
     lk_ce_layout at =
         lk_cross_entropy_layout(device, &call, vecs, 16, (int)sizeof(lk_ce_target_term), few,
@@ -2200,6 +2207,7 @@ LK_HOST void lk_cross_entropy_check_function(lk_checks *checks, const lk_cross_e
 {
     lk_cross_entropy_check_statistics(checks, a, direction == LK_FORWARD || direction == LK_FINISH);
     if (a->statistics && whose == LK_CE_PROBABILITIES) lk_reject(checks, LK_ERR_VALUE, "statistics are not for target_prob");
+    lk_check_absent(checks, "batch_invariant", a->batch_invariant && whose == LK_CE_PROBABILITIES, "it is not for target_prob");
     if (a->target_prob && whose == LK_CE_RANKS)
         lk_reject(checks, LK_ERR_VALUE, "target_prob is not for columns that are split over ranks");
     if (a->target_prob && whose == LK_CE_LABELS)
@@ -2241,6 +2249,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
         a->dlogits_stride = 0, a->dlogits_dtype = LK_DTYPE_T, a->zero_padding = 0;
     }
     if (back) a->loss = a->z_loss_out = NULL, a->argmax = NULL;
+    if (direction != LK_FORWARD) a->batch_invariant = 0;
     if (back && !a->dentropy) a->entropy = NULL;
     if (a->reduction != LK_REDUCTION_MEAN) a->denominator = NULL;
     const bool mean = back && a->reduction == LK_REDUCTION_MEAN && !a->denominator && !prob; /* needs the counts */
@@ -2301,6 +2310,7 @@ LK_HOST lk_status lk_cross_entropy_check(const char *op, const lk_cross_entropy_
     lk_check_enum(&checks, "path", a->path, LK_CROSS_ENTROPY_CLUSTER, "LK_CROSS_ENTROPY_*");
     lk_check_cluster(&checks, a->path, a->path == LK_CROSS_ENTROPY_CLUSTER && checks.arch < 90);
     lk_check_rows(&checks, a->path, a->path > LK_CROSS_ENTROPY_WARP && a->rows > LK_TEAM_ROWS, "rows", a->rows);
+    lk_check_invariant(&checks, a->batch_invariant && a->rows > LK_TEAM_ROWS, a->rows);
     lk_check_workspace(&checks, a->workspace, a->workspace_bytes, bytes);
     lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a->rows == 0, "rows is 0; nothing is computed");

@@ -36,7 +36,7 @@
  *            gradients and tail_weight are given.
  *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob and statistics. Columns that are
+ * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob, statistics and batch_invariant. Columns that are
  *            split over ranks: cross_entropy_ids_parallel.cuh.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
@@ -650,6 +650,7 @@ LK_HOST void lk_cross_entropy_ids_refuse(lk_checks *checks, const lk_cross_entro
     lk_check_absent(checks, "class_weight", a->class_weight, why);
     lk_check_absent(checks, "label_smoothing", a->label_smoothing != 0.0f, why);
     lk_check_absent(checks, "statistics", a->statistics, why);
+    lk_check_absent(checks, "batch_invariant", a->batch_invariant, why);
 }
 
 /* Takes out of the ids what belongs to other calls. */

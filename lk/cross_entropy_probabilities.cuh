@@ -19,7 +19,7 @@
  *                status = lk_cross_entropy_probabilities_backward_bf16(&args, stream);    // reads the lse of forward
  *            lk_cross_entropy_probabilities_forward_backward_bf16 computes both in one call.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, without ranks, statistics and dlogits in e5m2. A row of target_prob need not add up to 1.
+ * Options    Those of cross_entropy.cuh, without ranks, statistics, batch_invariant and dlogits in e5m2. A row of target_prob need not add up to 1.
  *            Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
  *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss (in
  *            PyTorch the loss is NaN then); where u[j] is above 0 the loss is +inf. The gradient is finite in both.

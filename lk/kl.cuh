@@ -38,6 +38,8 @@
  *            gradient is finite. Where q is 0 and p is not, REVERSE is +inf, and the row's gradient is infinite or NaN, except 0
  *            where p is 0. JENSEN_SHANNON is finite. If a row of either tensor has only -inf, or has a +inf or NaN, the loss is
  *            NaN. Each element of the gradient is NaN then, or may be 0 where p is 0.
+ *            batch_invariant: in forward each row's results have the same bits for any number of rows and at any place among
+ *            them, if all rows lie alike modulo 16 bytes. Teams are those of many rows then, so few long rows take longer.
  *            Columns that are split over ranks: kl_parallel.cuh, which has these options.
  *            TOTAL_VARIATION is 1 - sum min(p, q). So it is the share of a draft's tokens that speculative decoding rejects, where
  *            p is the draft's and q the target's. It is at most 1, and finite where p or q is 0. Its gradient has a jump where q
@@ -106,6 +108,7 @@ typedef struct {
     int divergence;          /* LK_KL_FORWARD, _REVERSE, _JENSEN_SHANNON or _TOTAL_VARIATION; 0: FORWARD */
     int upstream_per_row;    /* B FB not 0: upstream is [rows] */
     int path;                /* LK_KL_AUTO, _WARP, _BLOCK or _CLUSTER; 0 chooses */
+    int batch_invariant;     /* F not 0: a row's results do not depend on the other rows. See Options */
     void *workspace;         /* only for kl_parallel.cuh: at least the queried bytes, aligned to 128; NULL where that is 0 */
     size_t workspace_bytes;  /* of workspace */
 } lk_kl_args;
@@ -116,7 +119,7 @@ typedef struct {
  *   LK_ERR_SHAPE      rows or vocab out of range; a stride that is not 0 and below vocab; a tensor of more than 2^62 elements
  *                     with its gaps
  *   LK_ERR_VALUE      a scale, a softcap or beta out of range; divergence or path is none of its enum
- *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
+ *   LK_ERR_PATH       BLOCK, CLUSTER and batch_invariant with more than 2^27 rows; CLUSTER in code for less than sm_90
  * Fastest: rows of all tensors start on 16 bytes, or at the same place behind a multiple of 16. Where teacher or dlogits do not
  * lie as logits do, they are read or written element by element. */
 
@@ -894,6 +897,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
     const bool forward = direction & LK_FORWARD, backward = direction & LK_BACKWARD; /* a rank may give neither */
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dlogits = NULL, a->upstream = NULL;
+    if (direction != LK_FORWARD) a->batch_invariant = 0;
     const bool query = !device;
     const int64_t rows = a->rows, vocab = a->vocab;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT | LK_REQUIRED : LK_UNUSED;
@@ -921,6 +925,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
     lk_kl_check_values(&checks, a);
     lk_check_enum(&checks, "path", a->path, LK_KL_CLUSTER, "LK_KL_AUTO, _WARP, _BLOCK, _CLUSTER");
     lk_check_rows(&checks, a->path, a->path >= LK_KL_BLOCK && rows > LK_TEAM_ROWS, "rows", rows);
+    lk_check_invariant(&checks, a->batch_invariant && rows > LK_TEAM_ROWS, rows);
     lk_check_cluster(&checks, a->path, a->path == LK_KL_CLUSTER && checks.arch < 90);
     if (more) lk_check_workspace(&checks, a->workspace, a->workspace_bytes, more->needed);
     lk_check_end(&checks, list, count);
@@ -936,7 +941,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
  * no more than leave two rounds of full SMs. */
 LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t vecs)
 {
-    const int64_t rows = call->a.rows, by_warp = rows >= 16 * device->sms ? 128 : 32;
+    const int64_t rows = lk_team_rows(call->a.rows, call->a.batch_invariant), by_warp = rows >= 16 * device->sms ? 128 : 32;
     const int64_t share = call->a.dlogits || LK_KL_HAS_BETWEEN(call->a.divergence) ? 0 : rows * vecs / (2048 * device->sms);
     const int64_t each = share < LK_KL_VECS ? LK_KL_VECS : share < LK_KL_VECS_ONCE ? share : LK_KL_VECS_ONCE;
     const int64_t preferred = lk_ceil_div(vecs, each);
@@ -948,7 +953,7 @@ LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t ve
     else if (path == LK_KL_CLUSTER) {
         least = lk_team_cluster(device, rows) * LK_KL_THREADS, most = 8 * LK_KL_THREADS;
     } else least = LK_KL_THREADS;
-    call->team = lk_team_of(rows, preferred > least ? preferred : least, most, LK_KL_THREADS);
+    call->team = lk_team_of(call->a.rows, preferred > least ? preferred : least, most, LK_KL_THREADS);
     const int64_t slots = lk_ceil_div(vecs, (int64_t)1 << call->team.size_log2);
     const int held = device->smem > 150 ? LK_KL_HELD : LK_KL_HELD / 2;
     call->slots = slots < held ? (int)slots : held;

@@ -299,6 +299,12 @@ LK_HOST void lk_check_rows(lk_checks *checks, int path, bool too_many, const cha
     if (too_many) lk_reject(checks, LK_ERR_PATH, "path %d takes 2^27 rows at most; %s is %lld", path, name, (long long)rows);
 }
 
+/* Fails for more rows than LK_TEAM_ROWS, which have teams of their own. */
+LK_HOST void lk_check_invariant(lk_checks *checks, bool too_many, int64_t rows)
+{
+    if (too_many) lk_reject(checks, LK_ERR_PATH, "batch_invariant takes 2^27 rows at most; rows is %lld", (long long)rows);
+}
+
 /* Fails if a path needs clusters and the code has none. */
 LK_HOST void lk_check_cluster(lk_checks *checks, int path, bool lacks)
 {

@@ -35,6 +35,9 @@
  *            residual(_out) and its gradients may be float beside 16-bit x and y, and so may dy; weight and bias may be of any
  *            type, and so their gradients. accumulate: dweight and dbias are added to their old
  *            contents. Strides of 0 mean packed, so an expanded tensor must be copied first.
+ *            batch_invariant: in forward each row's results have the same bits for any number of rows and at any place among
+ *            them, if the rows of each tensor lie alike modulo 16 bytes. Kernels are those of many rows then, so few rows may
+ *            take longer.
  * Repeatable The same bits every time on the same device, for the same options, sizes, strides and alignment of tensors to 16
  *            bytes: fixed order, no atomics.
  * Source     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; without weight: Qin et al., "TransNormerLLM",
@@ -115,6 +118,7 @@ typedef struct {
     int accumulate;               /* B             not 0: dweight and dbias are added to the old ones; 0: they replace them */
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
     int dy_dtype;                 /* B             LK_DTYPE_*: T or f32; 0 means T; of dy */
+    int batch_invariant;          /* F             not 0: a row's results do not depend on the other rows. See Options */
 } lk_srms_norm_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
@@ -123,7 +127,7 @@ typedef struct {
  *                     elements with its gaps
  *   LK_ERR_VALUE      eps is negative or not finite; weight_offset is not finite; residual_dtype, or in backward dy_dtype, is
  *                     neither T nor f32; another dtype or path is none of its enum
- *   LK_ERR_PATH       BLOCK and CLUSTER with more than 2^27 rows; CLUSTER in code for less than sm_90
+ *   LK_ERR_PATH       BLOCK, CLUSTER and batch_invariant with more than 2^27 rows; CLUSTER in code for less than sm_90
  *   LK_ERR_WORKSPACE  dweight or dbias is wanted, and workspace is NULL, too small or not aligned
  * Fastest: in every row all tensors reach a multiple of 16 bytes at the same column. Other rows are read and written element by
  * element. So are, in backward with dweight, rows of more than 2^21 columns (f32: 2^23) whose stride is not a multiple of 16
@@ -532,9 +536,10 @@ template <class T> LK_HOST bool lk_srms_norm_are_short(const lk_device *device, 
     const int threads = LK_SRMS_NORM_SHORT_THREADS;
     const bool usual = a->path == LK_SRMS_NORM_AUTO || a->path == LK_SRMS_NORM_WARP;
     if (!usual || in->team_log2 < 0 || !in->aligned || layout->edges || a->cols > 32 * LK_VEC<T> || layout->few) return false;
-    const int64_t blocks = lk_ceil_div(a->rows, (int64_t)(threads >> in->team_log2) * LK_SRMS_NORM_SHORT_ROWS);
+    const int64_t each = (int64_t)(threads >> in->team_log2) * LK_SRMS_NORM_SHORT_ROWS; /* rows of a block */
+    const int64_t blocks = lk_ceil_div(lk_team_rows(a->rows, a->batch_invariant), each);
     if (blocks < (int64_t)LK_SRMS_NORM_SHORT_BLOCKS(T) / 2 * device->sms) return false;
-    layout->short_rows = true, layout->threads = threads, layout->grid = blocks;
+    layout->short_rows = true, layout->threads = threads, layout->grid = lk_ceil_div(a->rows, each);
     return true;
 }
 
@@ -569,26 +574,26 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
         const int64_t offset = (int64_t)((uintptr_t)given[i]->pointer / (unsigned)given[i]->bytes);
         if ((offset - in->offset) % vec || (*given[i]->dim[0].stride - in->offset_step) % vec) in->aligned = 0;
     }
-    const int64_t rows = a->rows, cols = a->cols;
+    const int64_t rows = a->rows, cols = a->cols, many = lk_team_rows(rows, a->batch_invariant);
     int path = a->path;
     layout.edges = in->offset || in->offset_step || cols % Num;
     /* What threads share out: the vectors of a row, or its elements where tensors are not aligned to each other. */
     const int64_t units = in->aligned ? lk_ceil_div(cols, Num) : cols;
     layout.threads = (int)(lk_ceil_div(units, 32 * LK_SRMS_NORM_FEW_VECS) * 32); /* for few rows */
     if (path == LK_SRMS_NORM_AUTO && in->aligned && !layout.edges && layout.threads <= LK_SRMS_NORM_THREADS &&
-        rows <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && rows * layout.threads <= (int64_t)traits.few_rows_limit * device->sms) {
+        many <= LK_SRMS_NORM_FEW_BLOCKS * device->sms && many * layout.threads <= (int64_t)traits.few_rows_limit * device->sms) {
         layout.few = true, layout.grid = rows;
         return layout;
     }
     /* A thread gets as many vectors as it can hold where all rows are resident together, and where rows do not start or end on
      * 16 bytes, so that fewer warps use one line. */
-    const bool resident = rows * units <= (int64_t)traits.most_vecs * 1024 * device->sms;
+    const bool resident = many * units <= (int64_t)traits.most_vecs * 1024 * device->sms;
     const int thread_vecs = layout.edges || resident ? traits.most_vecs : traits.preferred_vecs;
     const int thread_bytes = traits.part_bytes * in->parts + traits.bias_bytes;
     int64_t most = traits.most_threads;
     if (most * thread_bytes > LK_SRMS_NORM_SMEM) most = LK_SRMS_NORM_SMEM / thread_bytes / 32 * 32;
     if (path == LK_SRMS_NORM_AUTO) {
-        path = units <= 32 * thread_vecs || rows > LK_TEAM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
+        path = units <= 32 * thread_vecs || many > LK_TEAM_ROWS ? LK_SRMS_NORM_WARP : LK_SRMS_NORM_BLOCK;
         if (path == LK_SRMS_NORM_BLOCK && units > most * traits.most_vecs && device->arch >= 90) path = LK_SRMS_NORM_CLUSTER;
     }
     in->segment = (int)cols;
@@ -607,7 +612,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     }
     const int64_t block_units = lk_ceil_div(units, layout.cluster);
     int64_t threads = lk_ceil_div(block_units, thread_vecs);
-    while (threads < block_units && rows * layout.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
+    while (threads < block_units && many * layout.cluster * threads < 1024 * (int64_t)device->sms) threads *= 2; /* few rows */
     threads = lk_ceil_div(threads < block_units ? threads : block_units, 32) * 32;
     layout.threads = (int)(threads < most ? threads : most);
     in->warp_span = in->aligned ? (int)lk_ceil_div(block_units, layout.threads) * 32 : 32; /* 2^30 times Num is no int */
@@ -1478,6 +1483,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     *a = *args;
     const bool backward = direction == LK_BACKWARD;
     if (a->groups == 0) a->groups = 1;
+    if (backward) a->batch_invariant = 0;
     if (backward && a->residual_out && a->residual_out == a->residual && !a->residual_out_stride)
         a->residual_out_stride = a->residual_stride; /* forward wrote it in place, by this struct */
     lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward, gated);
@@ -1502,6 +1508,7 @@ LK_HOST lk_status lk_srms_norm_check(const char *op, const lk_srms_norm_args *ar
     if (!a->weight_dtype) a->weight_dtype = lk_dtype<T>;
     if (!a->dweight_dtype) a->dweight_dtype = lk_dtype<T>;
     lk_check_rows(&checks, a->path, a->path >= LK_SRMS_NORM_BLOCK && a->rows > LK_TEAM_ROWS, "rows", a->rows);
+    lk_check_invariant(&checks, a->batch_invariant && a->rows > LK_TEAM_ROWS, a->rows);
     lk_check_cluster(&checks, a->path, a->path == LK_SRMS_NORM_CLUSTER && checks.arch < 90);
     lk_check_end(&checks, list, count);
     lk_check_warn(&checks, a->rows == 0, backward ? "rows is 0; only dweight and dbias are written, if they are given"

@@ -1045,6 +1045,7 @@ LK_HOST lk_status lk_srms_norm_fp8_check(const char *op, const lk_srms_norm_fp8_
     if (checks.status) x->scaling = LK_SRMS_NORM_FP8_TENSOR; /* which tensors there are follows from it */
     const bool tensor = x->scaling == LK_SRMS_NORM_FP8_TENSOR;
     lk_check_absent(&checks, "bias", a->bias, "srms_norm_fp8 has none");
+    lk_check_absent(&checks, "batch_invariant", a->batch_invariant, "srms_norm_fp8 has none");
     lk_check_absent(&checks, "tensor_scale", !tensor && x->tensor_scale, "it belongs to scaling 0 (tensor)");
     lk_check_absent(&checks, "amax", !tensor && x->amax, "it belongs to scaling 0 (tensor)");
     lk_check_absent(&checks, "scale", tensor && x->scale, "with scaling 0 (tensor) the scale is tensor_scale, an input");

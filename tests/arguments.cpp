@@ -110,7 +110,7 @@ static const fields of_cross_entropy = {
     F(bad_targets), F(workspace), F(workspace_bytes), F(rows), F(vocab), F(logits_stride), F(target_prob_stride),
     F(dlogits_stride), F(ignore_index), F(logit_scale), F(softcap), F(label_smoothing), F(z_loss), F(use_ignore_index),
     F(reduction), F(zero_when_empty), F(upstream_per_row), F(zero_padding), F(dlogits_dtype), F(target_dtype),
-    F(target_prob_dtype), F(path), F(statistics)};
+    F(target_prob_dtype), F(path), F(statistics), F(batch_invariant)};
 #undef S
 #define S lk_cross_entropy_parallel_args
 static const fields of_cross_entropy_parallel = RANKS_OF(of_cross_entropy);
@@ -127,7 +127,8 @@ static const fields of_cross_entropy_ids_parallel = RANKS_OF(of_cross_entropy_id
 static const fields of_kl = {
     F(logits), F(teacher), F(row_weight), F(upstream), F(loss), F(lse), F(teacher_lse), F(entropy), F(dlogits),
     F(workspace), F(workspace_bytes), F(rows), F(vocab), F(logits_stride), F(teacher_stride), F(dlogits_stride),
-    F(logit_scale), F(teacher_scale), F(softcap), F(teacher_softcap), F(beta), F(divergence), F(upstream_per_row), F(path)};
+    F(logit_scale), F(teacher_scale), F(softcap), F(teacher_softcap), F(beta), F(divergence), F(upstream_per_row), F(path),
+    F(batch_invariant)};
 #undef S
 #define S lk_kl_parallel_args
 static const fields of_kl_parallel = RANKS_OF(of_kl);
@@ -213,7 +214,8 @@ static const fields of_srms_norm = {
     F(x), F(residual), F(residual_out), F(rstd), F(weight), F(bias), F(y), F(dy), F(dresidual_out), F(dx), F(dresidual),
     F(dweight), F(dbias), F(workspace), F(workspace_bytes), F(rows), F(cols), F(groups), F(x_stride), F(residual_stride),
     F(residual_out_stride), F(y_stride), F(dy_stride), F(dresidual_out_stride), F(dx_stride), F(dresidual_stride), F(eps),
-    F(weight_offset), F(residual_dtype), F(weight_dtype), F(dweight_dtype), F(accumulate), F(path), F(dy_dtype)};
+    F(weight_offset), F(residual_dtype), F(weight_dtype), F(dweight_dtype), F(accumulate), F(path), F(dy_dtype),
+    F(batch_invariant)};
 #undef S
 #define S lk_srms_norm_fp8_args
 static const fields of_srms_norm_fp8 = fields{
@@ -555,7 +557,7 @@ static std::vector<wrong> all_wrong(const function &f)
         const bool head_prob = prob && strstr(f.name, "linear");
         const bool first = x.name.find("parallel.") != std::string::npos || (name == "target_prob" && !prob) ||
                            (name == "vocab" && ranks) || (name == "statistics" && (backward || ids || prob)) ||
-                           (ids && is_one_of(name, "target class_weight label_smoothing saved batch_invariant")) ||
+                           (prob && name == "batch_invariant") || (ids && is_one_of(name, "target class_weight label_smoothing saved batch_invariant")) ||
                            (ranks && (ids || strstr(f.name, "linear_kl")) && name == "max_counted") ||
                            (head_prob && is_one_of(name, "target saved max_counted batch_invariant target_prob_dtype")) ||
                            (strstr(f.name, "_gated_") &&

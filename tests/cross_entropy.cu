@@ -1713,6 +1713,40 @@ static void all_themes(void)
     with_probs = false;
 }
 
+/* Without the switch fewer rows than two per SM get clusters, and rows with options have more slots where they are many. */
+static void invariant(int type)
+{
+    static test_buffer x, y, out[6];
+    static const int64_t lengths[] = {40, 1000, 8192, 16384, 30000};
+    enum { KINDS = 5 };
+    for (int i = 0; i < KINDS * LENGTH_OF(lengths); i++) {
+        if (test.small && i % 3 != type) continue;
+        const int kind = i % KINDS;
+        const int64_t vocab = lengths[i / KINDS], rows = (vocab > 8192 ? 3 : 17) * test.sms;
+        char what[99];
+        args = {};
+        args.logits = test_invariant_input(&x, type, rows * vocab, 1), args.rows = rows, args.vocab = vocab;
+        test_buffer_size(&y, (size_t)rows * 8, 0, 0);
+        for (int64_t row = 0; row < rows; row++) ((int64_t *)test_buffer_host(&y))[row] = row * 7919 % vocab;
+        test_buffer_upload(&y);
+        args.target = test_buffer_device(&y), args.batch_invariant = 1 + i % 2, args.z_loss = kind ? 0.01f : 0;
+        args.softcap = kind == 1 ? 20.0f : 0, args.label_smoothing = kind == 2 ? 0.1f : 0;
+        test_rows tensors[8] = {{(void **)&args.logits, (size_t)vocab * (size_t)test_type_bytes[type], NULL},
+                                {(void **)&args.target, 8, NULL}};
+        void **const field[] = {(void **)&args.loss,    (void **)&args.lse,    (void **)&args.lse_low,
+                                (void **)&args.z_loss_out, (void **)&args.entropy, (void **)&args.argmax};
+        const int outputs = kind < 3 ? 4 : 2 + kind + (kind == 4); /* 3: entropy; 4: argmax too */
+        for (int k = 0; k < outputs && k < 6; k++) {
+            const size_t bytes = k == 5 ? 8 : 4;
+            test_buffer_size(&out[k], (size_t)rows * bytes, 0, 0x5a);
+            *field[k] = test_buffer_device(&out[k]), tensors[2 + k] = {field[k], bytes, &out[k]};
+        }
+        snprintf(what, sizeof what, "%s, kind %d, %lld columns", test_type_name[type], kind, (long long)vocab);
+        test_invariant(tensors, 2 + (outputs < 6 ? outputs : 6), &args.rows, 1, what,
+                       [&] { return call_of[LABELS][FORWARD][type](&args, test.stream); });
+    }
+}
+
 /* ---- Forward, then backward from its results; differences ------------------------------------------------------------ */
 
 /* Runs both without a wait between: with programmatic launch the second may start early, and must still see the first's lse and
@@ -2162,6 +2196,7 @@ static void all_sequences(void)
             test_finish();
         }
     }
+    test_of_types("batch_invariant", invariant);
     if (test_begin("forward f32: a target far above")) far_above(), test_finish();
     for (int direction = BACKWARD; direction <= BOTH; direction++)
         if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
@@ -2243,6 +2278,7 @@ static void prob_errors(int type, int direction)
     if (direction == BACKWARD) PROB_CALL(LK_OK, "no counts", a.valid_rows = NULL, a.weight_sum = NULL);
     PROB_CALL(LK_ERR_NULL, "target_prob is NULL", a.target_prob = NULL);
     if (direction == FORWARD) PROB_CALL(LK_ERR_VALUE, "statistics are not for target_prob", a.statistics = 1);
+    PROB_CALL(LK_ERR_VALUE, "batch_invariant is given", a.batch_invariant = 1);
     PROB_CALL(LK_ERR_VALUE, "target_prob is given, so target must be NULL", a.target = a.logits);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = 7);
     PROB_CALL(LK_ERR_SHAPE, "target_prob_stride", a.target_prob_stride = -8);
@@ -2431,6 +2467,7 @@ static void forward_errors(int type)
     loss_errors(type, direction);
     BAD_CALL(LK_ERR_NULL, "every output", NO_OUTPUT);
     BAD_CALL(LK_OK, "rows = 0", (NO_OUTPUT, a.rows = 0));
+    BAD_CALL(LK_ERR_PATH, "batch_invariant takes 2^27 rows", (many_rows(direction, 0), a.batch_invariant = 1));
     BAD_CALL(LK_OK, "statistics", a.statistics = 1);
     BAD_CALL(LK_ERR_NULL, "entropy is NULL", (a.statistics = -1, a.entropy = NULL));
     BAD_CALL(LK_ERR_SHAPE, "overlap", (a.statistics = 1, a.entropy = a.lse, MOVED(a.entropy, -32)));

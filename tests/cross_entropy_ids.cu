@@ -1226,6 +1226,7 @@ static void errors(int type, int direction)
     BAD_CALL(LK_ERR_VALUE, "class_weight is given", a.class_weight = &anything);
     BAD_CALL(LK_ERR_VALUE, "label_smoothing is given", a.label_smoothing = 0.1f);
     BAD_CALL(LK_ERR_VALUE, "statistics is given", a.statistics = 1);
+    BAD_CALL(LK_ERR_VALUE, "batch_invariant is given", a.batch_invariant = 1);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is 0; it must be 1 to 128", args.ids_per_row = 0);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is 129", args.ids_per_row = 129);
     BAD_CALL(LK_ERR_SHAPE, "ids_per_row is -1", args.ids_per_row = -1);

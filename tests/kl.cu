@@ -547,6 +547,31 @@ static void digits(void)
     }
 }
 
+/* Without the switch fewer rows than two per SM get clusters, and many short ones have more vectors for a thread. */
+static void invariant(int type)
+{
+    static test_buffer x, y, out[OUTPUTS];
+    static const int64_t lengths[] = {40, 1000, 4096, 24000};
+    for (int i = 0; i < DIVERGENCES * LENGTH_OF(lengths); i++) {
+        if (test.small && i % 3 != type) continue;
+        const int64_t vocab = lengths[i / DIVERGENCES], rows = (vocab > 1000 ? 3 : 17) * test.sms;
+        test_rows tensors[2 + OUTPUTS] = {};
+        char what[99];
+        args = {};
+        args.logits = test_invariant_input(&x, type, rows * vocab, 1), args.teacher = test_invariant_input(&y, type, rows * vocab, 2);
+        args.rows = rows, args.vocab = vocab, args.divergence = i % DIVERGENCES, args.batch_invariant = 1 + i % 2;
+        tensors[0] = {(void **)&args.logits, (size_t)vocab * (size_t)test_type_bytes[type], NULL};
+        tensors[1] = {(void **)&args.teacher, tensors[0].row_bytes, NULL};
+        float **const field[OUTPUTS] = {&args.loss, &args.lse, &args.teacher_lse, &args.entropy};
+        for (int k = 0; k < OUTPUTS; k++) {
+            test_buffer_size(&out[k], (size_t)rows * 4, 0, 0x5a);
+            *field[k] = (float *)test_buffer_device(&out[k]), tensors[2 + k] = {(void **)field[k], 4, &out[k]};
+        }
+        snprintf(what, sizeof what, "%s %s, %lld columns", test_type_name[type], divergence_name[i % DIVERGENCES], (long long)vocab);
+        test_invariant(tensors, 2 + OUTPUTS, &args.rows, 1, what, [&] { return call_of[FORWARD][type](&args, test.stream); });
+    }
+}
+
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
 typedef test_bad_call<lk_kl_args> bad_call;
@@ -605,7 +630,10 @@ static void errors(int type, int direction)
         {LK_ERR_ALIGNMENT, LK_OK, "upstream", SPOIL(MOVED(a->upstream, 2)), false, true},
         {LK_ERR_NULL, LK_OK, "logits", SPOIL((a->logits = NULL, a->vocab = 40, MOVED(a->teacher, 1)))},
     };
+    static const bad_call many = {LK_ERR_PATH, LK_ERR_PATH, "batch_invariant takes 2^27 rows",
+                                  SPOIL((too_many(a), a->path = 0, a->batch_invariant = 1))};
     for (int i = 0; i < LENGTH_OF(list); i++) expect_error(type, direction, &list[i]);
+    if (direction == FORWARD) expect_error(type, direction, &many);
     problem p = plain(type, direction, LK_KL_AUTO, 3, 40);
     prepare(&p, 0);
     if (direction == FORWARD) args.loss = args.lse = args.teacher_lse = args.entropy = NULL;
@@ -827,6 +855,7 @@ int main(int argc, char **argv)
     test_start(argc, argv);
     test_of_directions("errors:", errors, direction_name, DIRECTIONS);
     test_of_types("errors of ranks:", rank_errors);
+    test_of_types("batch_invariant", invariant);
     all_themes();
     if (test_begin("digits f32")) digits(), test_finish();
     TEST_HUGE(all_huge);

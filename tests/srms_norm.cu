@@ -1182,8 +1182,42 @@ static void queries(int type)
             }
 }
 
+/* Without the switch few rows have a kernel of their own, many short rows too, and rows that are resident together more vectors for
+ * a thread. */
+static void invariant(int type)
+{
+    static test_buffer in[3], out[3];
+    static const int64_t lengths[] = {64, 256, 1000, 4096, 20000};
+    enum { KINDS = 4 }; /* bare; weight; residual, weight of groups; bias and a residual of f32 */
+    for (int i = 0; i < KINDS * LENGTH_OF(lengths); i++) {
+        if (test.small && i % 3 != type) continue;
+        const int kind = i % KINDS, bytes = test_type_bytes[type], residual = kind == 3 ? TEST_F32 : type;
+        const int64_t cols = lengths[i / KINDS], groups = kind == 2 ? 2 : 1, rows = (cols > 1000 ? 6 : cols > 64 ? 36 : 72) * test.sms;
+        lk_srms_norm_args a = {};
+        char what[99];
+        a.rows = rows, a.cols = cols, a.groups = groups, a.eps = 1e-6f, a.batch_invariant = 1 + i % 2;
+        a.residual_dtype = kind == 3 ? LK_DTYPE_F32 : LK_DTYPE_T;
+        a.x = test_invariant_input(&in[0], type, rows * cols, 1);
+        if (kind > 1) a.residual = test_invariant_input(&in[1], residual, rows * cols, 2);
+        if (kind) a.weight = test_invariant_input(&in[2], type, groups * cols, 3);
+        if (kind == 3) a.bias = a.weight;
+        const size_t of_row[] = {(size_t)(cols * bytes), 4, (size_t)(cols * test_type_bytes[residual])};
+        test_rows tensors[5] = {{(void **)&a.x, of_row[0], NULL}};
+        int count = 1;
+        if (kind > 1) tensors[count++] = {(void **)&a.residual, of_row[2], NULL};
+        void **const field[] = {&a.y, (void **)&a.rstd, &a.residual_out};
+        for (int k = 0; k < (kind > 1 ? 3 : 2); k++) {
+            test_buffer_size(&out[k], (size_t)rows * of_row[k], 0, 0x5a);
+            *field[k] = test_buffer_device(&out[k]), tensors[count++] = {field[k], of_row[k], &out[k]};
+        }
+        snprintf(what, sizeof what, "%s, kind %d, %lld columns", test_type_name[type], kind, (long long)cols);
+        test_invariant(tensors, count, &a.rows, groups, what, [&] { return call_of[FORWARD][type](&a, test.stream); });
+    }
+}
+
 static void all_sequences(void)
 {
+    test_of_types("batch_invariant", invariant);
     for (int type = 0; type < TEST_TYPES; type++)
         for (int path = 0; path < PATHS; path++)
             if (path_here(path) && test_begin("%s %s: limits of squares", test_type_name[type], path_name[path]))
@@ -1332,6 +1366,7 @@ static void forward_errors(int type)
     BAD(LK_ERR_VALUE, "path", a.path = LK_SRMS_NORM_CLUSTER + 1);
     BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_BLOCK, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
     BAD(LK_ERR_PATH, "path", (a.path = LK_SRMS_NORM_CLUSTER, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
+    BAD(LK_ERR_PATH, "batch_invariant takes 2^27 rows", (a.batch_invariant = 1, many_with_gaps(&a, ((int64_t)1 << 27) + 1)));
     if (!test_clusters()) BAD(LK_ERR_PATH, "path", a.path = LK_SRMS_NORM_CLUSTER);
     BAD(LK_ERR_ALIGNMENT, "x", MOVED(a.x, 1));
     BAD(LK_ERR_ALIGNMENT, "residual", MOVED(a.residual, 1));

@@ -680,6 +680,7 @@ static void errors(int type)
         WRONG(LK_ERR_VALUE, "scaling", true, a.scaling = 4);
         WRONG(LK_ERR_VALUE, "scaling", true, a.scaling = -1);
         WRONG(LK_ERR_VALUE, "bias", true, a.common.bias = a.common.weight);
+        WRONG(LK_ERR_VALUE, "batch_invariant", true, a.common.batch_invariant = 1);
         WRONG(LK_ERR_VALUE, "tensor_scale", true, a.tensor_scale = a.common.rstd);
         WRONG(LK_ERR_VALUE, "amax", true, a.amax = a.common.rstd);
         WRONG(LK_ERR_VALUE, path ? "scale" : "scale is given", true, a.scaling = TENSOR);

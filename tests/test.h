@@ -1053,6 +1053,55 @@ static inline void test_same_on_ranks(const float *device, int64_t count, int ra
     if (rank > 0 && !test_that(!memcmp(first, now, bytes))) test_detail("rank %d has other bits than rank 0", rank);
 }
 
+/* A tensor of a call: its field in the struct, the bytes of a row, and if it is an output its memory. */
+typedef struct {
+    void **field;
+    size_t row_bytes;
+    test_buffer *out;
+} test_rows;
+
+/* Random numbers of a type in a buffer. */
+static inline void *test_invariant_input(test_buffer *b, int type, int64_t elements, uint64_t seed)
+{
+    test_buffer_size(b, (size_t)(elements * test_type_bytes[type]), 0, 0);
+    for (int64_t i = 0; i < elements; i++) test_put(type, test_buffer_host(b), i, (float)(3 * test_uniform(&seed)));
+    test_buffer_upload(b);
+    return test_buffer_device(b);
+}
+
+/* batch_invariant: a row's results have the same bits in calls of other rows, at any place among them. launch() makes the call.
+ * rows: the struct's. Every first row is a multiple of `step`. */
+template <class Launch>
+static inline void test_invariant(test_rows *tensors, int count, int64_t *rows, int64_t step, const char *what, Launch launch)
+{
+    const int64_t all = *rows, some[][2] = {{0, all}, {0, step}, {all - step, step}, {all / 2, 2 * step}, {all / 3, all / 2}, {step, all - step}};
+    unsigned char *whole[16] = {};
+    for (int i = 0; i < (int)(sizeof some / sizeof some[0]); i++) {
+        const int64_t first = some[i][0] / step * step, n = some[i][1] / step * step;
+        void *base[16] = {};
+        for (int t = 0; t < count; t++) {
+            base[t] = *tensors[t].field, *tensors[t].field = (char *)base[t] + (size_t)first * tensors[t].row_bytes;
+            if (tensors[t].out) test_buffer_upload(tensors[t].out); /* poison */
+        }
+        *rows = n;
+        const bool launched = test_launched(launch(), what);
+        *rows = all;
+        for (int t = 0; t < count; t++) {
+            const test_buffer *const b = tensors[t].out;
+            const size_t from = (size_t)first * tensors[t].row_bytes, bytes = (size_t)n * tensors[t].row_bytes;
+            *tensors[t].field = base[t];
+            if (!b || !launched) continue;
+            test_buffer_download(b);
+            const unsigned char *const back = (unsigned char *)test_buffer_back(b);
+            if (i == 0) whole[t] = (unsigned char *)malloc(bytes), memcpy(whole[t], back, bytes);
+            if (whole[t] && !test_that(!memcmp(whole[t] + from, back + from, bytes)))
+                test_detail("%s: output %d of rows %lld to %lld of %lld has other bits", what, t, (long long)first,
+                            (long long)(first + n - 1), (long long)all);
+        }
+    }
+    for (int t = 0; t < count; t++) free(whole[t]);
+}
+
 /* A theme: others with columns split over 1, 2, 3 and 8 ranks; small shapes show it. --small leaves some out, which other types
  * have: it takes one of `every`. */
 static int test_split_over; /* the ranks of new problems */
