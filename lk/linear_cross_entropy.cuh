@@ -359,7 +359,7 @@ LK_DEVICE int lk_lce_column(const lk_lce_work &p, lk_ce_label label)
 {
     const lk_lce_args &a = p.call.a;
     if (!p.call.split) return label.y >= 0 ? label.y : label.bad ? 0 : LK_IGNORED;
-    if (!label.counted || (p.ws.states && label.bad && !p.call.gives_loss)) return LK_IGNORED;
+    if (!label.counted) return LK_IGNORED;
     if (p.ws.states) return label.bad ? LK_ELSEWHERE : label.y;
     const int64_t col = label.y - p.call.rank.parallel.vocab_start;
     return label.y >= 0 && col >= 0 && col < a.vocab ? (int)col : LK_ELSEWHERE;

@@ -130,10 +130,8 @@ typedef struct {
 typedef struct {
     lk_head_counts *counts;
     int32_t *target;       /* [rows], the target's column; LK_IGNORED: or no token. A bad target's factor is 0. Its column is
-                              without ranks   0
-                              fused, ranks    LK_ELSEWHERE, as that of a target that another rank has
-                              panels, ranks   LK_ELSEWHERE; in a call of backward alone LK_IGNORED
-                              Panels' columns are numbered among those of all ranks */
+                              0, with ranks LK_ELSEWHERE, as that of a target that another rank has. Panels' columns are
+                              numbered among those of all ranks */
     float *weight;         /* [rows], the target's class weight, scaled as class_weight */
     float *row_weight;     /* [rows], the caller's; where the call gives a loss */
     int32_t *token;        /* [rows], of compacted rows; -1: none */
