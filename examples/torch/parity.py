@@ -14,7 +14,7 @@ batch_invariant=True: a token's results do not depend on the tokens beside it. v
 has some of them, and all merge the 8 states in one order. So 1, 2, 4 and 8 ranks get the same bits. Each rank's rows of the weight
 are whole slices: rank r of n has slices 8 r / n to 8 (r + 1) / n - 1. bfloat16 on sm_90a (H100, H200), or on the simulator.
 
-Here a sampler without a group takes 1, 2, 3, 8, 33 and 64 tokens at a time. Trainers with 2 and 4 ranks take all 64. Their
+Here a sampler without a group takes 1, 2, 3, 8, 33 and 64 tokens at a time. Trainers with 2 and 4 ranks (GPUs, or processes) take all 64. Their
 log-probabilities and entropies are compared bit by bit, and the trainers' first ratios with 1. The gradients of all are compared with
 those of plain PyTorch in float64. Then the same tokens without vocab_slices, to see that it matters.
 """
@@ -65,9 +65,8 @@ def step(x, w, y, advantage, old, logp):
 def train(rank, ranks, port, folder, device):
     """A rank of a trainer. It leaves its results in a file."""
     if device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    backend = "nccl" if device == "cuda" and torch.cuda.device_count() >= ranks else "gloo"
-    dist.init_process_group(backend, f"tcp://localhost:{port}", rank=rank, world_size=ranks)
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
     x, w, y, advantage = inputs(device)
     x, w = x.requires_grad_(), w.chunk(ranks)[rank].clone().requires_grad_()
     old = torch.load(f"{folder}/sampled")[0].to(device)
@@ -138,6 +137,9 @@ def main():
             verdict(f"sampler, {n} tokens at a time: {counted[0]} of {TOKENS} log-probabilities and {counted[1]} entropies differ",
                     counted == [0, 0])
         for ranks in RANKS:
+            if options.device == "cuda" and torch.cuda.device_count() < ranks:
+                print(f"      skipped: a trainer with {ranks} ranks needs {ranks} GPUs, and there is {torch.cuda.device_count()}")
+                continue
             print(f"      a trainer with {ranks} ranks starts", flush=True)
             results = run(ranks, folder, options.device)
             for rank, (logp, entropy, ratio, dx, dw, _) in enumerate(results):

@@ -4705,9 +4705,44 @@ def fp8():
         raises(f"fp8: {name}", f, *words)
 
 
+def invariant():
+    """set_batch_invariant: a row's results have the same bits in any batch, in eager mode and compiled, and gradients stay right."""
+    rows = 2400 if CUDA else 120  # enough for other kernels than a row alone has
+    target = torch.arange(rows, device=D)
+    differ = 0
+    verdict("set_batch_invariant: off at first", not LF.set_batch_invariant())
+    verdict("set_batch_invariant: then on", LF.set_batch_invariant(True))
+    for dtype, cols in itertools.product((F32, F16, BF16), (1000, 8192, 20000)):
+        x, y, w = (torch.randn(n, cols, device=D).to(dtype) for n in (rows, rows, 1))
+        calls = {"rms_norm": lambda a, b: LF.rms_norm(x[a:b], cols, w[0], 1e-6),
+                 "rms_norm, gate": lambda a, b: LF.rms_norm(x[a:b], cols, w[0], 1e-6, gate=y[a:b]),
+                 "add_rms_norm": lambda a, b: LF.add_rms_norm(x[a:b], y[a:b], cols, w[0], 1e-6),
+                 "kl": lambda a, b: LF.kl(x[a:b], y[a:b], reduction="none", return_entropy=True),
+                 "cross_entropy": lambda a, b: LF.cross_entropy(x[a:b], target[a:b] % cols, reduction="none"),
+                 "vocab_slices": lambda a, b: LF.cross_entropy(x[a:b], target[a:b] % cols, reduction="none", vocab_slices=1),
+                 "cross_entropy_stats": lambda a, b: tuple(LF.cross_entropy_stats(x[a:b], target[a:b] % cols, reduction="none"))}
+        for name, call in calls.items():
+            results = lambda a, b: (lambda out: out if isinstance(out, tuple) else (out,))(call(a, b))
+            whole = results(0, rows)
+            for a, b in ((0, 1), (rows - 1, rows), (rows // 3, rows // 2)):
+                same = all(torch.equal(u[a:b], v) for u, v in zip(whole, results(a, b)))
+                verdict(f"{name} {dtype} {cols}: rows {a} to {b} have the bits of {rows} rows", same)
+            LF.set_batch_invariant(False)
+            differ += not all(torch.equal(u[:1], v) for u, v in zip(results(0, rows), results(0, 1)))
+            LF.set_batch_invariant(True)
+    verdict("without it some bits differ", differ > 0)
+    x = torch.randn(rows, 20000, device=D, requires_grad=True)
+    fast = torch.compile(lambda x, y: LF.cross_entropy(x, y, reduction="none"), backend="aot_eager", fullgraph=True)
+    verdict("compiled", torch.equal(fast(x, target)[5:6], LF.cross_entropy(x[5:6], target[5:6], reduction="none")))
+    up = torch.randn(rows, device=D)
+    found, right = (torch.autograd.grad(f(x, target, reduction="none"), x, up)[0] for f in (LF.cross_entropy, F.cross_entropy))
+    verdict("the gradient", torch.allclose(found, right, rtol=1e-4, atol=1e-6))
+    verdict("set_batch_invariant: off again", LF.set_batch_invariant(False) and not LF.set_batch_invariant(False))
+
+
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "gated_norms": gated_norms, "glu": glu, "rope": rope, "fp8": fp8,
           "cross_entropy": cross_entropy, "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
-          "statistics": statistics,
+          "statistics": statistics, "invariant": invariant,
           "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids, "linear_support": linear_support,
           "support": support,
           "upstreams": upstreams, "launches": launches,

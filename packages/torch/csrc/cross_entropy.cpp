@@ -161,6 +161,7 @@ struct LossCall {
         else fill_target(a, x, t, &target);
         fill_loss(a, x, w, shards.empty() ? logits.cols : split.parallel.vocab_total, &weight, &divisor, &factors, LK_LOSS_OPTIONS);
         a.logits = logits.data(), a.logits_stride = logits.stride, a.rows = logits.rows, a.vocab = logits.cols;
+        a.batch_invariant = !probable(t) && batch_invariant_rows();
     }
 };
 
@@ -528,9 +529,13 @@ static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cross_entropy_paral
     return {loss, lse, z, entropy, argmax, more};
 }
 
+// Returns what was set before. It is no node of a graph: torch.compile's programs look when they run.
+static bool set_batch_invariant(bool on) { return batch_invariant_rows().exchange(on); }
+
 #define INPUTS "Tensor logits, Tensor target, Tensor? class_weight, "
 LK_OPS(m)
 {
+    m.def("set_batch_invariant(bool on) -> bool", &set_batch_invariant);
     user_op(m, "cross_entropy", "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, bool inplace) -> Tensor", &cross_entropy);
     user_op(m, "cross_entropy_with_grad",
             "(" INPUTS LK_LOSS_SCHEMA ", Tensor? grad_scale, ScalarType? dlogits_dtype) -> (Tensor, Tensor)",

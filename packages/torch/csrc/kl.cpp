@@ -31,6 +31,7 @@ struct Kl {
         a.divergence = (int)divergence, a.beta = (float)beta;
         a.logit_scale = (float)logit_scale, a.teacher_scale = (float)teacher_scale;
         a.softcap = (float)softcap, a.teacher_softcap = (float)teacher_softcap;
+        a.batch_invariant = batch_invariant_rows();
     }
     lk_kl_parallel_args split(LK_SHARDS_PARAMETERS, const Tensor &states)
     {

@@ -8,6 +8,7 @@
 // The files see lk's C interface alone. g++ compiles them for both backends: LK_TORCH_CPU is the simulator with CPU tensors.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -440,6 +441,13 @@ template <class Call> lk_status sum_dx(void *user, void *, int64_t, cudaStream_t
     Call &c = *(Call *)user;
     if (!c.group.empty()) collective("_c10d_functional::all_reduce_", c.dx, "sum", c.group);
     return LK_OK;
+}
+
+// What functional.set_batch_invariant has set, for forward calls of rows.
+inline std::atomic<bool> &batch_invariant_rows()
+{
+    static std::atomic<bool> on{false};
+    return on;
 }
 
 // A head's input. parts: 1, or the number of ranks, which then have one part of the tokens each, equal ones along the first dimension.

@@ -74,7 +74,7 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
         a.rstd = rstd.mutable_data_ptr<float>();
     }
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
-    a.weight_offset = (float)weight_offset;
+    a.weight_offset = (float)weight_offset, a.batch_invariant = batch_invariant_rows();
     a.y = y.mutable_data_ptr();
     if (rows.cols) LK_RUN(lk_srms_norm_forward, x, &a, stream);
     return {y, sum, rstd};
@@ -276,7 +276,7 @@ static tuple<Tensor, Tensor> rms_norm_gated_forward(const Tensor &x, const Tenso
         a.rstd = rstd.mutable_data_ptr<float>();
     }
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
-    a.weight_offset = (float)weight_offset, a.y = y.mutable_data_ptr();
+    a.weight_offset = (float)weight_offset, a.y = y.mutable_data_ptr(), a.batch_invariant = batch_invariant_rows();
     args.gate = gates.data(), args.gate_stride = gates.stride, args.gate_first = gate_first;
     if (rows.cols) LK_RUN(lk_srms_norm_gated_forward, x, &args, stream);
     return {y, rstd};

@@ -17,7 +17,7 @@ if _C.TORCH.split(".")[:2] != torch.__version__.split(".")[:2]:  # all symbols m
 
 from . import _fake, functional, nn
 from ._patch import Patched, patch, unpatch
-from .functional import CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, CrossEntropyOutput
+from .functional import CrossEntropyIdsOutput, CrossEntropyIdsTailOutput, CrossEntropyOutput, set_batch_invariant
 from .nn import AddRMSNorm, CrossEntropyLoss, GatedRMSNorm, GLU, LinearCrossEntropyLoss, LinearKLLoss, MdLrpeCosine, RMSNorm, SRMSNorm
 
 
@@ -51,4 +51,4 @@ BACKEND = _C.BACKEND
 __version__ = f"{_C.LK_VERSION // 10000}.{_C.LK_VERSION // 100 % 100}.{_C.LK_VERSION % 100}"
 __all__ = ["AddRMSNorm", "BACKEND", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "CrossEntropyLoss", "CrossEntropyOutput",
            "GatedRMSNorm", "GLU", "LinearCrossEntropyLoss", "LinearKLLoss", "MdLrpeCosine", "Patched", "RMSNorm", "SRMSNorm", "functional",
-           "nn", "patch", "unpatch"]
+           "nn", "patch", "set_batch_invariant", "unpatch"]

@@ -812,6 +812,18 @@ def _linear_loss(name, input, linear_weight, target, linear_bias, weight, reduct
               row_weight, _mib(workspace_mib), fast_logits, max_counted, batch_invariant, *ranks, *more)
 
 
+def set_batch_invariant(on=True):
+    """For all later calls of the process: whether the results of a row have the same bits for any number of rows. Returns what was
+    set before.
+
+    It is for forward of rms_norm (with a gate too), add_rms_norm, kl, cross_entropy and cross_entropy_stats, with a group too. A
+    mean or sum still depends on all rows, and so may gradients. Rows have to lie alike modulo 16 bytes: in 16 bits, sizes that are
+    multiples of 8. Few long rows take longer, since they get the kernels that many rows get. Several ids, probabilities of classes and
+    results of 8 bits do not look at it. Heads have an argument of their own, linear_cross_entropy's batch_invariant. Programs of
+    torch.compile look when they run, CUDA graphs when they are captured."""
+    return _ops.set_batch_invariant.default(bool(on))
+
+
 _agreed = set()
 
 
