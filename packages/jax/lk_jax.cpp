@@ -80,7 +80,7 @@ FIELDS(glu, FIELD(gate) FIELD(up) FIELD(y) FIELD(dy) FIELD(dgate) FIELD(dup) FIE
     MEMBER(valid_rows) MEMBER(weight_sum) MEMBER(dlogits) MEMBER(workspace) MEMBER(workspace_bytes) MEMBER(rows) MEMBER(vocab) \
     MEMBER(ignore_index) MEMBER(logit_scale) MEMBER(softcap) MEMBER(label_smoothing) MEMBER(z_loss) MEMBER(use_ignore_index) \
     MEMBER(reduction) MEMBER(zero_when_empty) MEMBER(upstream_per_row) MEMBER(target_dtype) MEMBER(dlogits_dtype) \
-    MEMBER(statistics)
+    MEMBER(statistics) MEMBER(batch_invariant)
 FIELDS(cross_entropy, ROWS(FIELD))
 FIELDS(cross_entropy_parallel, ROWS(COMMON) RANKS)
 #define ROWS_IDS(OF_ROWS, MEMBER) \
@@ -94,7 +94,7 @@ FIELDS(cross_entropy_ids_parallel, ROWS_IDS(WITHIN, COMMON) RANKS)
 #define KL(MEMBER) \
     MEMBER(logits) MEMBER(teacher) MEMBER(row_weight) MEMBER(upstream) MEMBER(loss) MEMBER(entropy) MEMBER(dlogits) MEMBER(rows) \
     MEMBER(vocab) MEMBER(logit_scale) MEMBER(teacher_scale) MEMBER(softcap) MEMBER(teacher_softcap) MEMBER(beta) MEMBER(divergence) \
-    MEMBER(upstream_per_row)
+    MEMBER(upstream_per_row) MEMBER(batch_invariant)
 FIELDS(kl, KL(FIELD))
 FIELDS(kl_parallel, KL(COMMON) RANKS)
 #define HEAD(MEMBER) \
@@ -148,14 +148,14 @@ FIELDS(rope, FIELD(q) FIELD(k) FIELD(q_out) FIELD(k_out) FIELD(dq_out) FIELD(dk_
 FIELDS(srms_norm, FIELD(x) FIELD(residual) FIELD(residual_out) FIELD(weight) FIELD(bias) FIELD(y) FIELD(dy)
        FIELD(dresidual_out) FIELD(dx) FIELD(dresidual) FIELD(dweight) FIELD(dbias) FIELD(workspace) FIELD(workspace_bytes)
        FIELD(rows) FIELD(cols) FIELD(groups) FIELD(eps) FIELD(weight_offset) FIELD(residual_dtype) FIELD(weight_dtype)
-       FIELD(dweight_dtype))
+       FIELD(dweight_dtype) FIELD(batch_invariant))
 FIELDS(srms_norm_fp8, COMMON(x) COMMON(residual) COMMON(residual_out) COMMON(weight) FIELD(tensor_scale) FIELD(amax) FIELD(q)
        FIELD(scale) FIELD(q_transposed) FIELD(transposed_scale) COMMON(rows) COMMON(cols) COMMON(eps) COMMON(weight_offset)
        COMMON(residual_dtype) COMMON(weight_dtype) FIELD(scaling) FIELD(format) FIELD(power_of_two)
        FIELD(scale_rounding))
 FIELDS(srms_norm_gated, COMMON(x) COMMON(weight) COMMON(y) COMMON(dy) COMMON(dx) COMMON(dweight) COMMON(workspace)
        COMMON(workspace_bytes) COMMON(rows) COMMON(cols) COMMON(groups) COMMON(eps) COMMON(weight_offset) COMMON(weight_dtype)
-       COMMON(dweight_dtype) FIELD(gate) FIELD(dgate) FIELD(gate_first))
+       COMMON(dweight_dtype) COMMON(batch_invariant) FIELD(gate) FIELD(dgate) FIELD(gate_first))
 
 /* Sets one field; false if there is none of that name and kind. */
 template <class Args, class V> static bool set(Args &args, string_view name, V value)

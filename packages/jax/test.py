@@ -26,6 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 SETTINGS = {"x64": {"JAX_ENABLE_X64": "1"}, "devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
             **dict.fromkeys(("meshes", "ranks"), {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}),
+            "invariant": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
             "slices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=6"},
             "graphs": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}}
 os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_CPP_MIN_LOG_LEVEL="2")  # several processes share a GPU
@@ -2114,6 +2115,14 @@ def mistakes():
         (TypeError, "softcap is 'big'; it must be a number", lambda: lk.cross_entropy(x, t, softcap="big")),
         (TypeError, "eps is None; it must be a number", lambda: lk.rms_norm(x, w, None)),
         (TypeError, "ignore_index is 2.5; it must be a whole number", lambda: lk.cross_entropy(x, t, ignore_index=2.5)),
+        (ValueError, "batch_invariant is given; with out_dtype there is none",
+         lambda: lk.rms_norm(x, batch_invariant=True, out_dtype=jnp.float8_e4m3fn)),
+        (ValueError, "batch_invariant is given; with out_dtype there is none",
+         lambda: lk.add_rms_norm(x, x, batch_invariant=True, out_dtype=jnp.float8_e4m3fn)),
+        (ValueError, "with axis_name or vocab_slices kl has none", lambda: lk.kl(x, x, batch_invariant=True, vocab_slices=1)),
+        *((TypeError, "batch_invariant is 2; it must be True or False", f) for f in (
+            lambda: lk.rms_norm(x, batch_invariant=2), lambda: lk.kl(x, x, batch_invariant=2),
+            lambda: lk.cross_entropy(x, t, batch_invariant=2))),
         (TypeError, "max_counted is 1.5; it must be a whole number", lambda: lk.linear_cross_entropy(x, m, t, max_counted=1.5)),
         (TypeError, "shape is 4.0; it must be a whole number", lambda: lk.md_lrpe_cosine(z, theta, 4.0)),
         (TypeError, "offset is 1.5; it must be a whole number", lambda: lk.md_lrpe_cosine(z, theta, 4, offset=1.5)),
@@ -3301,6 +3310,87 @@ def slices():
             "with vocab_slices there is no max_counted")
 
 
+def invariant():
+    """batch_invariant: rows have the bits that they have among 120, alone and under jax.grad. Without it some have not."""
+    rows, simulated = 120, jax.default_backend() == "cpu"
+    places = ((0, 1), (rows - 1, 1), (59, 2), (40, 40))
+    still, differ = jax.lax.stop_gradient, {}
+    every = ("lse", "z_loss", "entropy", "argmax", *STATISTICS)
+
+    def same(kind, name, f, arrays, option=True):
+        """f(option)(*arrays): results of rows, of arrays of rows. option: counts where bits differ without it."""
+        part = lambda a, n: [v[a:a + n] for v in arrays]
+        for on in (True, False) if option else (True,):
+            g = jax.jit(f(on))
+            whole = g(*arrays)
+            for a, n in places:
+                some, expected = g(*part(a, n)), jax.tree.map(lambda v: v[a:a + n], whole)
+                if on:
+                    equal(f"{name}, {n} rows from {a} on", some, expected)
+                else:
+                    differ[kind] = differ.get(kind, 0) + (not all(map(np.array_equal, *map(jax.tree.leaves, (some, expected)))))
+
+    for i, (dtype, cols) in enumerate(itertools.product(("float32", "bfloat16"), (1000, 20000))):
+        z, y = (normal(k, rows, cols, dtype=dtype, scale=2) for k in (1, 2))
+        t, weight = integers(3, cols, rows), normal(4, cols, dtype=dtype)
+        for options in (dict(), dict(aux=every, z_loss=0.01), dict(softcap=20.0, label_smoothing=0.1, aux=("lse",))):
+            same("cross_entropy", f"{dtype} {cols} {options}", lambda on: lambda z, t: lk.cross_entropy(
+                z, t, reduction="none", batch_invariant=on, **options), (z, t))
+        for divergence in ("forward", "jensen_shannon", "total_variation")[i % 2:]:
+            same("kl", f"{dtype} {cols} {divergence}", lambda on: lambda z, y: lk.kl(
+                z, y, "none", divergence=divergence, return_entropy=True, batch_invariant=on), (z, y))
+        same("rms_norm", f"{dtype} {cols} norm", lambda on: lambda z: lk.rms_norm(z, batch_invariant=on), (z,))
+        same("rms_norm", f"{dtype} {cols} weight, bias", lambda on: lambda z: lk.rms_norm(
+            z, weight, bias=weight, batch_invariant=on), (z,))
+        same("add_rms_norm", f"{dtype} {cols} residual", lambda on: lambda z, y: lk.add_rms_norm(
+            z, y, weight, batch_invariant=on), (z, y))
+        for first in (False, True):
+            same("gate", f"{dtype} {cols} gate, {first}", lambda on: lambda z, y: lk.rms_norm(
+                z, weight, gate=y, gate_first=first, batch_invariant=on), (z, y))
+        # Under jax.grad. One row's loss is the reduced one.
+        alone = lk.cross_entropy(z, t, reduction="none", z_loss=0.01, aux=("z_loss",), batch_invariant=True)
+        teacher = lk.kl(z, y, "none", batch_invariant=True)
+        for reduction, in_place in (("sum", False), ("mean", True)):
+            f = lambda z, t: lk.cross_entropy(z, t, reduction=reduction, z_loss=0.01, aux=("z_loss",), in_place=in_place,
+                                              grad_scale=jnp.float32(1), batch_invariant=True)
+            g = jax.jit(jax.value_and_grad(f, has_aux=True))
+            for a, n in places:
+                (loss, aux), dz = g(z[a:a + n], t[a:a + n])
+                if n == 1:
+                    equal(f"{dtype} {cols} {reduction} under grad, row {a}", (loss, aux["z_loss"].reshape(())),
+                          (alone[0][a], alone[1]["z_loss"][a]))
+            calls = [name for name, *_ in calls_in(g, z, t)]
+            kinds = [f"cross_entropy_{d}_{'f32' if dtype == 'float32' else 'bf16'}" for d in ("forward", "backward")]
+            check(f"{dtype} {cols} {reduction} calls", calls == kinds, calls)
+        compare(f"{dtype} {cols} gradient", lambda z: lk.cross_entropy(z, t[:2], batch_invariant=True),
+                lambda z: exact_entropy(z, t[:2])[0], [z[:2]], 4096 * jnp.float32(1), 3)
+        g = jax.jit(jax.value_and_grad(lambda z, y: lk.kl(z, still(y), batch_invariant=True)))
+        for a in (0, rows - 1):
+            equal(f"{dtype} {cols} kl under grad, loss of row {a}", g(z[a:a + 1], y[a:a + 1])[0], teacher[a])
+        pull = lambda f: lambda *a: jax.vjp(f, *a)[0]
+        same("", f"{dtype} {cols} rows under grad", lambda on: pull(lambda z: lk.cross_entropy(
+            z, jnp.zeros(len(z), jnp.int32), reduction="none", batch_invariant=on)), (z,), option=False)
+        same("", f"{dtype} {cols} rows of kl under grad", lambda on: lambda z, y: pull(lambda z: lk.kl(
+            z, y, "none", batch_invariant=on))(z), (z, y), option=False)
+        same("", f"{dtype} {cols} norm under grad", lambda on: pull(lambda z: lk.rms_norm(z, weight, batch_invariant=on)), (z,),
+             option=False)
+        # Slices of the columns, and two devices.
+        f = lambda on: lambda z, t: lk.cross_entropy(z, t, reduction="none", aux=every, batch_invariant=on, vocab_slices=2)
+        same("cross_entropy, slices", f"{dtype} {cols} slices", f, (z, t))
+        if simulated:
+            for a, n in places:
+                equal(f"{dtype} {cols} 2 devices, {n} rows from {a} on", split(
+                    lambda v, u: lk.cross_entropy(v, u, reduction="none", aux=every, batch_invariant=True, axis_name="vocab"),
+                    1, jax.sharding.PartitionSpec(), mesh=mesh_of(vocab=2))(z[a:a + n], t[a:a + n]),
+                      jax.tree.map(lambda b: b[a:a + n], f(True)(z, t)))
+    heads = normal(5, 2, 500)
+    same("", "weight of heads", lambda on: lambda x: lk.rms_norm(x, heads, batch_invariant=on), (normal(1, rows, 2, 500),),
+         option=False)
+    if simulated:
+        for kind, count in differ.items():
+            check(f"{kind} without batch_invariant has other bits somewhere", count > 0)
+
+
 def graphs():
     """Every call in a CUDA graph of its own: the flag of this process makes graphs of single calls."""
     for name, (f, mapped, others) in functions().items():
@@ -3337,7 +3427,7 @@ def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
               "support", "linear_support", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8",
-              "scales", "launches", "transforms", "everywhere", "mistakes", "x64",
+              "scales", "invariant", "launches", "transforms", "everywhere", "mistakes", "x64",
               *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "slices", "meshes"))]
     chosen = sys.argv[1:] or groups
     if set(chosen) - set(groups):

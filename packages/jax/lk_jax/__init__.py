@@ -327,7 +327,7 @@ def _kl_divisor(reduction, denominator, zero_when_empty, shape, row_weight):
 @public
 def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, temperature=1.0, row_weight=None, logit_scale=1.0,
        teacher_scale=1.0, softcap=None, teacher_softcap=None, denominator=None, zero_when_empty=False, return_entropy=False,
-       axis_name=None, vocab_slices=0):
+       batch_invariant=False, axis_name=None, vocab_slices=0):
     """The Kullback-Leibler divergence of a teacher's and a student's softmax, for distillation. logits: the student's, [..., vocab];
     teacher: the teacher's logits, of the same shape and type, a constant. float32; of rows for "none".
 
@@ -339,6 +339,8 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     zero_when_empty: a mean over nothing is 0, not NaN. "batchmean" divides the sum by the first size. return_entropy: (loss, entropy),
     the student's entropy of each row, float32, without a gradient; it is not multiplied by row_weight, but 0 where that is 0. All
     other numbers are part of the compiled program.
+    batch_invariant=True: each row's results have the same bits for any number of rows, if rows lie alike modulo 16 bytes; few long
+    rows take longer. Gradients have no such promise. Not with axis_name or vocab_slices.
 
     axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
     row, two for "jensen_shannon" and "total_variation". vocab_slices: as in linear_cross_entropy; but XLA sums a reduced loss, in an
@@ -350,8 +352,10 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     _demand(teacher.dtype == logits.dtype, f"teacher is {teacher.dtype.name}; it must be {logits.dtype.name}, as logits are", TypeError)
     _demand(teacher.shape == logits.shape, f"teacher has the shape {teacher.shape}; it must have {logits.shape}")
     rows, row_weight = logits.shape[:-1], _row_weight(row_weight, logits.shape[:-1])
-    fields = dict(rows=math.prod(rows), **_kl_fields(
+    fields = dict(rows=math.prod(rows), batch_invariant=_flag(batch_invariant, "batch_invariant"), **_kl_fields(
         divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
+    # lk_kl_parallel_check drops the field in the steps of ranks.
+    _demand(not (ranks and fields["batch_invariant"]), "batch_invariant is given; with axis_name or vocab_slices kl has none")
     arrays = _placed(ranks, "logits", ("teacher",), logits=logits, teacher=teacher, row_weight=row_weight)
     loss, *entropy = _kl(tuple(fields.items()), ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
     over = _kl_divisor(reduction, denominator, zero_when_empty, rows, row_weight)
@@ -818,7 +822,8 @@ def _row_weight(row_weight, shape, name="row_weight"):
 @public
 def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0,
                   logit_scale=1.0, temperature=None, class_weight=None, zero_when_empty=False, denominator=None,
-                  row_weight=None, grad_scale=None, in_place=False, aux=(), axis_name=None, vocab_slices=0):
+                  row_weight=None, grad_scale=None, in_place=False, batch_invariant=False, aux=(), axis_name=None,
+                  vocab_slices=0):
     """Softmax cross entropy of logits [..., vocab] with integer targets [...], float32.
 
     reduction: "mean" over the targets that count, "sum", or "none", as optax.softmax_cross_entropy_with_integer_labels has it.
@@ -840,6 +845,8 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     "log_sum_sq_probs" (log sum_j p_j^2), "mean_logits" (after logit_scale, softcap and temperature), "top_logprob" (of argmax).
     Of them lse and entropy have gradients.
     A target outside [0, vocab) that is not ignored makes the loss NaN, unless its row_weight is 0.
+    batch_invariant=True: each row's results have the same bits for any number of rows, if rows lie alike modulo 16 bytes; few long
+    rows take longer. Gradients are then made in backward, have no such promise, and grad_scale has no effect.
     axis_name: a mesh axis, or a tuple of them, over whose devices the columns are split, in a jax.shard_map under jit. logits are
     the columns of this device, as many as each of the others has, in the order of the axis; vocab above counts those of all. All
     devices pass the same targets and options, class_weight for all columns, and get the same results, bit for bit. The gradient
@@ -854,6 +861,7 @@ def cross_entropy(logits, targets, *, reduction="mean", ignore_index=-100, label
     shape, vocab = logits.shape[:-1], ranks.vocab if ranks else logits.shape[-1]
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields(reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, zero_when_empty)
+    fields.update(batch_invariant=_flag(batch_invariant, "batch_invariant"))
     targets = _targets(targets, shape, "logits", vocab, ignore_index)
     aux = _names(aux)
     _loss_outputs(aux, _AUX, False, shape)
@@ -905,9 +913,10 @@ def _cross_entropy(options, in_place, aux, ranks):
         # A reduced loss has one upstream gradient, almost always 1. So the gradient is made together with the loss, and
         # multiplied later: the logits are read once and not twice. Not for float16, whose gradients need a loss scale before
         # they are rounded, unless that is known; not where lse or entropy has a gradient of its own; not with statistics, which
-        # forward alone computes; and not where all devices have to be asked before a gradient is known.
+        # forward alone computes, nor with batch_invariant, which it alone promises; and not where all devices have to be asked
+        # before a gradient is known.
         early = logits.dtype != jnp.float16 or grad_scale is not None
-        if reduced and early and not smooth and not statistics and not ranks:
+        if reduced and early and not smooth and not statistics and not options["batch_invariant"] and not ranks:
             found = run("forward_backward", arrays, {"upstream": grad_scale}, {**outputs(targets), "dlogits": _like(logits)})
             return _result(aux, found), {"made": {"dlogits": found["dlogits"]}, "grad_scale": grad_scale}
         more = ["lse", *smooth, *(["valid_rows"] if options["reduction"] == 1 else []),
@@ -1643,11 +1652,15 @@ def _md_lrpe_cosine(shape, prefix, activation, layout):
 
 @public
 def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
-             power_of_two=False, scale_rounding="up", amax=False, transposed=False, gate=None, gate_first=False):
+             power_of_two=False, scale_rounding="up", amax=False, transposed=False, gate=None, gate_first=False,
+             batch_invariant=False):
     """x / sqrt(mean(x^2) + eps) * (weight_offset + weight) + bias over the last axis. Without weight the factor is 1.
 
     gate, of x's shape and type: rms_norm(x) * silu(gate), or with gate_first=True rms_norm(x * silu(gate)), in one call: the gated norms
     of Mamba-2 (whose norm_before_gate is not gate_first), of Gated DeltaNet, of Qwen3-Next. There is no bias and no out_dtype then.
+
+    batch_invariant=True: each row's results have the same bits for any number of rows, if rows lie alike modulo 16 bytes; few long
+    rows take longer. Gradients have no such promise. Not with out_dtype.
 
     weight and bias [cols] are of one type, x's or float32. They may have more of x's last axes: a weight [heads, cols] is one
     for each head of x [..., heads, cols]. weight_offset is 1 in Gemma; it may be traced, and has a gradient then.
@@ -1667,33 +1680,40 @@ def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtyp
     JAX rounds a gradient of y to y's type, so y has none. Write the product as a custom_vjp of x and weight, and take the norm's
     gradient, straight through the rounding, by jax.vjp(lk_jax.rms_norm, x, weight)[1](dy): XLA drops its forward call.
     """
-    x = _array(x, "x", 1)
+    x, invariant = _array(x, "x", 1), _invariant(batch_invariant, out_dtype)
     if gate is not None:
         _demand(bias is None and out_dtype is None, "bias or out_dtype is given; with gate there is neither")
         gate = _array(gate, "gate")
         _demand(gate.dtype == x.dtype, f"gate is {gate.dtype.name}; it must be {x.dtype.name}, as x is", TypeError)
         _demand(gate.shape == x.shape, f"gate has the shape {gate.shape}; it must have {x.shape}")
-        return _norm(x, None, weight, None, eps, weight_offset, gate, _flag(gate_first, "gate_first"))[0]
+        return _norm(x, None, weight, None, eps, weight_offset, invariant, gate, _flag(gate_first, "gate_first"))[0]
     _demand(not gate_first, "gate_first is given without gate")
     if out_dtype is not None:
         _demand(bias is None, "bias is given; with out_dtype there is none")
         return _norm_fp8(x, None, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax,
                          transposed)
-    return _norm(x, None, weight, bias, eps, weight_offset)[0]
+    return _norm(x, None, weight, bias, eps, weight_offset, invariant)[0]
 
 
 @public
 def add_rms_norm(x, residual, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
-                 power_of_two=False, scale_rounding="up", amax=False, transposed=False):
+                 power_of_two=False, scale_rounding="up", amax=False, transposed=False, batch_invariant=False):
     """s = x + residual; returns rms_norm(s), of x's type, and s, of residual's type: x's or float32. With out_dtype s comes last,
     behind what rms_norm returns, and has no gradient either."""
-    x = _array(x, "x", 1)
+    x, invariant = _array(x, "x", 1), _invariant(batch_invariant, out_dtype)
     residual = _beside(residual, "residual", x.dtype, x.shape)
     if out_dtype is not None:
         _demand(bias is None, "bias is given; with out_dtype there is none")
         return _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax,
                          transposed)
-    return _norm(x, residual, weight, bias, eps, weight_offset)
+    return _norm(x, residual, weight, bias, eps, weight_offset, invariant)
+
+
+def _invariant(batch_invariant, out_dtype):
+    """The field of a norm."""
+    _demand(not _flag(batch_invariant, "batch_invariant") or out_dtype is None,
+            "batch_invariant is given; with out_dtype there is none")
+    return int(batch_invariant)
 
 
 def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax, transposed):
@@ -1764,7 +1784,7 @@ def srms_norm(x, eps=1e-6):
     return rms_norm(x, None, eps)
 
 
-def _norm(x, residual, weight, bias, eps, weight_offset, gate=None, gate_first=0):
+def _norm(x, residual, weight, bias, eps, weight_offset, batch_invariant=0, gate=None, gate_first=0):
     eps, ends = _number(eps, "eps"), [x.shape[i:] for i in range(x.ndim)]
     given = {name: _array(a, name, 1) for name, a in (("weight", weight), ("bias", bias)) if a is not None}
     for name, a in given.items():
@@ -1779,17 +1799,17 @@ def _norm(x, residual, weight, bias, eps, weight_offset, gate=None, gate_first=0
             f"{getattr(bias, 'dtype', '')}; they must have one type", TypeError)
     weight_offset = _number(weight_offset, "weight_offset") if weight is not None else 0.0
     if gate is not None:
-        return (_rms_norm_gated(eps, weight_offset, gate_first)(*same_axes(x, gate, weight)),)
-    return _rms_norm(eps, weight_offset)(*same_axes(x, residual, weight, bias))
+        return (_rms_norm_gated(eps, weight_offset, batch_invariant, gate_first)(*same_axes(x, gate, weight)),)
+    return _rms_norm(eps, weight_offset, batch_invariant)(*same_axes(x, residual, weight, bias))
 
 
 @functools.lru_cache(None)
-def _rms_norm_gated(eps, weight_offset, gate_first):
+def _rms_norm_gated(eps, weight_offset, batch_invariant, gate_first):
     def run(direction, x, weight, inputs, outputs):
         groups = 0 if weight is None else math.prod(weight.shape[:-1])
         fields = dict(rows=math.prod(x.shape[:-1]), cols=x.shape[-1], groups=0 if groups == 1 else groups, eps=eps,
-                      weight_offset=weight_offset, gate_first=gate_first, weight_dtype=_dtype_field(weight, x.dtype),
-                      dweight_dtype=_dtype_field(weight, x.dtype))
+                      weight_offset=weight_offset, batch_invariant=batch_invariant, gate_first=gate_first,
+                      weight_dtype=_dtype_field(weight, x.dtype), dweight_dtype=_dtype_field(weight, x.dtype))
         return call(f"srms_norm_gated_{direction}_{TYPES[x.dtype.name]}", {"weight": weight, "x": x, **inputs}, outputs, fields,
                     "rows", ("weight", "dweight"))
 
@@ -1816,13 +1836,14 @@ def _rms_norm_gated(eps, weight_offset, gate_first):
 
 
 @functools.lru_cache(None)
-def _rms_norm(eps, weight_offset):
+def _rms_norm(eps, weight_offset, batch_invariant):
     def run(direction, dtype, shape, residual, weight, bias, inputs, outputs):
         like = weight if bias is None else bias
         groups = 0 if like is None else math.prod(like.shape[:-1])
         fields = dict(rows=math.prod(shape[:-1]), cols=shape[-1], groups=0 if groups == 1 else groups, eps=eps,
                       weight_offset=weight_offset, residual_dtype=_dtype_field(residual, dtype),
-                      weight_dtype=_dtype_field(like, dtype), dweight_dtype=_dtype_field(like, dtype))
+                      weight_dtype=_dtype_field(like, dtype), dweight_dtype=_dtype_field(like, dtype),
+                      batch_invariant=batch_invariant)
         return call(f"srms_norm_{direction}_{TYPES[jnp.dtype(dtype).name]}", {"weight": weight, **inputs}, outputs, fields,
                     "rows", ("weight", "bias", "dweight", "dbias"))
 
