@@ -39,7 +39,8 @@
  *            where p is 0. JENSEN_SHANNON is finite. If a row of either tensor has only -inf, or has a +inf or NaN, the loss is
  *            NaN. Each element of the gradient is NaN then, or may be 0 where p is 0.
  *            batch_invariant: in forward each row's results have the same bits for any number of rows and at any place among
- *            them, if all rows lie alike modulo 16 bytes. Teams are those of many rows then, so few long rows take longer.
+ *            them, if all rows lie alike modulo 16 bytes. Teams are those of two rows for each SM then, so few or very many rows
+ *            take longer.
  *            Columns that are split over ranks: kl_parallel.cuh, which has these options.
  *            TOTAL_VARIATION is 1 - sum min(p, q). So it is the share of a draft's tokens that speculative decoding rejects, where
  *            p is the draft's and q the target's. It is at most 1, and finite where p or q is 0. Its gradient has a jump where q
@@ -897,7 +898,7 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
     const bool forward = direction & LK_FORWARD, backward = direction & LK_BACKWARD; /* a rank may give neither */
     if (!forward) a->loss = a->lse = a->teacher_lse = a->entropy = NULL;
     if (!backward) a->dlogits = NULL, a->upstream = NULL;
-    if (direction != LK_FORWARD) a->batch_invariant = 0;
+    if (backward) a->batch_invariant = 0;
     const bool query = !device;
     const int64_t rows = a->rows, vocab = a->vocab;
     const int out = forward ? LK_OUT : LK_UNUSED, gradient = backward ? LK_OUT | LK_REQUIRED : LK_UNUSED;
@@ -937,11 +938,11 @@ LK_HOST lk_status lk_kl_check(const char *op, const lk_kl_args *args, lk_directi
 
 /* Divides the rows among teams. A row gets threads with LK_KL_VECS vectors each, up to a block; a longer one gets a cluster of
  * up to 8 blocks. Where rows are many, a warp takes up to four times as many vectors; where they are few, each row gets a cluster
- * at once. If vectors are read only once, a thread has more of them, since what it computes once is a third of its work with 8, but
- * no more than leave two rounds of full SMs. */
+ * at once. With batch_invariant rows are divided as if there were two for each SM. If vectors are read only once, a thread has more
+ * of them, since what it computes once is a third of its work with 8, but no more than leave two rounds of full SMs. */
 LK_HOST void lk_kl_lay_out(const lk_device *device, lk_kl_call *call, int64_t vecs)
 {
-    const int64_t rows = lk_team_rows(call->a.rows, call->a.batch_invariant), by_warp = rows >= 16 * device->sms ? 128 : 32;
+    const int64_t rows = call->a.batch_invariant ? 2 * device->sms : call->a.rows, by_warp = rows >= 16 * device->sms ? 128 : 32;
     const int64_t share = call->a.dlogits || LK_KL_HAS_BETWEEN(call->a.divergence) ? 0 : rows * vecs / (2048 * device->sms);
     const int64_t each = share < LK_KL_VECS ? LK_KL_VECS : share < LK_KL_VECS_ONCE ? share : LK_KL_VECS_ONCE;
     const int64_t preferred = lk_ceil_div(vecs, each);

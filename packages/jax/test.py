@@ -2119,7 +2119,6 @@ def mistakes():
          lambda: lk.rms_norm(x, batch_invariant=True, out_dtype=jnp.float8_e4m3fn)),
         (ValueError, "batch_invariant is given; with out_dtype there is none",
          lambda: lk.add_rms_norm(x, x, batch_invariant=True, out_dtype=jnp.float8_e4m3fn)),
-        (ValueError, "with axis_name or vocab_slices kl has none", lambda: lk.kl(x, x, batch_invariant=True, vocab_slices=1)),
         *((TypeError, "batch_invariant is 2; it must be True or False", f) for f in (
             lambda: lk.rms_norm(x, batch_invariant=2), lambda: lk.kl(x, x, batch_invariant=2),
             lambda: lk.cross_entropy(x, t, batch_invariant=2))),
@@ -3377,6 +3376,13 @@ def invariant():
         # Slices of the columns, and two devices.
         f = lambda on: lambda z, t: lk.cross_entropy(z, t, reduction="none", aux=every, batch_invariant=on, vocab_slices=2)
         same("cross_entropy, slices", f"{dtype} {cols} slices", f, (z, t))
+        kl = lambda on, kind, **o: lambda z, y: lk.kl(z, y, "none", divergence=kind, return_entropy=True, batch_invariant=on, **o)
+        for kind in ("forward", "jensen_shannon", "total_variation")[i % 2:] if (dtype, cols) != ("bfloat16", 1000) else ():  # 1000 bytes
+            same("kl, slices", f"{dtype} {cols} {kind} slices", lambda on: kl(on, kind, vocab_slices=2), (z, y))
+            for a, n in places if simulated else ():
+                equal(f"{dtype} {cols} {kind}, 2 devices, {n} rows from {a} on", split(
+                    kl(True, kind, axis_name="vocab"), 1, 1, mesh=mesh_of(vocab=2))(z[a:a + n], y[a:a + n]),
+                      jax.tree.map(lambda b: b[a:a + n], kl(True, kind, vocab_slices=2)(z, y)))
         if simulated:
             for a, n in places:
                 equal(f"{dtype} {cols} 2 devices, {n} rows from {a} on", split(

@@ -340,7 +340,7 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     the student's entropy of each row, float32, without a gradient; it is not multiplied by row_weight, but 0 where that is 0. All
     other numbers are part of the compiled program.
     batch_invariant=True: each row's results have the same bits for any number of rows, if rows lie alike modulo 16 bytes; few long
-    rows take longer. Gradients have no such promise. Not with axis_name or vocab_slices.
+    rows take longer. Gradients have no such promise.
 
     axis_name: as in cross_entropy; logits and teacher are of the same columns of a device. Forward has one all-gather of 32 bytes a
     row, two for "jensen_shannon" and "total_variation". vocab_slices: as in linear_cross_entropy; but XLA sums a reduced loss, in an
@@ -354,8 +354,6 @@ def kl(logits, teacher, reduction="mean", *, divergence="forward", beta=0.5, tem
     rows, row_weight = logits.shape[:-1], _row_weight(row_weight, logits.shape[:-1])
     fields = dict(rows=math.prod(rows), batch_invariant=_flag(batch_invariant, "batch_invariant"), **_kl_fields(
         divergence, beta, temperature, logit_scale, teacher_scale, softcap, teacher_softcap))
-    # lk_kl_parallel_check drops the field in the steps of ranks.
-    _demand(not (ranks and fields["batch_invariant"]), "batch_invariant is given; with axis_name or vocab_slices kl has none")
     arrays = _placed(ranks, "logits", ("teacher",), logits=logits, teacher=teacher, row_weight=row_weight)
     loss, *entropy = _kl(tuple(fields.items()), ranks, bool(_flag(return_entropy, "return_entropy")))(*arrays)
     over = _kl_divisor(reduction, denominator, zero_when_empty, rows, row_weight)
