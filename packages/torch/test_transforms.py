@@ -193,7 +193,7 @@ ROWS = {
     "rms_norm, apart": Row(LF.rms_norm, lambda n, s, i: dict(input=apart(n(N, HIDDEN)), weight=apart(n(1, HIDDEN))[0]),
                            dict(normalized_shape=[HIDDEN]), ("input", "weight")),
 }
-ELSEWHERE = {"shards_of"}  # a collective, in test_parallel.py
+ELSEWHERE = {"shards_of", "set_batch_invariant"}  # a collective, in test_parallel.py; what takes no tensor, in test.py
 
 MODULES = {  # how one is made, the row of its function, and which of that row's tensors its call takes
     "RMSNorm": (lambda **o: lk_torch.RMSNorm(HIDDEN, bias=True, **o), "rms_norm", ("input",)),
