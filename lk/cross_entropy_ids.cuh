@@ -36,8 +36,8 @@
  *            gradients and tail_weight are given.
  *            With a tail: args.tail_weight = weights_of_tails, args.tail = tail, which backward reads as it reads lse.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob, statistics and batch_invariant. Columns that are
- *            split over ranks: cross_entropy_ids_parallel.cuh.
+ * Options    Those of cross_entropy.cuh, without class_weight, label_smoothing, target_prob, statistics and batch_invariant.
+ *            Columns that are split over ranks: cross_entropy_ids_parallel.cuh.
  *            Skipped id: ignore_index with use_ignore_index, or an id outside [0, vocab) whose weight is 0. It adds nothing
  *            anywhere, its logp is 0 and its dlogp is not used. A row whose ids are all skipped is an ignored row.
  *            Bad id: outside [0, vocab), not skipped. It makes the row bad, as a bad target does: loss, dlogits and all logp of the
@@ -59,8 +59,8 @@
  *            minus the sum of the teacher's K probabilities as tail_weight; the loss is this KL plus the teacher's entropy over
  *            the K + 1 bins. Do not compute the tail from logp: 1 minus the sum of exp(logp) has an absolute error of about 2^-24,
  *            which is a large relative error where the sum is near 1. Neither `tail` nor its gradient is clamped.
- * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing or
- *            statistics is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes. The tensors of
+ * Errors     As in cross_entropy.cuh. First of all LK_ERR_VALUE: target, target_prob, class_weight, label_smoothing, statistics or
+ *            batch_invariant is given. LK_ERR_SHAPE: ids_per_row is not 1 to 128, before the other sizes. The tensors of
  *            this header come behind those of cross_entropy.cuh.
  * Source     Top-K distillation: Peng et al., "Pre-training Distillation", 2024; several tokens: Gloeckle et al., 2024.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.

@@ -19,12 +19,12 @@
  *                status = lk_cross_entropy_probabilities_backward_bf16(&args, stream);    // reads the lse of forward
  *            lk_cross_entropy_probabilities_forward_backward_bf16 computes both in one call.
  * Needs      cross_entropy.cuh and what that needs.
- * Options    Those of cross_entropy.cuh, without ranks, statistics, batch_invariant and dlogits in e5m2. A row of target_prob need not add up to 1.
- *            Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
+ * Options    Those of cross_entropy.cuh, without ranks, statistics, batch_invariant and dlogits in e5m2. A row of target_prob need
+ *            not add up to 1. Every row counts: ignore_index does not apply, and bad_targets stays as it is. A mean is over the rows, with class
  *            weights too, so backward needs no counts. A column at -inf: where u[j] is 0 it adds nothing to the loss (in
  *            PyTorch the loss is NaN then); where u[j] is above 0 the loss is +inf. The gradient is finite in both.
  * Errors     As in cross_entropy.cuh, and LK_ERR_VALUE: target is given too, target_prob_dtype is neither T nor f32,
- *            or dlogits_dtype is E5M2. Rows of target_prob of any alignment; where a row does
+ *            batch_invariant is given, or dlogits_dtype is E5M2. Rows of target_prob of any alignment; where a row does
  *            not have its logits' offset modulo 16 bytes (of another type: both at multiples of 16), it is read element by
  *            element.
  * Read on    lk/cross_entropy.md: how exact results are, and what is read and written.

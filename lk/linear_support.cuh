@@ -677,8 +677,8 @@ template <class Out, int Num> LK_DEVICE void lk_support_zero_rows(const lk_suppo
         if (!(touched >> bit & 1)) lk_support_put((Out *)p.a.dweight + (word * 32 + bit) * p.a.dweight_stride + col, zeros, false);
 }
 
-/* A warp owns a slice of columns of the entries of a tile, and of a word's rows. Slices come one after another, since caches have a
- * slice of all of x. Afterwards p.key is sorted, and p.order. */
+/* A warp owns a slice of columns: of the entries of a tile, and of the 32 rows of a word. All tiles of a slice come before the next
+ * slice, since the caches have room for one slice of x. Here p.key and p.order are sorted. */
 template <class T, int Num>
 LK_KERNEL void __launch_bounds__(32 * LK_SUPPORT_WARPS, 3) lk_support_dweight_kernel(const __grid_constant__ lk_support_call p)
 {

@@ -43,13 +43,13 @@
  * `states` may be NULL if no backward follows. To call backward after a forward with all_gather, give forward `states`, and the
  * outputs that the op's backward reads: for the cross entropies lse and those named in the header, for kl none.
  *
- * The same bits on any number of ranks: divide the columns into slices, and let each rank have some that stand side by side, as many as
- * the other ranks. Without all_gather, call forward once for each slice, as a rank would that has this slice alone: vocab,
+ * The same bits on any number of ranks: divide the columns into slices. Each rank has slices that stand side by side, and as many as
+ * the other ranks. Without all_gather, call forward once for each slice, as a rank does that has no other columns: vocab,
  * vocab_start and the tensors with columns are the slice's, parallel.ranks is the number of all slices, parallel.rank that of this
- * slice, and `states` its part of a tensor [slices of this rank][rows]. So is between. Gather these tensors. Call finish with
- * parallel.ranks as the number of slices, and backward with this rank's columns and the number of ranks. Then finish merges the same
- * states in the same order on 1, 2, 4 or 8 ranks. Rows of logits must lie alike modulo 16 bytes in all slices. Gradients may differ:
- * dx is a sum over ranks.
+ * slice, and `states` its part of a tensor [slices of this rank][rows]. Call between in the same way. Gather these tensors. Call
+ * finish with the number of all slices as parallel.ranks. Call backward with all columns of this rank and the number of ranks.
+ * Then finish merges the same states in the same order on any number of ranks. Rows of logits must lie alike modulo 16 bytes in all
+ * slices. Gradients may differ, since dx is a sum over ranks.
  *
  * Heads (linear_...): weight, bias, dweight, dbias and vocab are of this rank's columns. dx is this rank's part of the sum over
  * all columns, rounded to T, and 0 on a rank without columns. Ask for it on all ranks or on none. A call that computes dx calls

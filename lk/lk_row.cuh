@@ -67,8 +67,8 @@ LK_HOST lk_team lk_team_in_pieces(int64_t rows, int64_t preferred, int64_t most,
 
 #define LK_TEAM_ROWS ((int64_t)1 << 27) /* the most rows of a path with a block or more per row */
 
-/* The rows that the choice of a kernel and of teams follows from. With batch_invariant these are always many, so that the bits of a
- * row do not depend on how many there are. */
+/* The number of rows by which a call chooses its kernel and its teams. With batch_invariant it is always a large one, so that the
+ * bits of a row do not depend on how many rows there are. */
 LK_HOST int64_t lk_team_rows(int64_t rows, int batch_invariant) { return batch_invariant ? LK_TEAM_ROWS : rows; }
 
 /* The kind of team for a reduction over rows: LK_TEAM_WARP for rows of up to 16 KiB (a caller may then take LK_TEAM_LANES) or

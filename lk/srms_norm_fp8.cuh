@@ -29,10 +29,10 @@
  *            Then lk_srms_norm_backward_bf16(&args.common, stream) as ever: the gradient goes straight through the rounding. dy is of
  *            T, or with common.dy_dtype of f32.
  * Needs      srms_norm.cuh and what that needs.
- * Options    Those of srms_norm's forward, without bias. With q_transposed also without groups, and nothing in place.
+ * Options    Those of srms_norm's forward, without bias and batch_invariant. With q_transposed also without groups, and nothing in place.
  *            A zeroed struct has format E4M3 and one scale of 1 for the tensor. scale_rounding: of scales that are powers of two.
  * Errors     As in srms_norm.cuh. LK_ERR_NULL: q is NULL; scale is NULL, except in TENSOR; transposed_scale is NULL beside
- *            q_transposed, except in TENSOR. LK_ERR_VALUE: a bias; a scale of TENSOR's beside another scaling, or the other way
+ *            q_transposed, except in TENSOR. LK_ERR_VALUE: a bias; batch_invariant; a scale of TENSOR's beside another scaling, or the other way
  *            round; ROW with q_transposed; scale_rounding beside scales that are no powers of two. LK_ERR_PATH: CLUSTER.
  * Repeatable As in srms_norm.cuh. amax is a maximum, so the order of the rows does not matter.
  * Read on    lk/srms_norm_fp8.md: how exact results are, and what is read and written.

@@ -557,7 +557,8 @@ static std::vector<wrong> all_wrong(const function &f)
         const bool head_prob = prob && strstr(f.name, "linear");
         const bool first = x.name.find("parallel.") != std::string::npos || (name == "target_prob" && !prob) ||
                            (name == "vocab" && ranks) || (name == "statistics" && (backward || ids || prob)) ||
-                           (prob && name == "batch_invariant") || (ids && is_one_of(name, "target class_weight label_smoothing saved batch_invariant")) ||
+                           (prob && name == "batch_invariant") ||
+                           (ids && is_one_of(name, "target class_weight label_smoothing saved batch_invariant")) ||
                            (ranks && (ids || strstr(f.name, "linear_kl")) && name == "max_counted") ||
                            (head_prob && is_one_of(name, "target saved max_counted batch_invariant target_prob_dtype")) ||
                            (strstr(f.name, "_gated_") &&

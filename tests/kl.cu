@@ -569,6 +569,15 @@ static void invariant(int type)
         }
         snprintf(what, sizeof what, "%s %s, %lld columns", test_type_name[type], divergence_name[i % DIVERGENCES], (long long)vocab);
         test_invariant(tensors, 2 + OUTPUTS, &args.rows, 1, what, [&] { return call_of[FORWARD][type](&args, test.stream); });
+        static test_buffer states; /* those of a rank that has all columns */
+        lk_kl_parallel_args x = {};
+        x.common = args, x.parallel.vocab_total = vocab, x.parallel.ranks = 1;
+        x.common.loss = x.common.lse = x.common.teacher_lse = x.common.entropy = NULL;
+        test_buffer_size(&states, (size_t)rows * 32, 0, 0x5a);
+        x.states = test_buffer_device(&states);
+        test_rows of_rank[] = {{(void **)&x.common.logits, tensors[0].row_bytes, NULL},
+                               {(void **)&x.common.teacher, tensors[0].row_bytes, NULL}, {&x.states, 32, &states}};
+        test_invariant(of_rank, 3, &x.common.rows, 1, what, [&] { return split_call_of[FORWARD][type](&x, test.stream); });
     }
 }
 

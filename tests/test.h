@@ -1069,12 +1069,13 @@ static inline void *test_invariant_input(test_buffer *b, int type, int64_t eleme
     return test_buffer_device(b);
 }
 
-/* batch_invariant: a row's results have the same bits in calls of other rows, at any place among them. launch() makes the call.
- * rows: the struct's. Every first row is a multiple of `step`. */
+/* batch_invariant: a row's results have the same bits in calls of other rows, at any place among them. launch() launches
+ * the call. rows: the struct's. Every first row is a multiple of `step`. */
 template <class Launch>
 static inline void test_invariant(test_rows *tensors, int count, int64_t *rows, int64_t step, const char *what, Launch launch)
 {
-    const int64_t all = *rows, some[][2] = {{0, all}, {0, step}, {all - step, step}, {all / 2, 2 * step}, {all / 3, all / 2}, {step, all - step}};
+    const int64_t all = *rows, half = all / 2;
+    const int64_t some[][2] = {{0, all}, {0, step}, {all - step, step}, {half, 2 * step}, {all / 3, half}, {step, all - step}};
     unsigned char *whole[16] = {};
     for (int i = 0; i < (int)(sizeof some / sizeof some[0]); i++) {
         const int64_t first = some[i][0] / step * step, n = some[i][1] / step * step;

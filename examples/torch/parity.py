@@ -14,9 +14,9 @@ batch_invariant=True: a token's results do not depend on the tokens beside it. v
 has some of them, and all merge the 8 states in one order. So 1, 2, 4 and 8 ranks get the same bits. Each rank's rows of the weight
 are whole slices: rank r of n has slices 8 r / n to 8 (r + 1) / n - 1. bfloat16 on sm_90a (H100, H200), or on the simulator.
 
-Here a sampler without a group takes 1, 2, 3, 8, 33 and 64 tokens at a time. Trainers with 2 and 4 ranks (GPUs, or processes) take all 64. Their
-log-probabilities and entropies are compared bit by bit, and the trainers' first ratios with 1. The gradients of all are compared with
-those of plain PyTorch in float64. Then the same tokens without vocab_slices, to see that it matters.
+Here a sampler without a group takes 1, 2, 3, 8, 33 and 64 tokens at a time. Trainers with 2 and 4 ranks (GPUs, or processes) take
+all 64. Their log-probabilities and entropies are compared bit by bit, and the trainers' first ratios with 1. The gradients are
+compared with those of plain PyTorch in float64. Then the same tokens without vocab_slices, to see that it matters.
 """
 import argparse
 import socket

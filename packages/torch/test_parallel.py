@@ -856,7 +856,7 @@ def slices(ranks):
     count, rank = 12 if ranks == 4 else 6, dist.get_rank()
 
     def compare(case, call, part, whole):
-        """call(leaves, **split); its first case.outputs results have gradients, of which a rank has case.cut."""
+        """call(leaves, **split). Its first case.outputs results have gradients; case.cut is a rank's part of them."""
         equal = lambda a, b: torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
         results = lambda out: out if isinstance(out, tuple) else (out,)
         one, split, plain = (results(f) for f in (call(whole, vocab_slices=count), call(part, vocab_slices=count, **case.split), call(whole)))

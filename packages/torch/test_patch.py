@@ -158,7 +158,7 @@ def family(name, norms, turned, mlps, ropes, more, dtype):
     wanted = norms - turned - (label == "Mamba bfloat16"), mlps, ropes  # its last norm's input is float32
     verdict(f"{label}: what lk computes", ran == wanted, f"{ran}, not {wanted}\n{said}")
     for items in (None, 9, torch.tensor(9)) if dtype == F32 else (torch.tensor(9),):
-        def eager():  # PyTorch's own error is another by its other attention, and on other CPUs
+        def eager():  # by PyTorch's other attention its own error is another
             other = copy.deepcopy(theirs)
             other.set_attn_implementation("eager")
             return (gradients(other, num_items_in_batch=items),)

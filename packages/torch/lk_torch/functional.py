@@ -819,8 +819,8 @@ def set_batch_invariant(on=True):
     It is for forward of rms_norm (with a gate too), add_rms_norm, kl, cross_entropy and cross_entropy_stats, with a group too. A
     mean or sum still depends on all rows, and so may gradients. Rows have to lie alike modulo 16 bytes: in 16 bits, sizes that are
     multiples of 8. Few long rows take longer, since they get the kernels that many rows get. Several ids, probabilities of classes and
-    results of 8 bits do not look at it. Heads have an argument of their own, linear_cross_entropy's batch_invariant. Programs of
-    torch.compile look when they run, CUDA graphs when they are captured."""
+    results of 8 bits do not look at it. linear_cross_entropy and its _stats have an argument of their own, batch_invariant; other
+    heads have none. Programs of torch.compile look when they run, CUDA graphs when they are captured."""
     return _ops.set_batch_invariant.default(bool(on))
 
 
@@ -970,8 +970,8 @@ def linear_cross_entropy(input, linear_weight, target, *, linear_bias=None, weig
     and the results, are of all tokens, and alike on all ranks. Forward gathers input, and backward gathers it again, so that only
     this rank's tokens are kept in between. The gradient of input is that of this rank's tokens, summed by a reduce-scatter.
 
-    vocab_slices=n: the classes of all ranks are in n slices of as many, of which the last ones may have fewer. Forward computes each
-    slice by itself, and then merges them all. So loss, lse and the other results have the same bits on any number of ranks that have
+    vocab_slices=n: the classes of all ranks are in n slices of equal size; the last ones may be smaller. Forward computes each slice
+    by itself, and then merges them all. So loss, lse and the other results have the same bits on any number of ranks that have
     whole slices, each as many, and without a group: with vocab_slices=8 on 1, 2, 4 and 8 ranks. With batch_invariant=True they have
     the same bits for any number of tokens too: a sampler and a trainer compute equal log-probabilities. Gradients have no such
     promise. It costs a forward of smaller matmuls; backward computes the logits again, keep or not, and there is no grad_scale."""
