@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: MIT
+/* linear_topk.cuh - the k largest logits of each token of a language model's head, as ids and log-probabilities, without storing the
+ * logits of all tokens. For distillation over the student's own ids, and for a sampler that wants its top k.
+ *
+ *   logits[t,j] = sum_d x[t,d] weight[j,d] + bias[j]
+ *   z[t,j]      = logit_scale logits[t,j], or with the option softcap: softcap * tanh(logit_scale logits[t,j] / softcap)
+ *   lse[t]      = log sum_j exp(z[t,j]), over all columns
+ *   ids[t,i]    = the column of the i-th largest logit of token t, i = 0 to k - 1; of equal ones the smallest column comes first
+ *   logp[t,i]   = z[t,ids[t,i]] - lse[t]
+ *
+ * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
+ *                #include "lk/linear_topk.cuh"              #include "lk/linear_topk.cuh"
+ *                LK_DEFINE_LINEAR_TOPK(bf16)                LK_DECLARE_LINEAR_TOPK(bf16)
+ *            T is f32, f16 or bf16. Make a context for each device, and for each host thread that calls at the same time;
+ *            lk_linear_topk_destroy(&context) frees it at the end:
+ *                lk_linear_topk_context context;
+ *                lk_status status = lk_linear_topk_init(&context);
+ *            Then, asynchronously on the caller's stream, in a graph too:
+ *                lk_linear_topk_args args = {};
+ *                args.context = &context, args.x = x, args.weight = weight;
+ *                args.tokens = tokens, args.hidden = hidden, args.vocab = vocab, args.k = 32;
+ *                args.ids = ids, args.logp = logp;
+ *                status = lk_linear_topk_forward_workspace_bytes_bf16(&args, &args.workspace_bytes);
+ *                args.workspace = ...;                  // that many bytes, aligned to 128
+ *                status = lk_linear_topk_forward_bf16(&args, stream);
+ *            The workspace function answers what the fastest plan within a sixteenth of the device's memory (without a device
+ *            1 GiB) needs, or the smallest plan if that needs more. For another amount of memory, ask for a plan:
+ *                lk_linear_topk_plan plan;
+ *                status = lk_linear_topk_forward_plan_bf16(&args, budget, &plan);   puts(plan.text);
+ *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
+ * Needs      lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_head.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_move.cuh, lk_ranks.cuh,
+ *            lk_row.cuh, lk_ptx.cuh; cuBLASLt.
+ * Options    Zero is off: a struct with context, x, weight, the sizes, k and one output computes plain logits.
+ *            There is no backward. Pass the ids to linear_cross_entropy_ids.cuh for a gradient of these log-probabilities, or
+ *            to linear_support.cuh, which takes the softmax over the k ids alone.
+ *            bias = -inf masks a column; a masked column comes after all others, with logp -inf. With a softcap nothing is
+ *            masked: z is -softcap there. NaN comes before all numbers.
+ *            If a logit of a token is NaN or, without a softcap, +inf, or all are -inf, then its logp are NaN and its lse is
+ *            NaN, +inf or -inf. Its ids are in order all the same.
+ *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too. Where a
+ *            softcap rounds two logits to one z, the larger logit still comes first.
+ *            tf32: products of f32 by TF32.
+ *            vocab_start is added to each id.
+ * Ranks      Each rank has some columns, from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
+ *            all-gather ids, logp and lse; logp + lse is z. The k largest z of all ranks are the result, and the lse of all columns
+ *            is the logarithm of the sum of exp(lse) over the ranks.
+ * Exact      Logits are f32, as cuBLASLt sums them. So the order of two columns whose logits differ by less than that rounding is
+ *            not sure. logp is off by at most (|logp| + 4) 2^-23 for these logits, lse by 2^-23 |lse| + 2^-21.
+ * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
+ *            has the algorithm that cuBLASLt's heuristic names first. Logits may depend on the number of tokens.
+ * Source     Top k by a threshold that rises while a row is read, as in many selection algorithms; chunks of tokens: Liger-Kernel,
+ *            2024.
+ *
+ * What runs. Tokens come in chunks. For each chunk cuBLASLt computes the logits, in f32 in the workspace, and lk_topk_kernel reads them
+ * once: a block owns a row. Its threads add up their exponentials. A logit that may be among the k largest becomes a key in
+ * shared memory, 64 bits that are larger for larger logits and for smaller columns. When there is no room left for keys they are
+ * sorted, all but k are dropped, and the k-th is what later logits have to exceed. The first such threshold comes before the first
+ * key: the k-th largest of the threads' own maxima. Rows of random order are sorted three or four times; rows that rise all the
+ * time once for every LK_TOPK_KEYS - k columns.
+ */
+#include "lk_base.cuh" /* before the guard, for its check of versions */
+
+#ifndef LK_LINEAR_TOPK_CUH
+#define LK_LINEAR_TOPK_CUH
+
+/* The cuBLASLt handle and the algorithms that were chosen; no device memory. The caller owns it. One host thread at a time uses
+ * it, on the device that was current at init. It may not be moved or copied between init and destroy. */
+typedef struct {
+    uint64_t opaque[2048];
+} lk_linear_topk_context;
+
+LK_API lk_status lk_linear_topk_init(lk_linear_topk_context *context);
+LK_API lk_status lk_linear_topk_destroy(lk_linear_topk_context *context);
+
+/* What lk does within a workspace of some size. */
+typedef struct {
+    size_t workspace_bytes; /* what the plan uses, cublas_bytes included; no more than the budget */
+    size_t minimum_bytes;   /* the smallest workspace that the call accepts; its plan is slower */
+    size_t cublas_bytes;    /* cuBLASLt's part of workspace_bytes */
+    int64_t chunk_tokens, chunks; /* tokens whose logits exist at a time; number of chunks */
+    char text[300];         /* all of this in words */
+} lk_linear_topk_plan;
+
+typedef struct {
+    lk_linear_topk_context *context; /* in and out, from init; one call at a time */
+    const void *x;          /* in    T [tokens, hidden] */
+    const void *weight;     /* in    T [vocab, hidden] */
+    const void *bias;       /* in    T [vocab]; NULL: none */
+    void *ids;              /* out   ids_dtype [tokens, k]; NULL to skip */
+    float *logp;            /* out   f32 [tokens, k]; NULL to skip */
+    float *lse;             /* out   f32 [tokens]; NULL to skip */
+    void *workspace;        /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
+    size_t workspace_bytes; /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
+    int64_t tokens;         /* 0 to 2^31 - 1 */
+    int64_t hidden;         /* 1 to 2^30 */
+    int64_t vocab;          /* 1 to 2^30 */
+    int64_t x_stride;       /* elements between rows; 0 means packed */
+    int64_t weight_stride;  /* likewise */
+    int64_t chunk_tokens;   /* tokens of a chunk; 0: lk chooses */
+    int64_t vocab_start;    /* 0 to 2^30; what ids begin with */
+    float logit_scale;      /* 2^-100 to 2^100; 0 means 1 */
+    float softcap;          /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
+    int k;                  /* 1 to 64, and at most vocab */
+    int ids_dtype;          /* LK_TARGET_*; 0: int64 */
+    int tf32;               /* not 0: matmuls of T = f32 may round their factors to TF32 */
+} lk_linear_topk_args;
+
+/* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
+ *   LK_ERR_NULL       args, plan, context, x or weight is NULL, or all outputs are. With tokens = 0 all except for args and plan
+ *                     may be NULL
+ *   LK_ERR_SHAPE      tokens, hidden, vocab, k or vocab_start out of range; a stride that is not 0 and below its row; a tensor that
+ *                     spans more than 2^62 elements; chunk_tokens below 0
+ *   LK_ERR_VALUE      logit_scale or softcap out of range; ids_dtype is none of its enum; a context that init has not made, or of
+ *                     another device
+ *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
+ *   LK_ERR_WORKSPACE  workspace_bytes, or a plan's budget, is below the smallest; workspace is NULL or not aligned to
+ *                     LK_WORKSPACE_ALIGNMENT bytes
+ *   LK_ERR_CUBLAS     cuBLASLt has no algorithm for a matmul: nothing was launched. Or it failed to launch one: outputs are
+ *                     undefined. lk_last_error says which
+ * Matmuls are fastest where x and weight start at multiples of 16 bytes and hidden is a multiple of 8. */
+#define LK_LINEAR_TOPK_FUNCTIONS(X, T) X##_PLANNED(linear_topk, forward, LK_FORWARD, linear_topk, T)
+#define LK_DECLARE_LINEAR_TOPK(T) LK_DECLARE(LINEAR_TOPK, T)
+#define LK_DEFINE_LINEAR_TOPK(T) LK_DEFINE(LINEAR_TOPK, T)
+
+#if LK_CUDA
+
+#include "lk_head.cuh"
+#include "lk_loss.cuh"
+
+/* ---- A call, and its plan ------------------------------------------------------------------------------------------------ */
+
+struct lk_linear_topk_call {
+    typedef lk_linear_topk_args args;
+    lk_linear_topk_args a; /* with every default filled in */
+};
+typedef lk_head_work<lk_linear_topk_call> lk_topk_work;
+typedef lk_head_job<lk_linear_topk_call> lk_topk_job;
+
+/* What the plan of a call follows from. */
+template <class T> LK_HOST lk_head_shape lk_topk_shape(const lk_linear_topk_args &a)
+{
+    lk_head_shape s = {};
+    s.rows = a.tokens, s.hidden = a.hidden, s.vocab = s.classes = a.vocab, s.chunk_tokens = lk_head_min(a.chunk_tokens, a.tokens);
+    s.type = s.dweight_dtype = lk_dtype<T>, s.logits_type = LK_DTYPE_F32, s.why_not_fused = "";
+    s.no_panels = s.no_targets = true, s.bias = a.bias, s.tf32 = a.tf32;
+    return s;
+}
+
+/* ---- The k largest of a row ---------------------------------------------------------------------------------------------- */
+
+#define LK_TOPK_MOST 64 /* ids of a token */
+#define LK_TOPK_VECS 2  /* of a thread at a time */
+#define LK_TOPK_COLS (LK_TOPK_VECS * LK_VEC<float>)
+#define LK_TOPK_KEYS 512 /* room for keys */
+#define LK_TOPK_FIRST 128 /* maxima that the first threshold comes from, each of two lanes */
+#define LK_TOPK_THREADS 256
+#define LK_TOPK_MANY_THREADS 1024 /* where there are no more rows than SMs */
+#define LK_TOPK_BLOCKS(threads) ((threads) > LK_TOPK_THREADS ? 1 : LK_ARCH >= 1000 ? 3 : 4) /* per SM: as registers allow */
+
+/* The keys of logits that may be among the k largest, those of lk_ce_top, in one of two places. No two are equal. */
+typedef struct {
+    int64_t key[2][LK_TOPK_KEYS];
+    int count; /* how many were offered: above LK_TOPK_KEYS some found no room */
+} lk_topk_keys;
+
+/* Moves the k largest keys to the other place, the largest first. A key's place is the number of larger ones. Called by: all threads
+ * of the block, between barriers. */
+LK_DEVICE void lk_topk_keep(lk_topk_keys *keys, int from, int count, int k)
+{
+    for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
+        const int64_t own = keys->key[from][i];
+        int larger = 0;
+        LK_UNROLL_BY(8) for (int j = 0; j < count; j++) larger += keys->key[from][j] > own;
+        if (larger < k) keys->key[1 - from][larger] = own;
+    }
+}
+
+/* The smallest logit that may have a key above this one; NaN where any may. */
+LK_DEVICE float lk_topk_floor(int64_t key)
+{
+    const int32_t order = (int32_t)(key >> 32);
+    return __int_as_float(order < 0 ? order ^ 0x7fffffff : order); /* lk_ce_order, backwards */
+}
+
+/* The first column of vector u of this thread, in the tile that begins at column `first`. */
+LK_DEVICE int lk_topk_col(int first, int u) { return first + (u * (int)blockDim.x + (int)threadIdx.x) * LK_VEC<float>; }
+
+/* Loads a thread's vectors of a tile. */
+LK_DEVICE void lk_topk_load(lk_vec<float> (&raw)[LK_TOPK_VECS], const float *row, int first, int vocab)
+{
+    LK_UNROLL for (int u = 0; u < LK_TOPK_VECS; u++)
+        if (lk_topk_col(first, u) < vocab) raw[u] = lk_load_vec(row + lk_topk_col(first, u)); /* rows have room for whole vectors */
+}
+
+/* What a thread has of a tile. */
+typedef struct {
+    float x[LK_TOPK_COLS];
+} lk_topk_part;
+
+/* Offers the columns whose bits are set in `left`, where their keys are above `least`; a bit for each column that found no room, and
+ * LK_TOPK_FULL where there are `full` keys or more. A function of its own, which rarely runs: else ptxas computes all keys always. */
+#define LK_TOPK_FULL (1u << 31)
+LK_NOINLINE unsigned lk_topk_offer(lk_topk_keys *keys, int place, lk_topk_part part, unsigned left, int first, int64_t least, int full)
+{
+    unsigned rest = 0;
+    LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) {
+        if (!(left >> i & 1)) continue;
+        const int64_t key = lk_ce_top(part.x[i], lk_topk_col(first, i / LK_VEC<float>) + i % LK_VEC<float>);
+        if (key <= least) continue;
+        const int at = atomicAdd(&keys->count, 1);
+        if (at < LK_TOPK_KEYS) keys->key[place][at] = key;
+        else rest |= 1u << i;
+        if (at >= full) rest |= LK_TOPK_FULL;
+    }
+    return rest;
+}
+
+/* Adds the vector of columns col to col + 3, with a running maximum; softcap 0: none. A function of its own, since that takes fewer
+ * registers where it is used. */
+LK_NOINLINE lk_lse lk_topk_add(lk_lse s, lk_vec<float> raw, int col, int vocab, float logit_scale, float softcap)
+{
+    float v[LK_VEC<float>], slope[LK_VEC<float>];
+    lk_unpack(v, raw);
+    if (softcap > 0.0f) lk_ce_cap<true>(v, slope, logit_scale, softcap);
+    LK_UNROLL for (int j = 0; j < LK_VEC<float>; j++) v[j] = col + j < vocab ? v[j] : -INFINITY;
+    return lk_lse_add(s, v, softcap > 0.0f ? 1.0f : logit_scale);
+}
+
+/* A block owns a row of a chunk. Its sums of exponentials are those of lk_lse_read, but with a reference for each thread. */
+template <int Threads>
+LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kernel(const __grid_constant__ lk_topk_work p)
+{
+    constexpr int Num = LK_VEC<float>, Tile = Threads * LK_TOPK_COLS;
+    LK_SHARED(lk_topk_keys, keys, [1]);
+    LK_SHARED(lk_lse_inbox<Threads>, inbox, [1]);
+    const lk_linear_topk_args &a = p.call.a;
+    const int64_t row = blockIdx.x, token = p.first_row + row;
+    const int vocab = (int)a.vocab;
+    const float *const logits = (const float *)p.ws.logits + row * p.ws.logits_stride;
+    const bool cap = a.softcap > 0.0f;
+    const float scale = cap ? 1.0f : a.logit_scale, rate = scale * LK_LOG2E;
+    const int full = 2 * a.k + 32; /* keys are dropped when there are more */
+    int64_t least = INT64_MIN; /* keys above it count */
+    float floor = 0.0f;        /* its logit: no smaller logit has such a key */
+    float reference = -INFINITY, base = -0x1p100f, sum = 0.0f; /* a base far below that of any logit, as long as there is none */
+    int place = 0;             /* of the keys */
+    lk_lse s = lk_lse_empty();
+    lk_vec<float> raw[LK_TOPK_VECS] = {};
+    if (threadIdx.x == 0) keys->count = 0;
+    lk_inbox_begin<LK_TEAM_BLOCK, true>(inbox);
+    lk_griddepcontrol_wait();
+    lk_topk_load(raw, logits, 0, vocab);
+    for (int first = 0; first < vocab; first += Tile) {
+        lk_topk_part part;
+        unsigned there = (1u << LK_TOPK_COLS) - 1; /* a bit for each column: it is one of the row's */
+        LK_UNROLL for (int u = 0; u < LK_TOPK_VECS; u++) {
+            float v[Num];
+            lk_unpack(v, raw[u]);
+            if (cap) s = lk_topk_add(s, raw[u], lk_topk_col(first, u), vocab, a.logit_scale, a.softcap);
+            LK_UNROLL for (int j = 0; j < Num; j++) part.x[u * Num + j] = v[j];
+        }
+        lk_topk_load(raw, logits, first + Tile, vocab);
+        if (first + Tile > vocab) {
+            LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++)
+                if (lk_topk_col(first, i / Num) + i % Num >= vocab) there &= ~(1u << i), part.x[i] = -INFINITY;
+        }
+        const float most = lk_ce_most(part.x);
+        if (first == 0) { /* k pairs of lanes have a maximum as large as the k-th largest, so k logits are no smaller */
+            const int64_t own = (int64_t)((uint64_t)(uint32_t)lk_ce_order(most) << 32 | threadIdx.x);
+            const int64_t pair = lk_ce_top_warp(there ? own : INT64_MIN + (int)threadIdx.x, 2);
+            if (threadIdx.x % 2 == 0 && threadIdx.x < 2 * LK_TOPK_FIRST) keys->key[0][threadIdx.x / 2] = pair;
+            __syncthreads(); /* the maxima are written, and the count */
+            lk_topk_keep(keys, 0, LK_TOPK_FIRST, a.k);
+            __syncthreads(); /* orders the writes of the largest before their reads */
+            least = keys->key[1][a.k - 1] >> 32;
+            least = least == INT32_MIN ? INT64_MIN : least * ((int64_t)1 << 32) - 1, floor = lk_topk_floor(least);
+            const float top = lk_max_warp(most); /* the lanes agree on a reference */
+            if (lk_is_finite(top)) reference = top, base = rate * top;
+        }
+        if (!cap) {
+            if (!(fmaf(rate, most, -base) <= 2.0f)) { /* few vectors raise it */
+                const float before = base;
+                reference = most, base = rate * most, sum *= lk_ex2(before - base);
+            }
+            float term[LK_TOPK_COLS];
+            LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) term[i] = lk_ex2(fmaf(rate, part.x[i], -base));
+            LK_UNROLL for (int n = LK_TOPK_COLS / 2; n > 0; n /= 2)
+                LK_UNROLL for (int i = 0; i < n; i++) term[i] += term[i + n];
+            sum += term[0];
+        }
+        unsigned left = 0; /* columns whose keys may count */
+        if (!(most < floor)) {
+            LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) left |= (unsigned)!(part.x[i] < floor) << i;
+            left &= there;
+        }
+        for (;;) {
+            if (left) left = lk_topk_offer(keys, place, part, left, first, least, full);
+            if (!__syncthreads_or(left != 0)) break; /* orders the keys before their reads */
+            lk_topk_keep(keys, place, keys->count < LK_TOPK_KEYS ? keys->count : LK_TOPK_KEYS, a.k);
+            __syncthreads(); /* orders the writes of the largest before their reads, and the reads of the count before its write */
+            place = 1 - place, least = keys->key[place][a.k - 1], floor = lk_topk_floor(least), left &= ~LK_TOPK_FULL;
+            if (threadIdx.x == 0) keys->count = a.k;
+            __syncthreads(); /* the count is right */
+        }
+    }
+    const bool some = !cap && !(reference == -INFINITY && sum == 0.0f), fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
+    if (some && fast) s = {reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
+    if (some && !fast) { /* a NaN, an infinity, or very large numbers */
+        for (int first = 0; first < vocab; first += Tile) {
+            lk_topk_load(raw, logits, first, vocab);
+            LK_UNROLL for (int u = 0; u < LK_TOPK_VECS; u++)
+                s = lk_topk_add(s, raw[u], lk_topk_col(first, u), vocab, a.logit_scale, 0.0f);
+        }
+    }
+    s = lk_lse_team<LK_TEAM_BLOCK, true>(inbox, lk_lse_warp(s, 32, scale), scale);
+    lk_topk_keep(keys, place, keys->count, a.k);
+    __syncthreads(); /* orders the writes of the largest before their reads */
+    const int i = (int)threadIdx.x;
+    if (i >= a.k) return;
+    const int col = lk_ce_top_col(keys->key[1 - place][i]);
+    lk_ce_row state = lk_ce_row_empty();
+    float slope, logit = logits[col];
+    if (cap) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
+    state.max = s.max, state.sum = s.sum, state.target = logit;
+    const lk_ce_result r = lk_ce_row_finish<false>(state, {scale, 0.0f, 0.0f, 1.0f, vocab});
+    const int64_t to = token * a.k + i;
+    if (a.logp) a.logp[to] = 0.0f - r.class_loss;
+    if (a.lse && i == 0) a.lse[token] = r.lse;
+    if (a.ids && a.ids_dtype == LK_TARGET_INT32) ((int32_t *)a.ids)[to] = (int32_t)(a.vocab_start + col);
+    else if (a.ids) ((int64_t *)a.ids)[to] = a.vocab_start + col;
+}
+
+/* ---- The context --------------------------------------------------------------------------------------------------------- */
+
+static_assert(sizeof(lk_cublas_context) <= sizeof(lk_linear_topk_context), "the opaque struct is large enough");
+
+LK_CUBLAS_CONTEXT(linear_topk)
+
+/* ---- Checks -------------------------------------------------------------------------------------------------------------- */
+
+/* Validates a call, fills it in and begins its plan. A query looks at shapes and options; its pointers say what is wanted. */
+template <class T>
+LK_HOST lk_status lk_topk_check(const char *op, const lk_linear_topk_args *args, bool query, lk_linear_topk_call *call,
+                                lk_head_planner *planner)
+{
+    *call = {};
+    lk_linear_topk_args *const a = &call->a;
+    *a = *args;
+    const bool some = a->tokens != 0, wide = a->ids_dtype != LK_TARGET_INT32;
+    const int64_t tokens = a->tokens, vocab = some ? a->vocab : 0, outputs = lk_count(tokens, a->k), most = (int64_t)1 << 30;
+    const lk_tensor list[] = {
+        {"x", a->x, sizeof(T), LK_REQUIRED, a->hidden, {{tokens, &a->x_stride, "x_stride"}}},
+        {"weight", a->weight, sizeof(T), LK_REQUIRED, a->hidden, {{vocab, &a->weight_stride, "weight_stride"}}},
+        {"bias", a->bias, sizeof(T), LK_IN, vocab},
+        {"ids", a->ids, wide ? 8 : 4, LK_OUT, outputs},
+        {"logp", a->logp, 4, LK_OUT, outputs},
+        {"lse", a->lse, 4, LK_OUT, tokens},
+        lk_workspace(a->workspace, some ? a->workspace_bytes : 0),
+    };
+    const int count = LK_COUNT(list);
+    lk_checks checks = {op, LK_OK};
+    if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
+    lk_check_size(&checks, "tokens", tokens, 0, INT32_MAX);
+    lk_check_size(&checks, "hidden", a->hidden, 1, most);
+    lk_check_size(&checks, "vocab", a->vocab, 1, most);
+    if (!lk_rejected(&checks, LK_ERR_SHAPE)) lk_check_size(&checks, "k", a->k, 1, lk_head_min(LK_TOPK_MOST, a->vocab));
+    lk_check_size(&checks, "vocab_start", a->vocab_start, 0, most);
+    lk_check_size(&checks, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
+    lk_check_shapes(&checks, list, count, query);
+    if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
+    const float scale = a->logit_scale, cap = a->softcap;
+    lk_check_number(&checks, "logit_scale", (double)scale, scale >= 0x1p-100f && scale <= 0x1p100f, "2^-100 to 2^100, or 0");
+    lk_check_number(&checks, "softcap", (double)cap, cap == 0.0f || (cap >= 0x1p-100f && cap <= 0x1p100f), "2^-100 to 2^100, or 0");
+    lk_check_enum(&checks, "ids_dtype", a->ids_dtype, LK_TARGET_INT32, "LK_TARGET_*");
+    if (!checks.status && !query && some) checks.status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
+    if (checks.status) return checks.status;
+
+    if (tokens <= 1) a->x_stride = lk_head_round_up(a->hidden, 8); /* of one row; so a matmul does not depend on it */
+    const lk_head_shape shape = lk_topk_shape<T>(*a);
+    lk_head_plan_begin(planner, &shape);
+    if (!query) {
+        lk_check_alignment(&checks, list, count);
+        lk_check_workspace(&checks, a->workspace, a->workspace_bytes, planner->least);
+        lk_check_warn(&checks, !some, "tokens is 0; nothing is computed");
+        lk_check_allocations(&checks, list, count);
+    }
+    return checks.status;
+}
+
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+/* All chunks, in the job's mode. */
+template <class T> LK_HOST lk_status lk_topk_run_all(lk_topk_job *job)
+{
+    const lk_linear_topk_args &a = job->p.call.a;
+    const lk_head_workspace &ws = job->p.ws;
+    const int64_t chunks = job->plan.chunks;
+    lk_status status = LK_OK;
+    if (ws.bias) status = lk_head_move_rows<T, float>(job, {a.bias, ws.bias, NULL, NULL, 1, a.vocab, a.vocab, a.vocab, 0, NULL});
+    if (ws.tail && !status)
+        status = lk_head_launch(job, lk_head_tail_kernel<T, lk_linear_topk_call>, lk_ceil_div(8 * a.hidden, LK_HEAD_THREADS), job->p);
+    for (int64_t i = 0; i < chunks && !status; i = lk_cublas_next(job->mode, i, chunks)) {
+        const lk_topk_work chunk = lk_head_panel_at(job, i, 0);
+        status = lk_head_logits<T>(job, chunk);
+        if (!status && job->mode == LK_CUBLAS_LAUNCH)
+            status = chunk.rows > job->device.sms
+                         ? lk_launch_pdl(job->op, &job->device, lk_topk_kernel<LK_TOPK_THREADS>, chunk.rows, 1, LK_TOPK_THREADS, 0,
+                                         job->stream, chunk)
+                         : lk_launch_pdl(job->op, &job->device, lk_topk_kernel<LK_TOPK_MANY_THREADS>, chunk.rows, 1,
+                                         LK_TOPK_MANY_THREADS, 0, job->stream, chunk);
+    }
+    return status;
+}
+
+template <class T, lk_direction>
+LK_HOST lk_status lk_linear_topk_run(const char *op, const lk_linear_topk_args *args, cudaStream_t stream)
+{
+    lk_topk_job job = {};
+    const cudaError_t error = lk_current_device(&job.device);
+    lk_linear_topk_call &call = job.p.call;
+    lk_head_planner planner;
+    lk_checks checks = {op, lk_topk_check<T>(op, args, false, &call, &planner)};
+    lk_check_device(&checks, error);
+    if (checks.status || call.a.tokens == 0) return checks.status;
+    job.op = op, job.stream = stream, job.shape = planner.shape;
+    lk_head_choose(&planner, call.a.workspace_bytes, &job.plan);
+    job.p.ws = lk_head_lay_out(&job.shape, &job.plan, call.a.workspace);
+    lk_status status = LK_OK;
+    for (job.mode = LK_CUBLAS_RESOLVE; job.mode <= LK_CUBLAS_LAUNCH && !status; job.mode++) status = lk_topk_run_all<T>(&job);
+    return status;
+}
+
+/* The plan within a budget; least: or the smallest, where that is more. */
+template <class T>
+LK_HOST lk_status lk_linear_topk_query_plan(const char *op, const lk_linear_topk_args *args, lk_direction, size_t budget, bool least,
+                                            lk_linear_topk_plan *answer)
+{
+    lk_linear_topk_call call;
+    lk_head_planner planner;
+    lk_head_plan plan;
+    lk_status status = lk_topk_check<T>(op, args, true, &call, &planner);
+    if (!status) status = lk_head_query(op, &planner, 0, budget, least, &plan);
+    if (status) return status;
+    *answer = {};
+    answer->workspace_bytes = plan.workspace_bytes, answer->minimum_bytes = planner.least, answer->cublas_bytes = plan.cublas_bytes;
+    answer->chunk_tokens = plan.chunk_tokens, answer->chunks = plan.chunks;
+    lk_head_describe(&planner.shape, &plan, answer->text, sizeof answer->text);
+    return LK_OK;
+}
+
+#endif /* CUDA or the simulator */
+#endif
