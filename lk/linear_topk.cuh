@@ -45,18 +45,19 @@
  *            all-gather ids, logp and lse; logp + lse is z. The k largest z of all ranks are the result, and the lse of all columns
  *            is the logarithm of the sum of exp(lse) over the ranks.
  * Exact      Logits are f32, as cuBLASLt sums them. So the order of two columns whose logits differ by less than that rounding is
- *            not sure. logp is off by at most (|logp| + 4) 2^-23 for these logits, lse by 2^-23 |lse| + 2^-21.
+ *            not sure. For these logits lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23 and
+ *            their own rounding; with a softcap by 2^-20 of the largest |z| more.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
- *            has the algorithm that cuBLASLt's heuristic names first. Logits may depend on the number of tokens.
- * Source     Top k by a threshold that rises while a row is read, as in many selection algorithms; chunks of tokens: Liger-Kernel,
- *            2024.
+ *            has the algorithm that cuBLASLt's heuristic names first. Results may depend on the number of tokens.
+ * Source     Chunks of tokens: Liger-Kernel, 2024. A threshold that rises while a row is read is common in top-k kernels.
+ * Numbers    bench/results/choices/linear_topk.md: what else was tried.
  *
  * What runs. Tokens come in chunks. For each chunk cuBLASLt computes the logits, in f32 in the workspace, and lk_topk_kernel reads them
- * once: a block owns a row. Its threads add up their exponentials. A logit that may be among the k largest becomes a key in
- * shared memory, 64 bits that are larger for larger logits and for smaller columns. When there is no room left for keys they are
- * sorted, all but k are dropped, and the k-th is what later logits have to exceed. The first such threshold comes before the first
- * key: the k-th largest of the threads' own maxima. Rows of random order are sorted three or four times; rows that rise all the
- * time once for every LK_TOPK_KEYS - k columns.
+ * once; a block owns a row. Its threads sum exponentials. A logit that may be among the k largest becomes a key in shared memory:
+ * 64 bits that are larger for larger logits, and for smaller columns. When there are more than 2 k + 32 keys, the k largest of them
+ * are kept, and later logits have to exceed the k-th. The first such threshold comes before the first key: from the largest logits
+ * of 128 pairs of lanes. If logits have no order, that happens about five times in a row of 151936. If they rise all the time, it
+ * happens in every tile of columns, up to four times.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -266,14 +267,12 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
         }
         const float most = lk_ce_most(part.x);
         if (first == 0) { /* k pairs of lanes have a maximum as large as the k-th largest, so k logits are no smaller */
-            const int64_t own = (int64_t)((uint64_t)(uint32_t)lk_ce_order(most) << 32 | threadIdx.x);
-            const int64_t pair = lk_ce_top_warp(there ? own : INT64_MIN + (int)threadIdx.x, 2);
+            const int64_t pair = lk_ce_top_warp((int64_t)((uint64_t)(uint32_t)lk_ce_order(most) << 32 | threadIdx.x), 2);
             if (threadIdx.x % 2 == 0 && threadIdx.x < 2 * LK_TOPK_FIRST) keys->key[0][threadIdx.x / 2] = pair;
             __syncthreads(); /* the maxima are written, and the count */
             lk_topk_keep(keys, 0, LK_TOPK_FIRST, a.k);
             __syncthreads(); /* orders the writes of the largest before their reads */
-            least = keys->key[1][a.k - 1] >> 32;
-            least = least == INT32_MIN ? INT64_MIN : least * ((int64_t)1 << 32) - 1, floor = lk_topk_floor(least);
+            least = (keys->key[1][a.k - 1] >> 32) * ((int64_t)1 << 32) - 1, floor = lk_topk_floor(least);
             const float top = lk_max_warp(most); /* the lanes agree on a reference */
             if (lk_is_finite(top)) reference = top, base = rate * top;
         }

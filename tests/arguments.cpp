@@ -21,6 +21,7 @@
 #include "lk/linear_kl_parallel.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/linear_support.cuh"
+#include "lk/linear_topk.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
 #include "lk/rope.cuh"
@@ -56,6 +57,7 @@ LK_DEFINE_LINEAR_KL(f32)
 LK_DEFINE_LINEAR_KL_PARALLEL(f32)
 LK_DEFINE_GLU(f32)
 LK_DEFINE_LINEAR_SUPPORT(f32)
+LK_DEFINE_LINEAR_TOPK(f32)
 LK_DEFINE_LOGSUMEXP(f32)
 LK_DEFINE_MD_LRPE_COSINE(f32)
 LK_DEFINE_SCALE(f32)
@@ -170,6 +172,11 @@ static const fields of_linear_kl = {
 #define S lk_linear_kl_parallel_args
 static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
 #undef S
+#define S lk_linear_topk_args
+static const fields of_linear_topk = {
+    F(context), F(x), F(weight), F(bias), F(ids), F(logp), F(lse), F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab),
+    F(x_stride), F(weight_stride), F(chunk_tokens), F(vocab_start), F(logit_scale), F(softcap), F(k), F(ids_dtype), F(tf32)};
+#undef S
 #define S lk_linear_support_args
 static const fields of_linear_support = {
     F(x), F(weight), F(full_logits), F(bias), F(offsets), F(ids), F(target), F(teacher_logp), F(logits), F(logp), F(lse), F(entropy),
@@ -266,6 +273,7 @@ typedef struct {
                 "common.saved=0 "
 #define LCE_PROB "common.tokens=6 common.hidden=16 common.vocab=40 common.target=0 common.saved=0 "
 #define LKL "tokens=6 hidden=16 vocab=40 "
+#define TOPK "tokens=6 hidden=16 vocab=40 k=5 "
 #define SUPPORT "tokens=6 hidden=16 vocab=40 entries=30 "
 #define ROPE "batch=2 tokens=3 q_heads=2 k_heads=1 dim=16 "
 /* Of ranks, with GATHERS a call with a collective of its own. */
@@ -349,6 +357,7 @@ static const function functions[] = {
     CALL(linear_support, backward, f32, SUPPORT "dfull_logits=0 dweight_ids=0 dweight_rows=0"),
     CALL(linear_support, backward, f32, SUPPORT "dfull_logits=0"),
     CALL(linear_support, backward, f32, SUPPORT "hidden=0 dx=0 dweight=0 dbias=0 dweight_ids=0 dweight_rows=0"),
+    PLANNED(linear_topk, forward, f32, linear_topk, TOPK),
     CALL(glu, forward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40"),
     CALL(glu, backward, f32, "rows=6 cols=40 interleaved=1 up=0 dup=0"),
@@ -380,6 +389,7 @@ typedef struct {
 
 static lk_linear_cross_entropy_context context;
 static lk_linear_kl_context kl_context;
+static lk_linear_topk_context topk_context;
 static cudaStream_t stream;
 static int called_back;
 static long failed, calls;
@@ -421,7 +431,9 @@ static arguments good_of(const function &f)
         const field &x = (*f.list)[i];
         if (x.kind == POINTER || x.kind == WORKSPACE) put(&a, x, address(i));
         if (x.kind == BYTES) put(&a, x, 1 << 30);
-        if (last(x) == "context") put(&a, x, (int64_t)(strstr(f.name, "linear_kl") ? (uintptr_t)&kl_context : (uintptr_t)&context));
+        if (last(x) == "context") put(&a, x, (int64_t)(strstr(f.name, "linear_kl")     ? (uintptr_t)&kl_context
+                                                         : strstr(f.name, "linear_topk") ? (uintptr_t)&topk_context
+                                                                                         : (uintptr_t)&context));
         if (is_one_of(last(x), "eps beta")) *place<float>(&a, x) = 0.5f;
         const std::string text = " " + std::string(f.good) + " ";
         const size_t at = text.find(" " + x.name + "=");
@@ -682,7 +694,7 @@ int main(int argc, char **argv)
 {
     const long count = argc > 1 ? atol(argv[1]) : 400;
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    if (lk_linear_cross_entropy_init(&context) || lk_linear_kl_init(&kl_context) || cudaStreamCreate(&stream)) return 2;
+    if (lk_linear_cross_entropy_init(&context) || lk_linear_kl_init(&kl_context) || lk_linear_topk_init(&topk_context) || cudaStreamCreate(&stream)) return 2;
     for (const function &f : functions) {
         const lk_status status = call(f, good_of(f), "nothing changed", true);
         if (status) complain(f, "the good call fails", "nothing changed", status);

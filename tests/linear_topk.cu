@@ -261,7 +261,8 @@ static void specials(int type, int, int)
             const int64_t lengths[] = {70, 3000, 4100, 8200};
             if (test.small && (i == 1 || (i == 3 && special != RISING && special != EQUAL))) continue;
             problem p = plain(type, 2, special == EQUAL ? 3 : 2 + special % 2 * 6, lengths[i], i == 0 ? 64 : 1 + (special * 17 + i * 5) % 64);
-            p.special = special, p.has[BIAS] = special >= MASKED, p.scale = 0.125f, p.softcap = (special + i) % 3 == 0 ? 4 : 0;
+            p.special = special, p.has[BIAS] = special >= MASKED, p.scale = special == RISING && i == 0 ? 1 : 0.125f; /* 1: all z near -127 */
+            p.softcap = (special + i) % 3 == 0 ? 4 : 0;
             check(&p);
         }
 }

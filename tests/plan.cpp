@@ -84,6 +84,16 @@ static int64_t fill(lk_linear_support_args *a, const int64_t *n)
     a->dx = tensor(), a->dweight = tensor();
     return n[1];
 }
+#elif defined(LK_LINEAR_TOPK_CUH)
+static const char sizes[] = "tokens hidden vocab k", tensors[] = "ids, logp and lse";
+static lk_linear_topk_context context;
+static int64_t fill(lk_linear_topk_args *a, const int64_t *n)
+{
+    lk_linear_topk_init(&context);
+    a->context = &context, a->tokens = n[0], a->hidden = n[1], a->vocab = n[2], a->k = (int)n[3];
+    a->x = tensor(), a->weight = tensor(), a->ids = tensor(), a->logp = FLOATS, a->lse = FLOATS;
+    return n[2];
+}
 #elif defined(LK_GLU_CUH)
 static const char sizes[] = "rows cols", tensors[] = "y, or dgate and dup; silu";
 static int64_t fill(lk_glu_args *a, const int64_t *n)
