@@ -28,8 +28,8 @@ CPU = lk_library.backend_asked() == "cpu"
 WHEEL = os.environ.get("LK_TORCH_WHEEL") == "1"
 NAME = "lk_torch._ops" if WHEEL else "lk_torch._C"
 FILES = ["any_python" if WHEEL else "module", "cross_entropy", "cross_entropy_ids", "glu", "kl",
-         "linear_cross_entropy", "linear_cross_entropy_ids", "linear_kl", "linear_support", "logsumexp", "md_lrpe_cosine",
-         "rms_norm", "rope"]
+         "linear_cross_entropy", "linear_cross_entropy_ids", "linear_kl", "linear_support", "linear_topk", "logsumexp",
+         "md_lrpe_cosine", "rms_norm", "rope"]
 
 
 class Build(cpp_extension.BuildExtension):

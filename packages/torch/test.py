@@ -1877,6 +1877,72 @@ def support_case(t, spread, hidden, vocab, most, options, biased=False, layout="
         verdict(f"{name}: gradient of {what}", a.dtype == t and off <= (3 * HALF[t] + 2e-5) * size + 1e-6, f"off by {off} of {size}")
 
 
+def topk_case(t, spread, hidden, classes, k, options, bias=None, layout="packed"):
+    """linear_topk against PyTorch in float64. Where two logits are as close as a sum in f32 is exact, either may come first."""
+    x, w = leaf(normal(*spread, hidden), t, layout, grad=False), leaf(normal(classes, hidden), t, layout, grad=False)
+    b = None if bias is None else leaf(normal(classes), bias, grad=False)
+    cap, scale = options.get("softcap", 0), options.get("logit_scale", 1.0) / options.get("temperature", 1.0)
+    cap = cap / options.get("temperature", 1.0)
+    z = F.linear(x.double(), w.double(), None if b is None else b.to(t).double()) * scale
+    z = cap * torch.tanh(z / cap) if cap else z
+    out, lse = LF.linear_topk(x, w, k, linear_bias=b, **options), z.logsumexp(-1)
+    name = f"linear_topk {t} {spread} {hidden} x {classes} k={k} {options} bias={bias} {layout}"
+    off = 2e-5 * (1 + float(z.abs().max()))
+    mine = z.gather(-1, out.ids)
+    verdict(f"{name}: types", (out.logp.dtype, out.ids.dtype, out.lse.dtype) == (F32, torch.int64, F32) and
+            out.logp.shape == out.ids.shape == (*spread, k) and out.lse.shape == spread and not out.logp.requires_grad)
+    verdict(f"{name}: lse", bool(((out.lse - lse).abs() <= off).all()), f"{out.lse}, not {lse}")
+    verdict(f"{name}: logp", bool(((out.logp - mine + lse[..., None]).abs() <= off).all()))
+    verdict(f"{name}: ids", bool(((mine - z.topk(k).values).abs() <= off).all()) and all(len(set(r)) == k for r in out.ids.view(-1, k).tolist()))
+
+
+def linear_topk():
+    for t, layout in itertools.product(TYPES, LAYOUTS[:3]):
+        topk_case(t, (6,), 16, 50, 5, {}, rng.choice((None, t, F32)), layout)
+    for option in ({"softcap": 2.0}, {"logit_scale": 1.5}, {"temperature": 0.5}, {"softcap": 3.0, "temperature": 2.0}, {"workspace_mib": 64}):
+        topk_case(F32, (2, 5), 24, 130, 64, option, F32)
+        topk_case(BF16, (7,), 9, 30, 4, option)
+    topk_case(F32, (), 8, 5, 5, {})
+    topk_case(F16, (3,), 8, 3000, 64, {})
+    x, w = leaf(normal(4, 8), grad=False), leaf(normal(9, 8))
+    equal = LF.linear_topk(x, torch.zeros(9, 8, device=D), 4)
+    verdict("of equal logits the smallest ids", equal.ids.tolist() == [[0, 1, 2, 3]] * 4)
+    close("of equal logits logp", equal.logp, torch.full((4, 4), -math.log(9), device=D, dtype=torch.float64), 1e-6)
+    masked = LF.linear_topk(x, w, 3, linear_bias=torch.tensor([0.0, 0.0] + [-INF] * 7, device=D))
+    verdict("a masked class comes after all others", masked.logp[:, 2].eq(-INF).all() and masked.ids[:, 2].eq(2).all() and
+            masked.ids[:, :2].sort(1).values.eq(torch.tensor([0, 1], device=D)).all())
+    per_token = torch.tensor([1.0, 2.0, 3.0, 4.0], device=D)
+    warm, right = LF.linear_topk(x, w, 3, temperature=per_token), LF.linear_topk(x / per_token[:, None], w, 3)
+    verdict("a temperature for each token", torch.equal(warm.ids, right.ids))
+    close("a temperature for each token", warm.logp, right.logp.double(), 1e-5)
+    nothing = LF.linear_topk(x[:0], w, 3)
+    verdict("no tokens", nothing.ids.shape == (0, 3) and nothing.lse.shape == (0,))
+    with torch.no_grad():
+        verdict("a model's hidden states, without gradients", torch.equal(LF.linear_topk(leaf(normal(4, 8)) * 0 + x, w, 2).ids, LF.linear_topk(x, w, 2).ids))
+    y, seven = leaf(normal(6, 8)), leaf(normal(70, 8))
+    ids = LF.linear_topk(y.detach(), seven, 5).ids
+    logp = LF.linear_support(y, seven, ids.flatten(), torch.arange(0, ids.numel() + 1, 5, device=D)).support_logp.view(6, 5)
+    q = F.linear(y, seven).gather(-1, ids).log_softmax(-1)
+    close("the docstring's support", logp, q.double(), 1e-5)
+    close("its gradients", torch.autograd.grad((logp.exp() * logp).sum(), (y, seven)),
+          [g.double() for g in torch.autograd.grad((q.exp() * q).sum(), (y, seven))], 1e-4)
+    full = LF.linear_cross_entropy_ids(y, seven, ids, reduction="none").logp
+    close("logp of linear_cross_entropy_ids", full, LF.linear_topk(y.detach(), seven, 5).logp.double(), 1e-5)
+    fast = torch.compile(lambda x, w: LF.linear_topk(x, w, 3), backend="aot_eager", fullgraph=True)
+    verdict("compiled", all(map(torch.equal, fast(x, w), LF.linear_topk(x, w, 3))))
+    for name, call, word, kind in (
+            ("k = 0", lambda: LF.linear_topk(x, w, 0), "k is 0", ValueError), ("k = 10 of 9", lambda: LF.linear_topk(x, w, 10), "k is 10", ValueError),
+            ("k = 65", lambda: LF.linear_topk(y.detach(), seven, 65), "k is 65", ValueError),
+            ("k = 2.5", lambda: LF.linear_topk(x, w, 2.5), "k", TypeError),
+            ("an input with a gradient", lambda: LF.linear_topk(y, seven, 3), "input requires a gradient", ValueError),
+            ("a weight of another width", lambda: LF.linear_topk(x, w[:, :7], 3), "linear_weight", ValueError),
+            ("a bias of another length", lambda: LF.linear_topk(x, w, 3, linear_bias=w[:, 0][:8]), "linear_bias", ValueError),
+            ("a weight of another type", lambda: LF.linear_topk(x, w.half(), 3), "linear_weight", TypeError),
+            ("softcap below 0", lambda: LF.linear_topk(x, w, 3, softcap=-1.0), "softcap", ValueError),
+            ("workspace_mib = 0", lambda: LF.linear_topk(x, w, 3, workspace_mib=0), "workspace_mib", ValueError)):
+        raises(f"linear_topk: {name}", call, word, kind=kind)
+
+
 def linear_support():
     for t, wants in itertools.product(TYPES, ((True,) * 5, (True, False, False, False, False), (False, False, True, False, False),
                                               (False, False, False, True, True))):
@@ -2756,6 +2822,9 @@ def tools():
             LF.linear_cross_entropy_ids(x, w, t[:, None], **options).loss.backward()
         found = counter.get_total_flops()
         verdict(f"flops of linear_cross_entropy_ids, {sorted(options)}", found == 4 * 2 * 6 * 16 * 20, f"{found}")
+    with FlopCounterMode(display=False) as counter:
+        LF.linear_topk(x.detach(), w, 3)
+    verdict("flops of linear_topk", counter.get_total_flops() == 2 * 6 * 16 * 20, f"{counter.get_total_flops()}")
     at = torch.arange(7, device=D)
     for name, right, f in (("linear_support", 3 * 2 * 6 * 16, lambda: LF.linear_support(x, w, t, at)),
                            ("support", 0, lambda: LF.support(x, t % 16, at))):
@@ -3815,6 +3884,7 @@ def opcheck():
     x, t = leaf(normal(6, 12), BF16), classes(12, 6)
     w, alone = leaf(normal(12, 12), BF16), dict(group=torch.distributed.group.WORLD)
     calls = functions() + kept() + [
+        ("linear_topk", lambda x, w: LF.linear_topk(x.detach(), w, 3).logp.sum() + x.sum() + w.sum(), [x, w]),
         ("group", lambda x, w: LF.linear_cross_entropy(x, w, t, **alone), [x, w]),
         ("group, stats", lambda x, w: sum_of(LF.linear_cross_entropy_stats(x, w, t, **alone)), [x, w]),
         ("group, logits", lambda x: LF.cross_entropy(x, t, label_smoothing=0.1, **alone), [x]),
@@ -4744,7 +4814,7 @@ def invariant():
 GROUPS = {"logsumexp": logsumexp, "kl": kl, "norms": norms, "gated_norms": gated_norms, "glu": glu, "rope": rope, "fp8": fp8,
           "cross_entropy": cross_entropy, "with_grad": with_grad, "cross_entropy_stats": cross_entropy_stats,
           "statistics": statistics, "invariant": invariant,
-          "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids, "linear_support": linear_support,
+          "cross_entropy_ids": cross_entropy_ids, "linear_cross_entropy_ids": linear_cross_entropy_ids, "linear_support": linear_support, "linear_topk": linear_topk,
           "support": support,
           "upstreams": upstreams, "launches": launches,
           "linear_cross_entropy": linear_cross_entropy, "ports": ports, "linear_kl": linear_kl, "row_weight": row_weight, "learned": learned,

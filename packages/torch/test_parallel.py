@@ -438,6 +438,39 @@ class HeadSupport(Case):
                                        **split))
 
 
+def topk_of_a_head(ranks):
+    rng = random.Random(8)
+    shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50], [3] * (ranks - 1) + [40]
+    for dtype, sizes, k in itertools.product((F32, F16, BF16), shards, (1, 5, 40)):
+        case = Case(dtype, rng.choice(((6,), (3, 4), (9,))), 16, sizes, rng.choice((None, dtype, F32)),
+                    **{k: v for k, v in dict(softcap=6.0, logit_scale=0.75, temperature=0.5).items() if rng.random() < 0.5})
+        call = lambda x, w, b=None, **split: LF.linear_topk(x.detach(), w, k, linear_bias=b, **case.more, **split)
+        ours, theirs = call(*case.part, **case.split), call(*case.whole)
+        for name, a, b in zip(ours._fields, ours, theirs):
+            identical(f"topk {case.name} k={k}: {name}", a)
+            if name == "ids":
+                verdict(f"topk {case.name} k={k}: ids of one device", torch.equal(a, b), f"{a}, not {b}")
+            else:
+                close(f"topk {case.name} k={k}: {name}", a, b, 2e-6)
+    case = Case(F32, (6,), 16, [24] * ranks, F32)
+    x, w, b = (t.detach() for t in case.part)
+    for what, bias, zeros in (("equal logits", b * 0, 0), ("all classes of all ranks masked but two", torch.full_like(b, -torch.inf), 1)):
+        if zeros and dist.get_rank() == ranks - 1:
+            bias[3], bias[7] = 0, 0
+        out = LF.linear_topk(x, w * zeros, 6, linear_bias=bias, **case.split)
+        first = 24 * (ranks - 1)
+        right = [0, 1, 2, 3, 4, 5] if not zeros else [0, 1, 2, 3, first + 3, first + 7]
+        verdict(f"topk: {what}", all(sorted(r) == right for r in out.ids.tolist()) and (zeros == 0 or bool(out.logp[:, 2:].eq(-torch.inf).all())),
+                f"{out}")
+    torch._dynamo.reset()
+    fast = torch.compile(lambda x, w: LF.linear_topk(x, w, 5, **case.split), fullgraph=True, backend="aot_eager")
+    verdict("topk compiled", all(map(torch.equal, fast(x, w), LF.linear_topk(x, w, 5, **case.split))))
+    for name, word, call in (("too few shards", "shards", lambda: LF.linear_topk(x, w, 3, group=dist.group.WORLD, shards=[24])),
+                             ("k above all classes", "k is 200", lambda: LF.linear_topk(x, w, 200, **case.split)),
+                             ("shards without group", "shards", lambda: LF.linear_topk(x, w, 3, shards=[24] * ranks))):
+        refused(f"topk: {name}", word, call)
+
+
 def supports_of_a_head(ranks):
     rng = random.Random(6)
     shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50]
@@ -1087,7 +1120,7 @@ def mistakes_of_one_rank(ranks):
             "cross_entropy_ids": lambda f, c, **o: f(c(logits, 1), ids, **o), "kl": lambda f, c, **o: f(c(logits, 1), c(other, 1), **o),
             "linear_kl": lambda f, c, **o: f(x, c(w), x + 1, c(w_teacher), **o)}
     public = {name for name, f in vars(LF).items() if name[0] != "_" and "group" in (getattr(f, "__kwdefaults__", None) or ())}
-    public -= {"linear_support", "support"}  # which have no row_weight and no reduction: supports_of_a_head, supports_of_logits
+    public -= {"linear_support", "linear_topk", "support"}  # which have no row_weight and no reduction: groups of their own
     verdict("every function with a group has a row", public == set(rows), f"{sorted(public ^ set(rows))}")
     for name, call in rows.items():
         f = getattr(LF, name)
@@ -1118,7 +1151,7 @@ def worker(rank, ranks, port):
     else:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if CUDA else "gloo", f"tcp://localhost:{port}", rank=rank, world_size=ranks)
-    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, supports_of_a_head, supports_of_logits, divergences,
+    for group in (against_one_rank, of_logits, several_ids, ids_of_a_head, topk_of_a_head, supports_of_a_head, supports_of_logits, divergences,
                   divergences_of_heads, slices, module, learned, sequence_parallel, dtensors, compiled, mistakes,
                   mistakes_of_one_rank):  # in this order: shards that ranks have agreed on are not compared again
         torch.manual_seed(1)

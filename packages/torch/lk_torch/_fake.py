@@ -368,6 +368,12 @@ def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, lse_low
 
 
 @fake
+def linear_topk_forward(x, weight, bias, k, *options):
+    rows = x.shape[:-1]
+    return x.new_empty((*rows, k), dtype=F32), x.new_empty((*rows, k), dtype=torch.int64), x.new_empty(rows, dtype=F32)
+
+
+@fake
 def linear_support_forward(x, weight, ids, offsets, target, bias, teacher_logp, *options):
     parts = options[-1]
     rows = x.shape[:-1] if parts == 1 else (x.shape[0] * parts, *x.shape[1:-1])

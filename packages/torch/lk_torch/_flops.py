@@ -49,6 +49,7 @@ _register(_ops.linear_cross_entropy_ids_backward, 6, lambda a: 1 + a[-3] + a[-2]
 _register(_ops.linear_cross_entropy_ids_parallel_backward, 7, lambda a: 1 + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_backward, 7, lambda a: (a[6] is None) + a[-3] + a[-2])
 _register(_ops.linear_cross_entropy_parallel_backward, 8, lambda a: (a[7] is None) + a[-3] + a[-2])
+_register(_ops.linear_topk_forward, 0, lambda a: 1)
 _register(_ops.linear_kl_forward, 0, *(lambda a: 1,) * 2)
 _register(_ops.linear_kl_forward_backward, 0, lambda a: 1 + a[-3] + a[-2], lambda a: 1)
 _register(_ops.linear_kl_backward, 1, lambda a: 1 + a[-3] + a[-2], lambda a: 1)

@@ -90,6 +90,13 @@ class SupportOutput(NamedTuple):
     support_logp: torch.Tensor
 
 
+class TopkOutput(NamedTuple):
+    """Of linear_topk: logp and ids [..., k], lse [...]. None has a gradient."""
+    logp: torch.Tensor
+    ids: torch.Tensor
+    lse: torch.Tensor
+
+
 def _value(table, name, key):
     if key not in table:
         raise ValueError(f"lk: {name} is {key!r}; it must be one of {', '.join(repr(k) for k in table)}")
@@ -1155,6 +1162,65 @@ def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_log
     return _support(logits, None, ids, offsets, target, ignore_index, None, teacher_logp, softcap, logit_scale, classes, ranks)
 
 
+def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit_scale=1.0, temperature=1.0, workspace_mib=None,
+                group=None, shards=None):
+    """The k largest logits of each token of a head, without storing the logits of all tokens: a TopkOutput. With the softmax over all
+    classes:
+
+        z = logit_scale * F.linear(input, linear_weight, linear_bias).float()
+        z = softcap * torch.tanh(z / softcap) if softcap else z
+        lse = z.logsumexp(-1)
+        logp, ids = torch.topk(z - lse[..., None], k)
+
+    input is [..., hidden], linear_weight [classes, hidden], linear_bias [classes]; the last two may be float32 beside 16 bits. k is 1 to
+    64, and at most the number of classes. The largest comes first, of equal logits the one of the smallest class. logp [..., k] and
+    lse [...] are float32, ids [..., k] int64. Logits are float32, whatever the type.
+
+    Nothing here has a gradient: detach input, or call it under torch.no_grad(). For a loss over these ids, such as the reverse KL over
+    the student's own top k, give them to linear_cross_entropy_ids, whose logp have the softmax over all classes, or to
+    linear_support, whose softmax is over these k:
+
+        ids = linear_topk(x.detach(), weight, k).ids
+        offsets = torch.arange(0, ids.numel() + 1, k, device=ids.device)
+        logp = linear_support(x, weight, ids.flatten(), offsets).support_logp
+
+    A bias of -inf masks a class, which then comes after all others, with logp -inf; with a softcap nothing is masked. NaN comes first,
+    and makes logp and lse of its token NaN. softcap, logit_scale and temperature: as in linear_cross_entropy. workspace_mib: as in
+    linear_kl.
+
+    group and shards: as in linear_cross_entropy, whose ranks each have some of the classes. ids are those of all classes, and all ranks
+    have the same results. One all-gather has 8 k + 4 bytes for each token and rank."""
+    _tensors(input=input, linear_weight=linear_weight)
+    _plain("linear_topk", input=input, linear_weight=linear_weight)
+    _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
+    input, linear_bias = _scaled_head(input, linear_bias, factor, group, 1)
+    classes, k = linear_weight.shape[0], _constant("k", k)
+    ranks = _split(group, shards, 0, classes, linear_weight.device, "linear_weight has {} rows")
+    if not ranks:
+        return TopkOutput(*_ops.linear_topk.default(input, linear_weight, linear_bias, k, softcap, logit_scale, 0, _mib(workspace_mib)))
+    name, shards, rank, _ = ranks
+    if not 1 <= k <= min(64, sum(shards)):
+        raise ValueError(f"lk: k is {k}; it must be 1 to {min(64, sum(shards))}")
+    counts = [min(k, n) for n in shards]
+    own, rows = counts[rank], input.shape[:-1]
+    if own:
+        logp, ids, lse = _ops.linear_topk.default(input, linear_weight, linear_bias, own, softcap, logit_scale, sum(shards[:rank]),
+                                                  _mib(workspace_mib))
+        z = torch.where(lse[..., None] == -torch.inf, -torch.inf, logp + lse[..., None])
+    else:
+        z, lse = (torch.full(n, -torch.inf, device=input.device, dtype=torch.float32) for n in ((*rows, 0), rows))
+        ids = z
+    bits = [torch.nn.functional.pad(t, (0, k - own)) for t in (z.view(torch.int32), ids.int())] + [lse[..., None].view(torch.int32)]
+    ops = torch.ops._c10d_functional
+    every = torch.cat(bits, -1).reshape(-1, 2 * k + 1)
+    every = ops.wait_tensor.default(ops.all_gather_into_tensor.default(every, len(shards), name)).view(len(shards), *rows, 2 * k + 1)
+    z, ids = (torch.cat([every[i, ..., at:at + n] for i, n in enumerate(counts)], -1) for at in (0, k))
+    lse = every[..., -1].contiguous().view(torch.float32).logsumexp(0)
+    # Of equal ones the first rank's come first, whose ids are smaller.
+    z, order = z.view(torch.float32).sort(dim=-1, descending=True, stable=True)
+    return TopkOutput(z[..., :k] - lse[..., None], ids.gather(-1, order[..., :k]).long(), lse)
+
+
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
               beta=0.5, temperature=1.0, row_weight=None, reduction="mean", logit_scale=1.0, teacher_scale=1.0, softcap=0.0,
               teacher_softcap=0.0, denominator=None, zero_when_empty=False, return_entropy=False, workspace_mib=None,
@@ -1276,5 +1342,5 @@ def md_lrpe_cosine(x, theta, shape, prefix=0, activation=None, offset=()):
 # torch.fx.symbolic_trace takes each of them as one node: they look at their arguments, which a Proxy does not allow.
 for _name in ("logsumexp", "kl", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope", "cross_entropy",
               "cross_entropy_with_grad", "cross_entropy_stats", "cross_entropy_ids", "linear_cross_entropy", "linear_cross_entropy_stats",
-              "linear_cross_entropy_ids", "linear_kl", "linear_support", "support", "md_lrpe_cosine"):
+              "linear_cross_entropy_ids", "linear_kl", "linear_support", "linear_topk", "support", "md_lrpe_cosine"):
     torch.fx.wrap(_name)
