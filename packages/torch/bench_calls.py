@@ -179,6 +179,20 @@ def ops_at(rows, cols):
              lambda x, h: F.cross_entropy(F.linear(x, h), labels), [x, head])
 
 
+def post_training(tokens, hidden, vocab, n, k):
+    """n ids of each token, and the k largest."""
+    x, head, logits = leaf(tokens, hidden), leaf(vocab, hidden, factor=hidden**-0.5), leaf(tokens, vocab)
+    ids, offsets = torch.randint(vocab, (tokens, n), device=D), torch.arange(0, tokens * n + 1, n, device=D)
+    flat, y = ids.flatten(), ids[:, 0].contiguous()
+    with torch.no_grad():
+        found = measure([lambda: LF.linear_topk(x, head, k), lambda: F.linear(x, head).float().log_softmax(-1).topk(k)])
+    show("linear_topk", "forward", (tokens, hidden, vocab), ("lk", "torch"), found)
+    case("linear_support", (tokens, hidden, vocab), lambda x, h: LF.linear_support(x, h, flat, offsets, y).logp,
+         lambda x, h: torch.einsum("td,tnd->tn", x, h[ids]).float().log_softmax(-1)[:, 0], [x, head])
+    case("support", (tokens, vocab), lambda z: LF.support(z, flat, offsets, y).logp,
+         lambda z: z.gather(1, ids).float().log_softmax(-1)[:, 0], [logits])
+
+
 def blocks(rows, cols, vocab):
     """Norm, linear, cross entropy: compiled with lk's functions in it and with PyTorch's."""
     leaves = [leaf(rows, cols), leaf(cols), leaf(vocab, cols, factor=cols**-0.5)]
@@ -228,6 +242,7 @@ def main():
     print(f"torch.empty_like, the least that a call costs: host {least:.1f} us")
     for rows, cols in SHAPES:
         ops_at(rows, cols)
+    post_training(*((4096, 4096, 151936, 16, 64) if CUDA else (8, 16, 64, 3, 5)))
     blocks(*SHAPES[0], 4 * SHAPES[0][1])
     if file:
         with open(file, "w", newline="") as out:
