@@ -42,8 +42,8 @@
  *            tf32: products of f32 by TF32.
  *            vocab_start is added to each id.
  * Ranks      Each rank has some columns, from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
- *            all-gather ids, logp and lse; logp + lse is z. The k largest z of all ranks are the result, and the lse of all columns
- *            is the logarithm of the sum of exp(lse) over the ranks.
+ *            all-gather ids, logp and lse; logp + lse is z, or -inf where lse is -inf. The k largest z of all ranks are the result, of
+ *            equal ones those of the first ranks. The lse of all columns is the logarithm of the sum of exp(lse) over the ranks.
  * Exact      Logits are f32, as cuBLASLt sums them. So the order of two columns whose logits differ by less than that rounding is
  *            not sure. For these logits lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23 and
  *            their own rounding; with a softcap by 2^-20 of the largest |z| more.
