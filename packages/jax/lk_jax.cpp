@@ -27,6 +27,7 @@
 #include "lk/linear_cross_entropy_ids_parallel.cuh"
 #include "lk/linear_kl_parallel.cuh"
 #include "lk/linear_support.cuh"
+#include "lk/linear_topk.cuh"
 #include "lk/lk_scale.cuh"
 #include "lk/logsumexp.cuh"
 #include "lk/md_lrpe_cosine.cuh"
@@ -131,6 +132,8 @@ FIELDS(linear_support, FIELD(x) FIELD(weight) FIELD(full_logits) FIELD(bias) FIE
        FIELD(workspace) FIELD(workspace_bytes) FIELD(tokens) FIELD(hidden) FIELD(vocab) FIELD(entries) FIELD(vocab_total)
        FIELD(ignore_index) FIELD(logit_scale) FIELD(softcap) FIELD(logits_given) FIELD(use_ignore_index) FIELD(offsets_dtype)
        FIELD(target_dtype) FIELD(bias_dtype) FIELD(dweight_dtype) FIELD(dbias_dtype))
+FIELDS(linear_topk, FIELD(x) FIELD(weight) FIELD(bias) FIELD(ids) FIELD(logp) FIELD(lse) FIELD(workspace) FIELD(workspace_bytes)
+       FIELD(tokens) FIELD(hidden) FIELD(vocab) FIELD(logit_scale) FIELD(softcap) FIELD(k) FIELD(ids_dtype) FIELD(tf32))
 FIELDS(md_lrpe_cosine, FIELD(x) FIELD(theta) FIELD(offset_device) FIELD(y) FIELD(dy) FIELD(dx) FIELD(dtheta) FIELD(workspace)
        FIELD(workspace_bytes) FIELD(batch) FIELD(heads) FIELD(dim) FIELD(e) FIELD(theta_heads) FIELD(theta_features)
        FIELD(prefix) FIELD(axes) ELEMENTS(shape) ELEMENTS(offset)
@@ -230,8 +233,10 @@ template <> constexpr bool has_context<lk_linear_cross_entropy_ids_args> = true;
 template <> constexpr bool has_context<lk_linear_cross_entropy_ids_parallel_args> = true;
 template <> constexpr bool has_context<lk_linear_kl_args> = true;
 template <> constexpr bool has_context<lk_linear_kl_parallel_args> = true;
+template <> constexpr bool has_context<lk_linear_topk_args> = true;
 static lk_status init(lk_linear_cross_entropy_context *context) { return lk_linear_cross_entropy_init(context); }
 static lk_status init(lk_linear_kl_context *context) { return lk_linear_kl_init(context); }
+static lk_status init(lk_linear_topk_context *context) { return lk_linear_topk_init(context); }
 
 static std::mutex contexts_mutex;
 template <class Context> static lk_status context_of(int device, Context **context)
@@ -413,6 +418,7 @@ struct Named {
     LK_DECLARE_LINEAR_KL(T)                                                                                             \
     LK_DECLARE_LINEAR_KL_PARALLEL(T)                                                                                    \
     LK_DECLARE_LINEAR_SUPPORT(T)                                                                                        \
+    LK_DECLARE_LINEAR_TOPK(T)                                                                                           \
     LK_DECLARE_MD_LRPE_COSINE(T)                                                                                        \
     LK_DECLARE_SRMS_NORM(T)                                                                                             \
     LK_DECLARE_SRMS_NORM_FP8(T)                                                                                         \
@@ -461,6 +467,7 @@ struct Named {
     FUNCTION(linear_kl_parallel, backward, T, lk_linear_kl_parallel_backward_plan_##T)                                  \
     FUNCTION(linear_support, forward, T, nullptr)                                                                       \
     FUNCTION(linear_support, backward, T, nullptr)                                                                      \
+    FUNCTION(linear_topk, forward, T, lk_linear_topk_forward_plan_##T)                                                  \
     FUNCTION(glu, forward, T, nullptr)                                                                                  \
     FUNCTION(glu, backward, T, nullptr)                                                                                 \
     FUNCTION(rope, forward, T, nullptr)                                                                                 \

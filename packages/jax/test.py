@@ -1073,6 +1073,125 @@ def linear_support():
             check(text, text in str(error), str(error))
 
 
+def exact_topk(x, m, k, b=None, scale=1.0, cap=0.0):
+    """logp, ids and lse in float64. scale: a number, or one for each token. The sort is by logits, since a softcap may round two to one."""
+    x, m, scale = (np.asarray(a, np.float64) for a in (x, m, scale))
+    logits = x @ m.T + (0.0 if b is None else np.asarray(b, np.float64))
+    z = logits * (scale[..., None] if scale.ndim else scale)
+    z = cap * np.tanh(z / cap) if cap else z
+    largest = z.max(-1, keepdims=True)
+    lse = (largest + np.log(np.exp(z - largest).sum(-1, keepdims=True)))
+    ids = np.argsort(-logits, axis=-1, kind="stable")[..., :k]
+    return np.take_along_axis(z, ids, -1) - lse, ids, lse[..., 0]
+
+
+def same_topk(name, ours, exact, roundings=1):
+    """The ids are equal, logp and lse close. logp may be off by 4 units where it is 0."""
+    check(f"{name}, types", type(ours) is lk.TopkOutput and [a.dtype.name for a in ours] == ["float32", "int32", "float32"], ours)
+    check(f"{name}, ids", np.array_equal(ours.ids, exact[1]), f"{ours.ids} {exact[1]}")
+    close(f"{name}, logp", ours.logp - 4, exact[0] - 4, roundings)
+    close(f"{name}, lse", ours.lse, exact[2], roundings)
+
+
+TOPK_OPTIONS = ({}, {"softcap": 5.0}, dict(softcap=8.0, logit_scale=1.5, temperature=2.0), {"temperature": 0.7}, {"tf32": True})
+
+
+def topk_scale(options):
+    """scale and softcap of z."""
+    t = options.get("temperature", 1.0)
+    return options.get("logit_scale", 1.0) / t, options.get("softcap", 0.0) / t
+
+
+def linear_topk():
+    hidden, vocab = 24, 300
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    for dtype in DTYPES:
+        m, b = weights.astype(dtype), bias.astype(dtype)
+        for i, options in enumerate(TOPK_OPTIONS):
+            x, k = normal(7 + i, *((5,), (2, 3), (), (1, 2, 2), (4,))[i], hidden, dtype=dtype), (1, 64, 7, 20, 33)[i]
+            same_topk(f"{dtype} {options} k={k}", lk.linear_topk(x, m, k, **options), exact_topk(x, m, k, None, *topk_scale(options)))
+            same_topk(f"{dtype} {options} k={k} bias, jit", jax.jit(lambda v, w, c: lk.linear_topk(v, w, k, bias=c, **options))(
+                x, m, b), exact_topk(x, m, k, b, *topk_scale(options)))
+        x = normal(6, 5, hidden, dtype=dtype)
+        same_topk(f"{dtype}, float32 weight and bias", lk.linear_topk(x, weights, 9, bias=bias), exact_topk(x, m, 9, b))
+        for what, value in (("logit_scale", jnp.float32(0.7)), ("logit_scale", jnp.abs(normal(5, 5)) + 0.5),
+                            ("temperature", jnp.abs(normal(6, 5)) + 0.5)):
+            scale = value if what == "logit_scale" else 1 / value
+            scaled = (x.astype("float32") * (scale[:, None] if scale.ndim else scale)).astype(dtype)
+            same_topk(f"{dtype} {what} {value.shape}", jax.jit(lambda v, s: lk.linear_topk(v, m, 8, **{what: s}))(x, value),
+                      exact_topk(scaled, m, 8))
+        few = m[:64]
+        for k in (1, 17, 64):
+            same_topk(f"{dtype}, all {k} columns", lk.linear_topk(x, few[:k], k), exact_topk(x, few[:k], k))
+    x, m = normal(7, 3, hidden), weights
+    twice = jnp.concatenate([m[:40]] * 3)[jnp.array(np.random.default_rng(1).permutation(120))]
+    same_topk("equal columns", lk.linear_topk(x, twice, 60), exact_topk(x, twice, 60))
+    same_topk("all columns equal", lk.linear_topk(x, m[:1].repeat(70, 0), 64), exact_topk(x, m[:1].repeat(70, 0), 64))
+    masked = jnp.zeros(vocab).at[5:].set(-jnp.inf)
+    with np.errstate(invalid="ignore"):
+        same_topk("masked columns", lk.linear_topk(x, m, 8, bias=masked), exact_topk(x, m, 8, masked))
+    out = lk.linear_topk(x.at[1, 0].set(jnp.nan), m, 3)
+    check("NaN", bool(jnp.isnan(out.lse).tolist() == [False, True, False] and jnp.isnan(out.logp[1]).all()), out)
+    out = lk.linear_topk(x, m, 2, bias=jnp.zeros(vocab).at[7].set(jnp.nan))
+    check("NaN comes first", bool((out.ids[:, 0] == 7).all() and jnp.isnan(out.logp).all()), out)
+    out = lk.linear_topk(x[:0], m, 5)
+    check("no tokens", [a.shape for a in out] == [(0, 5), (0, 5), (0,)], out)
+    wide = normal(3, 400, hidden)
+    same_topk("chunks", lk.linear_topk(wide, m, 5, workspace_mib=0.2), exact_topk(wide, m, 5))
+    equal("bits of numpy arrays", lk.linear_topk(np.asarray(x), np.asarray(m), np.int64(4)), lk.linear_topk(x, m, 4))
+    # No gradient: what uses the results is constant. A gradient is that of the ids' log-probabilities.
+    own = lambda v, w: lk.linear_topk(v, w, 4, bias=w[:, 0], logit_scale=v[0, 0] ** 2 + 1).logp.sum() + lk.linear_topk(v, w, 4).lse.sum()
+    check("gradients are 0", not any(g.any() for g in jax.jit(jax.grad(own, (0, 1)))(x, m)), "a gradient")
+    check("the derivative is 0", not jax.jvp(own, (x, m), (x, m))[1].any(), "a derivative")
+
+    def again(v, w):
+        top = lk.linear_topk(v, w, 4)
+        return lk.linear_cross_entropy_ids(v, w, top.ids).logp * jnp.exp(top.logp)
+    close("logp of linear_cross_entropy_ids", lk.linear_cross_entropy_ids(x, m, lk.linear_topk(x, m, 4).ids).logp,
+          lk.linear_topk(x, m, 4).logp, 2)
+    ids = lk.linear_topk(x, m, 4).ids
+    of = lambda v, w: jnp.take_along_axis(jax.nn.log_softmax(v @ w.T), ids, -1)
+    compare("a gradient by the ids", again, lambda v, w: of(v, w) * jax.lax.stop_gradient(jnp.exp(of(v, w))), [x, m],
+            normal(4, 3, 4), 8)
+    check("one call", calls_in(lambda v, w: lk.linear_topk(v, w, 4), x, m) == [
+        ("linear_topk_forward_f32", "x weight", "ids logp lse workspace")], calls_in(lambda v, w: lk.linear_topk(v, w, 4), x, m))
+    stack, f = normal(5, 4, 3, hidden), lambda v, w: lk.linear_topk(v, w, 6)
+    each = [f(v, m) for v in stack]
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *each)
+    near("vmap", jax.jit(jax.vmap(f, (0, None)))(stack, m), stacked)
+    near("vmap along another axis", jax.vmap(f, (1, None))(stack.swapaxes(0, 1), m), stacked)
+    near("vmap of vmap", jax.vmap(jax.vmap(f, (0, None)), (0, None))(stack[None], m), jax.tree.map(lambda a: a[None], stacked))
+    near("vmap over weights", jax.vmap(f, (None, 0))(x, jnp.stack([m, m[::-1]])), jax.tree.map(
+        lambda *a: jnp.stack(a), f(x, m), f(x, m[::-1])))
+    near("scan", jax.lax.scan(lambda c, v: (c, f(v, m)), 0, stack)[1], stacked)
+    near("checkpoint", jax.jit(jax.checkpoint(f))(stack[0], m), each[0])
+    check("vmap is one call", len(calls_in(jax.vmap(f, (0, None)), stack, m)) == 1)
+    for text, wrong, kind in [
+            ("k is 0; it must be 1 to 64", lambda: lk.linear_topk(x, m, 0), ValueError),
+            ("k is 65; it must be 1 to 64", lambda: lk.linear_topk(x, m, 65), ValueError),
+            ("k is 6; it must be 1 to 5, the number of columns", lambda: lk.linear_topk(x, m[:5], 6), ValueError),
+            ("k is -1; it must be 1 to 64", lambda: lk.linear_topk(x, m, -1), ValueError),
+            ("k is 2.0; it must be a whole number", lambda: lk.linear_topk(x, m, 2.0), TypeError),
+            ("k is None; it must be a whole number", lambda: lk.linear_topk(x, m, None), TypeError),
+            ("k is traced", lambda: jax.jit(lambda k: lk.linear_topk(x, m, k))(2), TypeError),
+            ("weight has the shape (300, 23); it must have (300, 24)", lambda: lk.linear_topk(x, m[:, :23], 2), ValueError),
+            ("x has the shape ()", lambda: lk.linear_topk(jnp.float32(1), m, 2), ValueError),
+            ("x is int32", lambda: lk.linear_topk(ids, m, 2), TypeError),
+            ("weight is bfloat16; it must be float32", lambda: lk.linear_topk(x, m.astype("bfloat16"), 2), TypeError),
+            ("bias has the shape (24,); it must have (300,)", lambda: lk.linear_topk(x, m, 2, bias=m[0]), ValueError),
+            ("softcap is -1", lambda: lk.linear_topk(x, m, 2, softcap=-1.0), ValueError),
+            ("logit_scale is -1", lambda: lk.linear_topk(x, m, 2, logit_scale=-1.0), ValueError),
+            ("logit_scale is 0; it must be above 0", lambda: lk.linear_topk(x, m, 2, logit_scale=0.0), ValueError),
+            ("temperature is 0.0; it must be above 0", lambda: lk.linear_topk(x, m, 2, temperature=0), ValueError),
+            ("logit_scale has the shape (3,); with a bias it must be one number", lambda: lk.linear_topk(
+                x, m, 2, bias=bias, logit_scale=jnp.ones(3)), ValueError),
+            ("temperature is an array, and there is a softcap", lambda: lk.linear_topk(
+                x, m, 2, temperature=jnp.ones(3), softcap=3.0), TypeError),
+            ("tf32 is 2", lambda: lk.linear_topk(x, m, 2, tf32=2), TypeError),
+            ("workspace_mib is 9.53674e-07; linear_topk", lambda: lk.linear_topk(x, m, 2, workspace_mib=1e-6), ValueError)]:
+        refused(text, wrong, kind, re.escape(text))
+
+
 def linear_cross_entropy_ids():
     tokens, hidden, vocab = 11, 24, 43
     weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
@@ -2261,6 +2380,7 @@ def every():
                                 targets=t, bias=b, teacher_logp=-jnp.abs(normal(9, 48))), {}, ("softcap", 5.0, 9.0), "x weight bias"),
         "support": (dict(logits=x, ids=jnp.stack([t.ravel(), (t.ravel() + 1) % 16], 1).ravel(), offsets=jnp.arange(0, 49, 2),
                          targets=t, teacher_logp=-jnp.abs(normal(9, 48))), {}, ("softcap", 5.0, 9.0), "logits"),
+        "linear_topk": (dict(x=x, weight=m, bias=b), dict(k=5), ("softcap", 5.0, 9.0), ""),
         "md_lrpe_cosine": (dict(x=x.reshape(4, 3, 2, 16), theta=normal(3, 3, 16)), dict(shape=2), ("activation", "silu", None),
                            "x theta"),
         "glu": (dict(gate=x, up=r, row_weight=weight), {}, ("limit", 1.0, 2.0), "gate up row_weight"),
@@ -2355,6 +2475,9 @@ def everywhere():
             for how, g in (("jvp", lambda: jax.jvp(total, (given,), (given,))), ("jacfwd", lambda: jax.jacfwd(total)(given)),
                            ("hessian", lambda: jax.hessian(total)(given))):
                 refused(f"{name} {how}", g, TypeError, rf"forward-mode .* custom_vjp function|{SECOND}")  # the first is JAX's
+        elif name == "linear_topk":
+            slope = jax.grad(lambda a: sum(r.sum() for r in jax.tree.leaves(f({**arrays, first: a}))).astype(jnp.float32))
+            check(f"{name} gradient", not slope(arrays[first]).any())
         else:
             refused(f"{name} gradient", lambda: jax.grad(lambda a: sum(r.astype(jnp.float32).sum() for r in jax.tree.leaves(f({
                 **arrays, first: a}))))(arrays[first]), TypeError, f"{SECOND}|would need a gradient through 8 bits")
@@ -2542,6 +2665,7 @@ def ranks():
     ranks_linear_ids()
     ranks_support()
     ranks_support_of_logits()
+    ranks_topk()
     ranks_kl()
     ranks_transforms()
     ranks_mistakes()
@@ -2938,6 +3062,70 @@ def ranks_support_of_logits():
             "5,10]" in a or "5,40]" in a for a in sums), text)
         kept = jax.tree.leaves(jax.jit(lambda v: jax.vjp(loss, v)[1])(x))
         check("logits, what is kept for backward", not any(a.size >= x.size for a in kept), [a.shape for a in kept])
+
+
+def ranks_topk():
+    P, over = jax.sharding.PartitionSpec, functools.partial(lk.linear_topk, axis_name="vocab")
+    hidden, vocab = 24, 120
+    weights, bias = normal(8, vocab, hidden, scale=0.3), normal(9, vocab)
+    modes = itertools.cycle((True, False))
+    for dtype, (i, options), size in itertools.product(DTYPES, enumerate(TOPK_OPTIONS), (2, 4)):
+        if dtype == "float16" and i % 3:  # the others say it
+            continue
+        x, k, checked = normal(7, *((5,), (2, 3), (4,))[i % 3], hidden, dtype=dtype), (7, 64, 1, 50, 30)[i], next(modes)
+        m, b, mesh = weights.astype(dtype), bias.astype(dtype), mesh_of(vocab=size)  # a quarter has 30 columns, fewer than k
+        name = f"topk {dtype} {options} k={k} {size} devices {'' if checked else 'unchecked'}"
+        ours = split(lambda v, w: over(v, w, k, **options), P(), 0, mesh=mesh, checked=checked)
+        same_topk(name, ours(x, m), exact_topk(x, m, k, None, *topk_scale(options)), 2)
+        ours = split(lambda v, w, c: over(v, w, k, bias=c, **options), P(), 0, 0, mesh=mesh, checked=checked)
+        same_topk(f"{name}, bias", ours(x, m, b), exact_topk(x, m, k, b, *topk_scale(options)), 2)
+    x, m = normal(7, 5, hidden), weights
+    value = jnp.abs(normal(6, 5)) + 0.5
+    ours = split(lambda v, w, t: over(v, w, 8, temperature=t), P(), 0, P())(x, m, value)
+    same_topk("topk, a temperature of each token", ours, exact_topk(x / value[:, None], m, 8), 2)
+    same_topk("topk, all columns", split(lambda v, w: over(v, w, 64), P(), 0)(x, m[:64]), exact_topk(x, m[:64], 64), 2)
+    same_topk("topk, a column for each device", split(lambda v, w: over(v, w, 3), P(), 0)(x, m[:4]), exact_topk(x, m[:4], 3), 2)
+    # Equal columns, whose lse is equal on all devices too.
+    same = m[:1].repeat(40, 0)
+    same_topk("topk, all columns equal", split(lambda v, w: over(v, w, 33), P(), 0)(x, same), exact_topk(x, same, 33), 2)
+    # Devices all of whose columns are masked, and all devices' columns.
+    for first in (7, 30, 60):
+        masked = jnp.zeros(vocab).at[first:].set(-jnp.inf)
+        with np.errstate(invalid="ignore"):
+            same_topk(f"topk, columns masked from {first} on", split(lambda v, w, c: over(v, w, 64, bias=c), P(), 0, 0)(x, m, masked),
+                      exact_topk(x, m, 64, masked), 2)
+    out = split(lambda v, w, c: over(v, w, 40, bias=c), P(), 0, 0)(x, m, jnp.full(vocab, -jnp.inf))
+    check("topk, nothing but masked columns", bool((out.ids == jnp.arange(40)).all() and jnp.isnan(out.logp).all() and (
+        out.lse == -jnp.inf).all()), out)
+    out = split(lambda v, w, c: over(v, w, 40, bias=c), P(), 0, 0)(x, m, bias.at[77].set(jnp.nan))
+    check("topk, NaN comes first", bool((out.ids[:, 0] == 77).all() and jnp.isnan(out.logp).all() and jnp.isnan(out.lse).all()), out)
+    out = split(lambda v, w: over(v, w, 40), P(), 0)(x[:0], m)
+    check("topk, no tokens", [a.shape for a in out] == [(0, 40), (0, 40), (0,)], out)
+    each = split(lambda v, w: [a[None] for a in over(v, w, 40)], P(), 0, out=P("vocab"), checked=False)(x, m)
+    check("topk, the same bits on all devices", all(np.array_equal(a[:1].repeat(4, 0), a) for a in each), each)
+    # Transformations. Tokens over another axis, columns over two.
+    tokens, two = normal(5, 4, 6, hidden), mesh_of(data=2, vocab=2)
+    alone = lk.linear_topk(tokens, m, 9)
+    for how, ours in (("vmap inside", split(jax.vmap(lambda v, w: over(v, w, 9), (0, None)), P(), 0)),
+                      ("vmap outside", jax.vmap(split(lambda v, w: over(v, w, 9), P(), 0), (0, None))),
+                      ("scan", split(lambda v, w: jax.lax.scan(lambda c, a: (c, over(a, w, 9)), 0, v)[1], P(), 0)),
+                      ("data and vocab", split(lambda v, w: over(v, w, 9), P("data"), P("vocab"), out=P("data"), mesh=two))):
+        near(f"topk {how}", ours(tokens, m), alone)
+    for axes in (("data", "vocab"), ("vocab", "data")):
+        near(f"topk, columns over {axes}", split(lambda v, w: lk.linear_topk(v, w, 9, axis_name=axes), P(), P(axes), mesh=two)(
+            tokens, m), alone)
+    for checked in (True, False):
+        loss = split(lambda v, w: over(v, w, 9).logp.sum(), P(), 0, checked=checked)
+        check("topk, gradients are 0", not any(g.any() for g in jax.jit(jax.grad(loss, (0, 1)))(x, m)))
+    no_axis = "axis_name is 'model', and there is no such axis here; call inside jax.shard_map, over a mesh that has it"
+    for kind, expected, f in [
+            (ValueError, no_axis, lambda: lk.linear_topk(x, m, 2, axis_name="model")),
+            (ValueError, "k is 9; it must be 1 to 8, the number of columns", lambda: split(lambda v, w: over(v, w, 9), P(), 0)(x, m[:8])),
+            (ValueError, "bias has the shape (5,); it must have (2,)", lambda: split(
+                lambda v, w: over(v, w, 2, bias=x[:, 0]), P(), 0)(x, m[:8])),
+            (ValueError, "weight does not vary along the axis 'vocab'; each device must have columns of its own",
+             lambda: split(lambda v, w: over(v, w, 2), P(), P())(x, m))]:
+        refused(expected, f, kind, "^" + re.escape(expected))
 
 
 def ranks_kl():
@@ -3432,7 +3620,7 @@ def child(name):
 def main():
     began = time.time()
     groups = ["cross_entropy", "with_grad", "linear_cross_entropy", "cross_entropy_ids", "linear_cross_entropy_ids", "numbers",
-              "support", "linear_support", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8",
+              "support", "linear_support", "linear_topk", "md_lrpe_cosine", "logsumexp", "kl", "linear_kl", "ports", "rms_norm", "glu", "rope", "fp8",
               "scales", "invariant", "launches", "transforms", "everywhere", "mistakes", "x64",
               *(("graphs",) if lk.platform() == "CUDA" else ("devices", "ranks", "slices", "meshes"))]
     chosen = sys.argv[1:] or groups

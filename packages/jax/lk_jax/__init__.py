@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """lk's operations of language-model training in JAX: logsumexp, cross_entropy, cross_entropy_ids, glu, kl,
-linear_cross_entropy, linear_cross_entropy_ids, linear_kl, linear_support, md_lrpe_cosine, rms_norm, rope, support.
+linear_cross_entropy, linear_cross_entropy_ids, linear_kl, linear_support, linear_topk, md_lrpe_cosine, rms_norm, rope,
+support.
 
 Every function works under jit, grad, vmap, scan, checkpoint, shard_map and jax.export. Arrays are float32, float16 or bfloat16.
 Sums are float32. An option that is off costs nothing. The comment at the top of lk/<op>.cuh has the formulas and the accuracy.
@@ -21,8 +22,8 @@ from ._ffi import TYPES, axes_of, call, platform, public, rescale as _rescale, s
 
 __all__ = ["logsumexp", "cross_entropy", "cross_entropy_with_grad",
            "cross_entropy_ids", "CrossEntropyIdsOutput", "CrossEntropyIdsTailOutput", "kl", "linear_cross_entropy",
-           "linear_cross_entropy_ids", "linear_kl", "support", "linear_support", "SupportOutput", "md_lrpe_cosine", "rms_norm",
-           "add_rms_norm", "srms_norm", "glu", "rope", "platform", "targets"]
+           "linear_cross_entropy_ids", "linear_kl", "support", "linear_support", "SupportOutput", "linear_topk", "TopkOutput",
+           "md_lrpe_cosine", "rms_norm", "add_rms_norm", "srms_norm", "glu", "rope", "platform", "targets"]
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 DIVERGENCES = {"forward": 0, "reverse": 1, "jensen_shannon": 2, "total_variation": 3}
 SCALINGS = {"tensor": 0, "row": 1, "block128": 2, "mx": 3}
@@ -1546,6 +1547,71 @@ def _linear_support(options, ranks):
 
     f.defvjp(fwd, bwd, symbolic_zeros=True)
     return f
+
+
+# ---- linear_topk -------------------------------------------------------------------------------------------------------------
+
+
+class TopkOutput(NamedTuple):
+    """Of linear_topk: logp [..., k], float32; ids [..., k], int32; lse [...], float32, over all columns. They have no gradients."""
+    logp: jax.Array
+    ids: jax.Array
+    lse: jax.Array
+
+
+@public
+def linear_topk(x, weight, k, *, bias=None, softcap=0.0, logit_scale=1.0, temperature=None, tf32=False, workspace_mib=None,
+                axis_name=None):
+    """The k largest logits of each token of a head, as ids and log-probabilities, without storing the logits of all tokens: a
+    TopkOutput. For distillation over the student's own ids, and for a sampler that wants its top k. lk/linear_topk.cuh has the
+    formulas.
+
+    x [..., hidden], weight [vocab, hidden], bias [vocab]; weight and bias may be float32 beside 16-bit x, and are rounded to its type.
+    k: a Python int, 1 to 64 and at most vocab. ids are rows of weight, the largest logit first; of equal ones the smallest id comes
+    first. logp is take_along_axis(log_softmax(logits), ids, -1), of the softmax over all columns. A bias of -inf masks a column: it
+    comes after all others, with logp -inf. NaN comes before all numbers; logp of such a token are NaN.
+
+    The results are constants: a gradient through them is 0. For one, pass the ids to linear_cross_entropy_ids, whose logp are these
+    log-probabilities, or to linear_support, which takes the softmax over the k ids alone.
+    softcap, logit_scale and temperature are as in linear_cross_entropy; an array as logit_scale or temperature multiplies x. tf32 and
+    workspace_mib: as there too.
+    axis_name: as in linear_cross_entropy; weight and bias are of this device's columns, k is at most the columns of all, and ids are
+    rows of the whole weight. There is one all-gather of logp, ids and lse. Logits of different devices are compared by logp + lse,
+    so the order of two that differ by less than its rounding is not sure. If a token has an infinite lse, or NaN, its order over devices
+    is not sure either. Where the devices do not divide vocab, pad the last columns by a bias of -inf.
+    """
+    x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
+    weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
+    columns, shape = weight.shape[0], x.shape[:-1]
+    ranks = _ranks(axis_name, columns)
+    vocab = ranks.vocab if ranks else columns
+    bias = None if bias is None else _beside(bias, "bias", x.dtype, (columns,))
+    k = _number(k, "k", numbers.Integral)
+    _demand(1 <= k <= min(64, vocab), f"k is {k}; it must be 1 to {min(64, vocab)}{'' if vocab > 64 else ', the number of columns'}")
+    logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
+    fields = _loss_fields("none", None, 0.0, 0.0, softcap, logit_scale, False)
+    x, bias = _scaled_head(x, bias, logit_scale)
+    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, bias=bias)
+    head = {n: None if a is None else jax.lax.stop_gradient(a).astype(x.dtype) for n, a in zip(("x", "weight", "bias"), arrays)}
+    own = min(k, columns)
+    found = call(f"linear_topk_forward_{TYPES[x.dtype.name]}", head,
+                 {"ids": _of((*shape, own), jnp.int32), "logp": _of((*shape, own), _f32), "lse": _of(shape, _f32)},
+                 dict(tokens=math.prod(shape), hidden=x.shape[-1], vocab=columns, k=own, ids_dtype=1, softcap=fields["softcap"],
+                      logit_scale=fields["logit_scale"], tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib)),
+                 "tokens", ("weight", "bias"))
+    return _topk_of_ranks(ranks, k, **found) if ranks else TopkOutput(**found)
+
+
+def _topk_of_ranks(ranks, k, ids, logp, lse):
+    """The k largest of all devices, from those of each. Devices come in the order of their columns, and the sort is stable: of equal
+    ones the smallest id stays first. Where all columns of a device are masked its logp are NaN, but its logits -inf."""
+    lse = lse[..., None]
+    z = jnp.where(lse == -jnp.inf, lse, logp + lse)
+    z, ids, lse = (jax.lax.all_gather(a, ranks.axis, axis=a.ndim - 1, tiled=True, to="invarying" if ranks.checked else "varying")
+                   for a in (z, ids + _first_column(ranks), lse))
+    _, z, ids = (a[..., :k] for a in jax.lax.sort((jnp.where(jnp.isnan(z), -jnp.inf, -z), z, ids), num_keys=1))
+    lse = jax.nn.logsumexp(lse, -1)
+    return TopkOutput(jnp.where(jnp.isfinite(lse)[..., None], z - lse[..., None], jnp.nan), ids, lse)
 
 
 # ---- md_lrpe_cosine ----------------------------------------------------------------------------------------------------------
