@@ -1074,7 +1074,7 @@ def linear_support():
 
 
 def exact_topk(x, m, k, b=None, scale=1.0, cap=0.0):
-    """logp, ids and lse in float64. scale: a number, or one for each token. The sort is by logits, since a softcap may round two to one."""
+    """logp, ids and lse in float64. scale: a number, or one for each token. A softcap may round two logits to one z."""
     x, m, scale = (np.asarray(a, np.float64) for a in (x, m, scale))
     logits = x @ m.T + (0.0 if b is None else np.asarray(b, np.float64))
     z = logits * (scale[..., None] if scale.ndim else scale)
@@ -3117,6 +3117,8 @@ def ranks_topk():
     for checked in (True, False):
         loss = split(lambda v, w: over(v, w, 9).logp.sum(), P(), 0, checked=checked)
         check("topk, gradients are 0", not any(g.any() for g in jax.jit(jax.grad(loss, (0, 1)))(x, m)))
+        text = jax.jit(loss).lower(x, m).compile().as_text()
+        check("topk, one all-gather", len(re.findall(r" all-gather(?:-start)?\(", text)) == 1 and " all-reduce" not in text, text)
     no_axis = "axis_name is 'model', and there is no such axis here; call inside jax.shard_map, over a mesh that has it"
     for kind, expected, f in [
             (ValueError, no_axis, lambda: lk.linear_topk(x, m, 2, axis_name="model")),
