@@ -2606,6 +2606,9 @@ def x64():
         loss, aux = lk.cross_entropy(x, t, aux=("argmax", "valid_rows"))
         check("types of aux", loss.dtype == jnp.float32 and aux["argmax"].dtype == aux["valid_rows"].dtype == jnp.int32)
         check("argmax", np.array_equal(aux["argmax"], np.argmax(x, -1)))
+    same_topk("linear_topk", lk.linear_topk(x, m, 3, temperature=2.0), exact_topk(x, m, 3, scale=0.5))
+    same_topk("linear_topk, a scale of each token", jax.jit(lambda s: lk.linear_topk(x, m, 3, logit_scale=s))(np.ones(4)),
+              exact_topk(x, m, 3))
     for f in (lambda: lk.rms_norm(x.astype(jnp.float64)), lambda: lk.logsumexp(x.astype(jnp.float64)),
               lambda: lk.cross_entropy(x.astype(jnp.float64), t)):
         try:

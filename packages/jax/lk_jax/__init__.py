@@ -1577,8 +1577,8 @@ def linear_topk(x, weight, k, *, bias=None, softcap=0.0, logit_scale=1.0, temper
     workspace_mib: as there too.
     axis_name: as in linear_cross_entropy; weight and bias are of this device's columns, k is at most the columns of all, and ids are
     rows of the whole weight. There is one all-gather, of 8k + 4 bytes a token. Logits of different devices are compared by logp + lse,
-    so the order of two that differ by less than its rounding is not sure. If a token has an infinite lse, or NaN, its order over devices
-    is not sure either. Where the devices do not divide vocab, pad the last columns by a bias of -inf.
+    so the order of two that differ by less than its rounding is not sure, and logp has that rounding too. If a token has an infinite
+    lse, or NaN, its order over devices is not sure either. Where the devices do not divide vocab, pad the last columns by a bias of -inf.
     """
     x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))
