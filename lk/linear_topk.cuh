@@ -125,6 +125,7 @@ typedef struct {
 
 #if LK_CUDA
 
+#include "lk_check.cuh"
 #include "lk_head.cuh"
 #include "lk_loss.cuh"
 
