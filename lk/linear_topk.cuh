@@ -50,14 +50,14 @@
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
  *            has the algorithm that cuBLASLt's heuristic names first. Results may depend on the number of tokens.
  * Source     Chunks of tokens: Liger-Kernel, 2024. A threshold that rises while a row is read is common in top-k kernels.
- * Numbers    bench/results/choices/linear_topk.md: what else was tried.
+ * Read on    bench/results/choices/linear_topk.md: what else was tried, with numbers.
  *
  * What runs. Tokens come in chunks. For each chunk cuBLASLt computes the logits, in f32 in the workspace, and lk_topk_kernel reads them
  * once; a block owns a row. Its threads sum exponentials. A logit that may be among the k largest becomes a key in shared memory:
  * 64 bits that are larger for larger logits, and for smaller columns. When there are more than 2 k + 32 keys, the k largest of them
  * are kept, and later logits have to exceed the k-th. The first such threshold comes before the first key: from the largest logits
  * of 128 pairs of lanes. If logits have no order, that happens about five times in a row of 151936. If they rise all the time, it
- * happens in every tile of columns, up to four times.
+ * happens several times in every tile of columns.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -159,14 +159,15 @@ template <class T> LK_HOST lk_head_shape lk_topk_shape(const lk_linear_topk_args
 #define LK_TOPK_MANY_THREADS 1024 /* where there are no more rows than SMs */
 #define LK_TOPK_BLOCKS(threads) ((threads) > LK_TOPK_THREADS ? 1 : LK_ARCH >= 1000 ? 3 : 4) /* per SM: as registers allow */
 
-/* The keys of logits that may be among the k largest, those of lk_ce_top, in one of two places. No two are equal. */
+/* The keys of logits that may be among the k largest. lk_ce_top computes them from a logit and its column, so no two are equal. They
+ * lie in key[place], and place changes whenever keys are dropped. */
 typedef struct {
     int64_t key[2][LK_TOPK_KEYS];
     int count; /* how many were offered: above LK_TOPK_KEYS some found no room */
 } lk_topk_keys;
 
-/* Moves the k largest keys to the other place, the largest first. A key's place is the number of larger ones. Called by: all threads
- * of the block, between barriers. */
+/* Moves the k largest keys to the other place, the largest first: a key's index there is the number of larger keys. Called by: all
+ * threads of the block, between barriers. */
 LK_DEVICE void lk_topk_keep(lk_topk_keys *keys, int from, int count, int k)
 {
     for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
