@@ -37,8 +37,8 @@ __device__ float logit_of(rung_args a, int token, int id)
     return sum;
 }
 
-/* Rung 1: all logits in memory. They are read once for their log-sum-exp (examples/logsumexp.cu says how), and once for each id. For
- * 8192 tokens and 151936 ids they take 5 GB. */
+/* Rung 1: all logits in memory. The log-sum-exp is summed as they are computed (examples/logsumexp.cu says how). Then all are read once
+ * for each of the K results. For 8192 tokens and 151936 ids the logits take 5 GB. */
 __global__ void rung_1_kernel(rung_args a)
 {
     const int token = threadIdx.x;
@@ -79,8 +79,8 @@ __global__ void rung_2_kernel(rung_args a)
     for (int i = 0; i < K; i++) a.ids[token * K + i] = ids[i], a.logp[token * K + i] = list[i] - lk_lse_log(state);
 }
 
-/* Rung 3: a warp per token, each lane with every 32nd id. A logit and its id become one whole number, a key, which is larger for
- * larger logits and for smaller ids: then the largest key of all lanes is one reduction, and no two are equal. */
+/* Rung 3: a warp per token, each lane with every 32nd id. A logit and its id become one whole number, a key. A larger logit
+ * has a larger key; of equal logits the smaller id has it. So no two keys are equal, and one reduction finds the largest of all lanes. */
 __global__ void rung_3_kernel(rung_args a)
 {
     const int token = blockIdx.x, lane = threadIdx.x;

@@ -30,34 +30,37 @@
  *                args.workspace = ..., args.workspace_bytes = plan.workspace_bytes;
  * Needs      lk_base.cuh, lk_check.cuh, lk_cublas.cuh, lk_head.cuh, lk_head_plan.cuh, lk_loss.cuh, lk_move.cuh, lk_ranks.cuh,
  *            lk_row.cuh, lk_ptx.cuh; cuBLASLt.
- * Options    Zero is off: a struct with context, x, weight, the sizes, k and one output computes plain logits.
+ * Options    Zero is off: with context, x, weight, the sizes, k, one output and the workspace, z is the plain logit.
  *            There is no backward. Pass the ids to linear_cross_entropy_ids.cuh for a gradient of these log-probabilities, or
  *            to linear_support.cuh, which takes the softmax over the k ids alone.
  *            bias = -inf masks a column; a masked column comes after all others, with logp -inf. With a softcap nothing is
  *            masked: z is -softcap there. NaN comes before all numbers.
- *            If a logit of a token is NaN or, without a softcap, +inf, or all are -inf, then its logp are NaN and its lse is
- *            NaN, +inf or -inf. Its ids are in order all the same.
+ *            A token with a NaN logit has lse NaN. Without a softcap, one with a logit of +inf and no NaN has lse +inf, and one
+ *            whose logits are all -inf has lse -inf. All logp of these tokens are NaN. Their ids are still in order.
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too. Where a
  *            softcap rounds two logits to one z, the larger logit still comes first.
- *            tf32: products of f32 by TF32.
- *            vocab_start is added to each id.
- * Ranks      Each rank has some columns, from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
- *            all-gather ids, logp and lse; logp + lse is z, or -inf where lse is -inf. The k largest z of all ranks are the result, of
- *            equal ones those of the first ranks. The lse of all columns is the logarithm of the sum of exp(lse) over the ranks.
- * Exact      Logits are f32, as cuBLASLt sums them. So the order of two columns whose logits differ by less than that rounding is
- *            not sure. For these logits lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23 and
- *            their own rounding; with a softcap by 2^-20 of the largest |z| more.
+ * Ranks      Each rank has the columns from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
+ *            all-gather ids, logp and lse; where a rank has fewer than k, fill up with z = -inf behind its own.
+ *            z is logp + lse, rounded, and -inf where lse is -inf. So the order of two z of different ranks that differ by less than
+ *            that rounding is not sure, and no order is if the lse of a rank is NaN or +inf.
+ *            The lse of all columns is the logarithm of the sum of exp(lse) over the ranks. ids are those of the k largest z of all
+ *            ranks; of equal z, the rank with the smaller vocab_start comes first. logp is z minus the lse of all columns.
+ * Exact      cuBLASLt sums logits in f32. If two logits differ by less than its rounding, their order is not sure. Given these logits,
+ *            lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23, with p[j] = exp(z[j] - lse), and by
+ *            their own rounding. A softcap adds 2^-20 of the largest |z|.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
  *            has the algorithm that cuBLASLt's heuristic names first. Results may depend on the number of tokens.
  * Source     Chunks of tokens: Liger-Kernel, 2024. A threshold that rises while a row is read is common in top-k kernels.
  * Read on    bench/results/choices/linear_topk.md: what else was tried, with numbers.
  *
- * What runs. Tokens come in chunks. For each chunk cuBLASLt computes the logits, in f32 in the workspace, and lk_topk_kernel reads them
- * once; a block owns a row. Its threads sum exponentials. A logit that may be among the k largest becomes a key in shared memory:
- * 64 bits that are larger for larger logits, and for smaller columns. When there are more than 2 k + 32 keys, the k largest of them
- * are kept, and later logits have to exceed the k-th. The first such threshold comes before the first key: from the largest logits
- * of 128 pairs of lanes. If logits have no order, that happens about five times in a row of 151936. If they rise all the time, it
- * happens several times in every tile of columns.
+ * What runs. Tokens come in chunks. For each chunk cuBLASLt computes the logits, in f32 in the workspace, and lk_topk_kernel reads
+ * them. A block has a row, the logits of one token. It reads the row once, tile by tile; it reads it again if there is no softcap and a
+ * NaN, +inf or very large numbers are in it. Its threads sum exponentials. A logit that may be among the k largest becomes a key in
+ * shared memory, a whole number of 64 bits: a larger logit has a larger key, and of equal logits the smaller column has it. When there
+ * are more than 2 k + 32 keys, the k largest stay. From then on a key must be larger than the k-th.
+ * The first threshold comes before the first key. Each of 128 pairs of threads has the largest logit of its first 16 columns. At least
+ * k logits are as large as the k-th largest of these maxima, so no smaller logit can be a result; equal ones still count.
+ * If logits have no order, keys are dropped about five times in a row of 151936. If they rise all the time, several times in a tile.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
 
@@ -96,11 +99,11 @@ typedef struct {
     int64_t hidden;         /* 1 to 2^30 */
     int64_t vocab;          /* 1 to 2^30 */
     int64_t x_stride;       /* elements between rows; 0 means packed */
-    int64_t weight_stride;  /* likewise */
+    int64_t weight_stride;  /* as x_stride */
     int64_t chunk_tokens;   /* tokens of a chunk; 0: lk chooses */
-    int64_t vocab_start;    /* 0 to 2^30; what ids begin with */
+    int64_t vocab_start;    /* 0 to 2^30; added to each id */
     float logit_scale;      /* 2^-100 to 2^100; 0 means 1 */
-    float softcap;          /* 2^-100 to 2^100, keep logit_scale / softcap there too; 0: off */
+    float softcap;          /* 0: off; else 2^-100 to 2^100, and so is logit_scale / softcap */
     int k;                  /* 1 to 64, and at most vocab */
     int ids_dtype;          /* LK_TARGET_*; 0: int64 */
     int tf32;               /* not 0: matmuls of T = f32 may round their factors to TF32 */
@@ -154,7 +157,7 @@ template <class T> LK_HOST lk_head_shape lk_topk_shape(const lk_linear_topk_args
 #define LK_TOPK_VECS 2  /* of a thread at a time */
 #define LK_TOPK_COLS (LK_TOPK_VECS * LK_VEC<float>)
 #define LK_TOPK_KEYS 512 /* room for keys */
-#define LK_TOPK_FIRST 128 /* maxima that the first threshold comes from, each of two lanes */
+#define LK_TOPK_FIRST 128 /* maxima, each of two threads; no fewer than LK_TOPK_MOST, since the first threshold is the k-th of them */
 #define LK_TOPK_THREADS 256
 #define LK_TOPK_MANY_THREADS 1024 /* where there are no more rows than SMs */
 #define LK_TOPK_BLOCKS(threads) ((threads) > LK_TOPK_THREADS ? 1 : LK_ARCH >= 1000 ? 3 : 4) /* per SM: as registers allow */
@@ -163,7 +166,7 @@ template <class T> LK_HOST lk_head_shape lk_topk_shape(const lk_linear_topk_args
  * lie in key[place], and place changes whenever keys are dropped. */
 typedef struct {
     int64_t key[2][LK_TOPK_KEYS];
-    int count; /* how many were offered: above LK_TOPK_KEYS some found no room */
+    int count; /* those that stayed, and those offered since; above LK_TOPK_KEYS some found no room */
 } lk_topk_keys;
 
 /* Moves the k largest keys to the other place, the largest first: a key's index there is the number of larger keys. Called by: all
@@ -178,7 +181,7 @@ LK_DEVICE void lk_topk_keep(lk_topk_keys *keys, int from, int count, int k)
     }
 }
 
-/* The smallest logit that may have a key above this one; NaN where any may. */
+/* No logit below the result has a key above this one. The result may be NaN: then the key alone decides. */
 LK_DEVICE float lk_topk_floor(int64_t key)
 {
     const int32_t order = (int32_t)(key >> 32);
@@ -200,8 +203,9 @@ typedef struct {
     float x[LK_TOPK_COLS];
 } lk_topk_part;
 
-/* Offers the columns whose bits are set in `left`, where their keys are above `least`; a bit for each column that found no room, and
- * LK_TOPK_FULL where there are `full` keys or more. A function of its own, which rarely runs: else ptxas computes all keys always. */
+/* Offers the columns whose bits are set in `left`, where their keys are above `least`; returns a bit for each column that found no room,
+ * and LK_TOPK_FULL where there are more than `full` keys. A function of its own: inline, ptxas computes the keys of all logits, and few
+ * are needed. */
 #define LK_TOPK_FULL (1u << 31)
 LK_NOINLINE unsigned lk_topk_offer(lk_topk_keys *keys, int place, lk_topk_part part, unsigned left, int first, int64_t least, int full)
 {
@@ -229,7 +233,8 @@ LK_NOINLINE lk_lse lk_topk_add(lk_lse s, lk_vec<float> raw, int col, int vocab, 
     return lk_lse_add(s, v, softcap > 0.0f ? 1.0f : logit_scale);
 }
 
-/* A block owns a row of a chunk. Its sums of exponentials are those of lk_lse_read, but with a reference for each thread. */
+/* A block owns a row of a chunk. Sums are as in lk_lse_read. The lanes of a warp begin with one reference; then each thread raises its
+ * own. */
 template <int Threads>
 LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kernel(const __grid_constant__ lk_topk_work p)
 {
@@ -245,7 +250,7 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
     const int full = 2 * a.k + 32; /* keys are dropped when there are more */
     int64_t least = INT64_MIN; /* keys above it count */
     float floor = 0.0f;        /* its logit: no smaller logit has such a key */
-    float reference = -INFINITY, base = -0x1p100f, sum = 0.0f; /* a base far below that of any logit, as long as there is none */
+    float reference = -INFINITY, base = -FLT_MAX, sum = 0.0f; /* a base below that of any finite z, as long as there is none */
     int place = 0;             /* of the keys */
     lk_lse s = lk_lse_empty();
     lk_vec<float> raw[LK_TOPK_VECS] = {};
@@ -268,7 +273,7 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
                 if (lk_topk_col(first, i / Num) + i % Num >= vocab) there &= ~(1u << i), part.x[i] = -INFINITY;
         }
         const float most = lk_ce_most(part.x);
-        if (first == 0) { /* k pairs of lanes have a maximum as large as the k-th largest, so k logits are no smaller */
+        if (first == 0) { /* at least k logits are as large as the k-th largest of the pairs' maxima */
             const int64_t pair = lk_ce_top_warp((int64_t)((uint64_t)(uint32_t)lk_ce_order(most) << 32 | threadIdx.x), 2);
             if (threadIdx.x % 2 == 0 && threadIdx.x < 2 * LK_TOPK_FIRST) keys->key[0][threadIdx.x / 2] = pair;
             __syncthreads(); /* the maxima are written, and the count */
@@ -372,6 +377,8 @@ LK_HOST lk_status lk_topk_check(const char *op, const lk_linear_topk_args *args,
     const float scale = a->logit_scale, cap = a->softcap;
     lk_check_number(&checks, "logit_scale", (double)scale, scale >= 0x1p-100f && scale <= 0x1p100f, "2^-100 to 2^100, or 0");
     lk_check_number(&checks, "softcap", (double)cap, cap == 0.0f || (cap >= 0x1p-100f && cap <= 0x1p100f), "2^-100 to 2^100, or 0");
+    lk_check_number(&checks, "logit_scale over softcap", (double)(scale / cap),
+                    cap == 0.0f || (scale / cap >= 0x1p-100f && scale / cap <= 0x1p100f), "2^-100 to 2^100");
     lk_check_enum(&checks, "ids_dtype", a->ids_dtype, LK_TARGET_INT32, "LK_TARGET_*");
     if (!checks.status && !query && some) checks.status = lk_cublas_check(op, (const lk_cublas_context *)a->context);
     if (checks.status) return checks.status;

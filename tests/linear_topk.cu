@@ -274,7 +274,7 @@ static void options(int type, int, int)
         p.softcap = i % 2 ? 3 : 0, p.scale = i % 3 ? 0.1f : 0, p.has[BIAS] = i % 4 > 1, p.narrow = i % 2, p.start = i % 3 ? 1000 * i : 0;
         p.chunk = i % 3 == 1 ? 4 : 0, p.budget = i % 3, p.tf32 = type == TEST_F32 && i % 2;
         for (int t = IDS; t < TENSORS; t++) p.has[t] = i % 4 == 0 || t == IDS + i % 3;
-        if (i == 7) p.scale = 0x1p-100f; /* all z are 0 */
+        if (i == 7) p.scale = 0x1p-90f; /* all z are 0 */
         check(&p);
     }
 }
@@ -348,6 +348,7 @@ static void errors(int type, int)
         {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale", SPOIL(a->logit_scale = 0x1p101f)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->softcap = NAN)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "softcap", SPOIL(a->softcap = -1)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "logit_scale over softcap", SPOIL((a->logit_scale = 0x1p60f, a->softcap = 0x1p-60f))},
         {LK_ERR_VALUE, LK_ERR_VALUE, "ids_dtype", SPOIL(a->ids_dtype = 2)},
         {LK_ERR_ALIGNMENT, LK_OK, "x is", SPOIL(MOVED(a->x, 1))},
         {LK_ERR_ALIGNMENT, LK_OK, "ids", SPOIL(MOVED(a->ids, 2))},

@@ -1571,14 +1571,15 @@ def linear_topk(x, weight, k, *, bias=None, softcap=0.0, logit_scale=1.0, temper
     first. logp is take_along_axis(log_softmax(logits), ids, -1), of the softmax over all columns. A bias of -inf masks a column: it
     comes after all others, with logp -inf. NaN comes before all numbers; logp of such a token are NaN.
 
-    The results are constants: a gradient through them is 0. For one, pass the ids to linear_cross_entropy_ids, whose logp are these
+    Gradients through the results are 0. For a gradient, pass the ids to linear_cross_entropy_ids, whose logp are these
     log-probabilities, or to linear_support, which takes the softmax over the k ids alone.
-    softcap, logit_scale and temperature are as in linear_cross_entropy; an array as logit_scale or temperature multiplies x. tf32 and
-    workspace_mib: as there too.
+    softcap, logit_scale and temperature are as in linear_cross_entropy; if one of the last two is an array, x is multiplied
+    by logit_scale / temperature. tf32 and workspace_mib: as there too.
     axis_name: as in linear_cross_entropy; weight and bias are of this device's columns, k is at most the columns of all, and ids are
     rows of the whole weight. There is one all-gather, of 8k + 4 bytes a token. Logits of different devices are compared by logp + lse,
     so the order of two that differ by less than its rounding is not sure, and logp has that rounding too. If a token has an infinite
-    lse, or NaN, its order over devices is not sure either. Where the devices do not divide vocab, pad the last columns by a bias of -inf.
+    lse, or NaN, its order over devices is not sure either. If the number of devices
+    does not divide vocab, pad weight with rows whose bias is -inf. With a softcap such columns count: z is -softcap there.
     """
     x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
     weight = _beside(weight, "weight", x.dtype, (weight.shape[0], x.shape[-1]))

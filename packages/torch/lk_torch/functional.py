@@ -1176,8 +1176,8 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit
     64, and at most the number of classes. The largest comes first, of equal logits the one of the smallest class. logp [..., k] and
     lse [...] are float32, ids [..., k] int64. Logits are float32, whatever the type.
 
-    Nothing here has a gradient: detach input, or call it under torch.no_grad(). For a loss over these ids, such as the reverse KL over
-    the student's own top k, give them to linear_cross_entropy_ids, whose logp have the softmax over all classes, or to
+    The results have no gradient. An input that requires one is a ValueError: detach it, or call this under torch.no_grad(). linear_weight
+    may require one. For a loss over these ids, such as the reverse KL over the student's own top k, give them to linear_cross_entropy_ids, whose logp have the softmax over all classes, or to
     linear_support, whose softmax is over these k:
 
         ids = linear_topk(x.detach(), weight, k).ids
@@ -1189,7 +1189,8 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit
     linear_kl.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes. ids are those of all classes, and all ranks
-    have the same results. One all-gather has 8 k + 4 bytes for each token and rank."""
+    have the same results. One all-gather has 8 k + 4 bytes for each token and rank. Ranks compare logp + lse, so the order of two that
+    differ by less than its rounding is not sure."""
     _tensors(input=input, linear_weight=linear_weight)
     _plain("linear_topk", input=input, linear_weight=linear_weight)
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
@@ -1218,7 +1219,8 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit
     lse = every[..., -1].contiguous().view(torch.float32).logsumexp(0)
     # Of equal ones the first rank's come first, whose ids are smaller.
     z, order = z.view(torch.float32).sort(dim=-1, descending=True, stable=True)
-    return TopkOutput(z[..., :k] - lse[..., None], ids.gather(-1, order[..., :k]).long(), lse)
+    logp = torch.where(lse.isfinite()[..., None], z[..., :k] - lse[..., None], torch.nan)
+    return TopkOutput(logp, ids.gather(-1, order[..., :k]).long(), lse)
 
 
 def linear_kl(input, linear_weight, teacher_input, teacher_weight, *, linear_bias=None, teacher_bias=None, divergence="forward",
