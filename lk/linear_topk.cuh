@@ -40,14 +40,14 @@
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too. Where a
  *            softcap rounds two logits to one z, the larger logit still comes first.
  * Ranks      Each rank has the columns from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
- *            all-gather ids, logp and lse; where a rank has fewer than k, fill up with z = -inf behind its own.
+ *            all-gather ids, logp and lse. Where a rank has fewer than k, what lies behind its own is left out.
  *            z is logp + lse, rounded, and -inf where lse is -inf. So the order of two z of different ranks that differ by less than
  *            that rounding is not sure, and no order is if the lse of a rank is NaN or +inf.
  *            The lse of all columns is the logarithm of the sum of exp(lse) over the ranks. ids are those of the k largest z of all
  *            ranks; of equal z, the rank with the smaller vocab_start comes first. logp is z minus the lse of all columns.
  * Exact      cuBLASLt sums logits in f32. If two logits differ by less than its rounding, their order is not sure. Given these logits,
  *            lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23, with p[j] = exp(z[j] - lse), and by
- *            their own rounding. A softcap adds 2^-20 of the largest |z|.
+ *            a rounding of their own, lse by two with a logit_scale. A softcap adds 2^-20 of the largest |z|.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
  *            has the algorithm that cuBLASLt's heuristic names first. Results may depend on the number of tokens.
  * Source     Chunks of tokens: Liger-Kernel, 2024. A threshold that rises while a row is read is common in top-k kernels.
@@ -250,7 +250,7 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
     const int full = 2 * a.k + 32; /* keys are dropped when there are more */
     int64_t least = INT64_MIN; /* keys above it count */
     float floor = 0.0f;        /* its logit: no smaller logit has such a key */
-    float reference = -INFINITY, base = -FLT_MAX, sum = 0.0f; /* a base below that of any finite z, as long as there is none */
+    float reference = -INFINITY, base = 0.0f, sum = 0.0f; /* -inf: there was no other logit */
     int place = 0;             /* of the keys */
     lk_lse s = lk_lse_empty();
     lk_vec<float> raw[LK_TOPK_VECS] = {};
@@ -284,9 +284,9 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
             if (lk_is_finite(top)) reference = top, base = rate * top;
         }
         if (!cap) {
-            if (!(fmaf(rate, most, -base) <= 2.0f)) { /* few vectors raise it */
+            if (most != -INFINITY && (reference == -INFINITY || !(fmaf(rate, most, -base) <= 2.0f))) { /* few vectors raise it */
                 const float before = base;
-                reference = most, base = rate * most, sum *= lk_ex2(before - base);
+                base = rate * most, sum = reference == -INFINITY ? 0.0f : sum * lk_ex2(before - base), reference = most;
             }
             float term[LK_TOPK_COLS];
             LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) term[i] = lk_ex2(fmaf(rate, part.x[i], -base));
@@ -309,8 +309,8 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
             __syncthreads(); /* the count is right */
         }
     }
-    const bool some = !cap && !(reference == -INFINITY && sum == 0.0f), fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
-    if (some && fast) s = {reference, sum * lk_ex2(-fmaf(rate, reference, -base))};
+    const bool some = !cap && reference != -INFINITY, fast = fabsf(base) < LK_LSE_BASE && sum < LK_LSE_LIMIT;
+    if (some && fast && sum > 0.0f) s = {reference, sum * lk_ex2(-fmaf(rate, reference, -base))}; /* 0: the reference is another lane's */
     if (some && !fast) { /* a NaN, an infinity, or very large numbers */
         for (int first = 0; first < vocab; first += Tile) {
             lk_topk_load(raw, logits, first, vocab);

@@ -25,9 +25,11 @@ static lk_linear_topk_context context;
 enum { X, WEIGHT, BIAS, IDS, LOGP, LSE, TENSORS };
 static const char *const tensor_name[] = {"x", "weight", "bias", "ids", "logp", "lse"};
 /* Of logits. Those from MASKED to PLUS_INF are in the bias. RISING, FALLING: from column to column. EQUAL: all of a token. LAST: the
- * largest are the last ones. */
-enum { NOTHING, RISING, FALLING, EQUAL, LAST, MASKED, ALL_MASKED, NOT_A_NUMBER, PLUS_INF, SPECIALS };
-static const char *const special_name[] = {"nothing", "rising", "falling", "equal", "last", "-inf", "all -inf", "nan", "+inf"};
+ * largest are the last ones. FAR_INF: one large logit, and +inf in the last column. FAR_LOW: the first tile is masked, and the other
+ * logits are equal and so low that z times log2(e) overflows, in f32 and bf16. */
+enum { NOTHING, RISING, FALLING, EQUAL, LAST, MASKED, ALL_MASKED, NOT_A_NUMBER, PLUS_INF, FAR_INF, FAR_LOW, SPECIALS };
+static const char *const special_name[] = {"nothing", "rising", "falling", "equal", "last", "-inf", "all -inf", "nan", "+inf",
+                                           "+inf far away", "low behind -inf"};
 enum { DEFAULT, SMALLEST, BETWEEN }; /* the workspace: the default plan's, the smallest, a factor of the smallest */
 
 typedef struct {
@@ -73,6 +75,7 @@ static double weight_of(const problem *p, int64_t col, int64_t d)
     const double sign = p->special == FALLING ? -1 : 1, high = fmin((double)(col / 32) - 127, 127);
     if (p->special == RISING || p->special == FALLING) return sign * (d == 0 ? high : d == 1 ? (double)(col % 32) : 3);
     if (p->special == LAST && col < p->vocab - p->k) return 0;
+    if (p->special == FAR_INF || p->special == FAR_LOW) return 0;
     if (p->special == EQUAL) col = 0;
     return (double)(test_hash(p->seed * 3 + (uint64_t)(col * p->hidden + d)) % 63) - 31;
 }
@@ -82,6 +85,8 @@ static double bias_of(const problem *p, int64_t col)
     if (p->special == ALL_MASKED || (p->special == MASKED && hash % 3)) return -INFINITY;
     if (p->special == NOT_A_NUMBER && hash % 41 == 0) return NAN;
     if (p->special == PLUS_INF && hash % 41 == 0) return INFINITY;
+    if (p->special == FAR_INF) return col == 0 ? 200 : col == p->vocab - 1 ? INFINITY : 0;
+    if (p->special == FAR_LOW) return col < p->vocab - 50 ? -INFINITY : p->type == TEST_F16 ? -1536 : -201326592; /* 1.5 times 2^27 */
     return (double)(hash % 15) - 7;
 }
 static double logit_of(const problem *p, int64_t token, int64_t col)
@@ -211,7 +216,7 @@ static void verify(const problem *p)
             const int64_t got = p->narrow ? ((const int32_t *)ids)[at] : ((const int64_t *)ids)[at];
             if (p->has[IDS] && !test_that(got == want))
                 test_detail("id %d of token %lld is %lld, not %lld; %s", i, (long long)token, (long long)got, (long long)want, describe(p));
-            const double logp = isfinite(lse) ? z_of(best) - lse : NAN;
+            const double logp = isfinite(lse) ? z_of(best) - top - log(sum) : NAN; /* lse may have no digits left for the sum */
             const float found = ((const float *)test_buffer_back(&buffer[LOGP]))[at];
             if (p->has[LOGP] && !test_near(TEST_F32, found, logp, slack + U * fabs(logp)))
                 test_detail("logp %d of token %lld is %.9g, not %.9g; %s", i, (long long)token, (double)found, logp, describe(p));
@@ -265,6 +270,19 @@ static void specials(int type, int, int)
             p.softcap = (special + i) % 3 == 0 ? 4 : 0;
             check(&p);
         }
+}
+
+/* What a thread sees after its first tile: of blocks of 1024 threads and of 256. */
+static void far(int type, int, int)
+{
+    for (int i = 0; i < 4; i++) {
+        problem p = plain(type, i < 2 ? 2 : 140, 1, i < 2 ? 8192 + 50 : 2048 + 50, 3);
+        p.special = i % 2 ? FAR_LOW : FAR_INF, p.has[BIAS] = true, p.scale = i % 2 ? 0x1p100f : 0;
+        check(&p);
+    }
+    problem p = plain(type, 2, 1, 8192 + 4, 3); /* NaN in the first tile, then few columns */
+    p.special = NOT_A_NUMBER, p.has[BIAS] = true;
+    check(&p);
 }
 
 static void options(int type, int, int)
@@ -397,7 +415,7 @@ static problem draw(uint64_t seed)
     const int64_t vocab = 1 + test_below(r, test_chance(r, 6) ? 9000 : test_chance(r, 2) ? 600 : 60);
     problem p = plain((int)test_below(r, TEST_TYPES), 1 + test_below(r, 8), 1 + test_below(r, 20), vocab, 1);
     p.k = 1 + (int)test_below(r, vocab < LK_TOPK_MOST ? vocab : LK_TOPK_MOST), p.seed = seed;
-    if (test_chance(r, 2)) p.special = (int)test_below(r, SPECIALS);
+    if (test_chance(r, 2)) p.special = (int)test_below(r, FAR_INF); /* the others are for lengths of their own */
     p.has[BIAS] = p.special >= MASKED || test_chance(r, 2);
     if (test_chance(r, 3)) p.gap = (int)test_below(r, 9), p.at = (int)test_below(r, 8);
     if (test_chance(r, 3)) p.chunk = 1 + test_below(r, p.tokens);
@@ -468,7 +486,7 @@ int main(int argc, char **argv)
 {
     test_start(argc, argv);
     if (lk_linear_topk_init(&context)) printf("%s\n", lk_last_error());
-    static const test_theme themes[] = {{"sizes", sizes},   {"specials", specials}, {"options", options},
+    static const test_theme themes[] = {{"sizes", sizes},   {"specials", specials}, {"far", far}, {"options", options},
                                         {"places", places}, {"graphs", graphs},     {"empty", empty}};
     test_of_directions("errors:", errors, direction_name, 1);
     test_themes(themes, LENGTH_OF(themes), 0, 0, "forward", "auto");
