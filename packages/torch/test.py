@@ -1939,6 +1939,11 @@ def linear_topk():
             ("a bias of another length", lambda: LF.linear_topk(x, w, 3, linear_bias=w[:, 0][:8]), "linear_bias", ValueError),
             ("a weight of another type", lambda: LF.linear_topk(x, w.half(), 3), "linear_weight", TypeError),
             ("softcap below 0", lambda: LF.linear_topk(x, w, 3, softcap=-1.0), "softcap", ValueError),
+            ("k = 10 of 9 on meta", lambda: LF.linear_topk(x.to("meta"), w.to("meta"), 10), "k is 10", ValueError),
+            ("a learned temperature", lambda: LF.linear_topk(x, w, 3, temperature=per_token.clone().requires_grad_()), "temperature requires",
+             ValueError),
+            ("too little memory", lambda: LF.linear_topk(normal(64, 8).to(D), normal(20000, 8).to(D), 3, workspace_mib=1), "call needs at least",
+             ValueError),
             ("workspace_mib = 0", lambda: LF.linear_topk(x, w, 3, workspace_mib=0), "workspace_mib", ValueError)):
         raises(f"linear_topk: {name}", call, word, kind=kind)
 

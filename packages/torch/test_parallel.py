@@ -469,6 +469,18 @@ def topk_of_a_head(ranks):
                              ("k above all classes", "k is 200", lambda: LF.linear_topk(x, w, 200, **case.split)),
                              ("shards without group", "shards", lambda: LF.linear_topk(x, w, 3, shards=[24] * ranks))):
         refused(f"topk: {name}", word, call)
+    case = Case(F32, (6,), 16, [0] * (ranks - 1) + [50], F32)  # ranks without classes refuse what the last one does
+    (x, w, b), split = (t.detach() for t in case.part), dict(case.split, linear_bias=case.part[2].detach())
+    for name, word, call in (
+            ("an input with a gradient", "input requires", lambda: LF.linear_topk(x.clone().requires_grad_(), w, 3, **split)),
+            ("a learned temperature", "temperature requires", lambda: LF.linear_topk(
+                x, w, 3, temperature=torch.ones(6, device=device).requires_grad_(), **case.split)),
+            ("a softcap", "softcap", lambda: LF.linear_topk(x, w, 3, softcap=-1.0, **split)),
+            ("a hidden size", "linear_weight", lambda: LF.linear_topk(x[:, 1:], w, 3, **split)),
+            ("a bias", "linear_bias", lambda: LF.linear_topk(x, w, 3, **dict(case.split, linear_bias=torch.cat([b, b[:0] if len(b) else x[0]])[1:])))):
+        refused(f"topk, ranks without classes: {name}", word, call)
+    nothing = LF.linear_topk(x[:0], w, 3, **split)
+    verdict("topk: no tokens", nothing.ids.shape == (0, 3) and nothing.lse.shape == (0,))
 
 
 def supports_of_a_head(ranks):

@@ -44,8 +44,12 @@ static tuple<Tensor, Tensor, Tensor> linear_topk_forward(PARAMETERS)
     a.tf32 = x.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
     lk_linear_topk_plan plan = {};
     const size_t budget = (size_t)workspace_mib << 20;
-    LK_RUN(lk_linear_topk_forward_plan, x, &a, SIZE_MAX, &plan); // refuses a wrong k before there are tensors of that size
-    check_budget(budget, plan.minimum_bytes);
+    // The plan comes before the results: it refuses a wrong k.
+    if (budget) LK_RUN(lk_linear_topk_forward_plan, x, &a, SIZE_MAX, &plan);
+    TORCH_CHECK_VALUE(budget >= plan.minimum_bytes, "lk: workspace_mib is ", workspace_mib, "; this call needs at least ",
+                      (plan.minimum_bytes + ((size_t)1 << 20) - 1) >> 20);
+    if (budget) LK_RUN(lk_linear_topk_forward_plan, x, &a, budget, &plan);
+    else LK_RUN(lk_linear_topk_forward_workspace_bytes, x, &a, &plan.workspace_bytes);
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = k;
     const Tensor logp = make(sizes, x, at::kFloat), ids = make(sizes, x, at::kLong);
@@ -53,8 +57,6 @@ static tuple<Tensor, Tensor, Tensor> linear_topk_forward(PARAMETERS)
     const Tensor lse = make(sizes, x, at::kFloat);
     if (!a.tokens) return {logp, ids, lse};
     a.logp = logp.mutable_data_ptr<float>(), a.ids = ids.mutable_data_ptr(), a.lse = lse.mutable_data_ptr<float>();
-    if (budget) LK_RUN(lk_linear_topk_forward_plan, x, &a, budget, &plan);
-    else LK_RUN(lk_linear_topk_forward_workspace_bytes, x, &a, &plan.workspace_bytes);
     const Workspace workspace(a.workspace_bytes = plan.workspace_bytes);
     a.workspace = workspace.start;
     const Locked<lk_linear_topk_context> locked(x, lk_linear_topk_init);

@@ -1194,23 +1194,26 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit
     _tensors(input=input, linear_weight=linear_weight)
     _plain("linear_topk", input=input, linear_weight=linear_weight)
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
+    if factor is not None and factor.requires_grad and torch.is_grad_enabled():
+        raise ValueError("lk: logit_scale or temperature requires a gradient, and gets none; detach it")
     input, linear_bias = _scaled_head(input, linear_bias, factor, group, 1)
-    classes, k = linear_weight.shape[0], _constant("k", k)
+    classes, k, mib = linear_weight.shape[0], _constant("k", k), _mib(workspace_mib)
     ranks = _split(group, shards, 0, classes, linear_weight.device, "linear_weight has {} rows")
+    most = sum(ranks[1]) if ranks else classes
+    if not 1 <= k <= 64 or k > most:
+        raise ValueError(f"lk: k is {k}; it must be 1 to {min(64, most)}")
     if not ranks:
-        return TopkOutput(*_ops.linear_topk.default(input, linear_weight, linear_bias, k, softcap, logit_scale, 0, _mib(workspace_mib)))
+        return TopkOutput(*_ops.linear_topk.default(input, linear_weight, linear_bias, k, softcap, logit_scale, 0, mib))
     name, shards, rank, _ = ranks
-    if not 1 <= k <= min(64, sum(shards)):
-        raise ValueError(f"lk: k is {k}; it must be 1 to {min(64, sum(shards))}")
     counts = [min(k, n) for n in shards]
     own, rows = counts[rank], input.shape[:-1]
-    if own:
-        logp, ids, lse = _ops.linear_topk.default(input, linear_weight, linear_bias, own, softcap, logit_scale, sum(shards[:rank]),
-                                                  _mib(workspace_mib))
-        z = torch.where(lse[..., None] == -torch.inf, -torch.inf, logp + lse[..., None])
-    else:
-        z, lse = (torch.full(n, -torch.inf, device=input.device, dtype=torch.float32) for n in ((*rows, 0), rows))
-        ids = z
+    if not own:  # a class that does not count: the op refuses here what it refuses on the other ranks
+        linear_weight = torch.nn.functional.pad(linear_weight, (0, 0, 0, 1))
+        linear_bias = None if linear_bias is None else torch.nn.functional.pad(linear_bias, (0, 1))
+    logp, ids, lse = _ops.linear_topk.default(input, linear_weight, linear_bias, max(own, 1), softcap, logit_scale, sum(shards[:rank]), mib)
+    if not own:
+        logp, ids, lse = logp[..., :0], ids[..., :0], torch.full_like(lse, -torch.inf)
+    z = torch.where(lse[..., None] == -torch.inf, -torch.inf, logp + lse[..., None])
     bits = [torch.nn.functional.pad(t, (0, k - own)) for t in (z.view(torch.int32), ids.int())] + [lse[..., None].view(torch.int32)]
     ops = torch.ops._c10d_functional
     every = torch.cat(bits, -1).reshape(-1, 2 * k + 1)
