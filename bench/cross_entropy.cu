@@ -37,8 +37,8 @@ typedef struct {
  * the kernels for columns that are split over ranks, by the only rank; forward is forward and finish, without a collective.
  * "ids=64": so many weighted ids per row instead of a target. "tail=1": and one more bin, all other columns, of weight 0.5.
  * "upstream=rows": an upstream gradient for each row; with lse_low that is what the bindings' backward calls, as is mean in f16.
- * "softcap=30": under that softcap. "statistics=1": entropy and the three statistics too. "dlogits=e5m2": gradients in 8 bits, of
- * an upstream that puts them into the type's range. */
+ * "softcap=30": under that softcap. "smoothing=0.1": with that label_smoothing. "statistics=1": entropy and the three statistics too.
+ * "dlogits=e5m2": gradients in 8 bits, of an upstream that puts them into the type's range. */
 static const shape shapes[] = {
     {"rows=4096 vocab=1024 reduction=none", "forward", "bf16", 4096, 1024, 0, 0, 0, 0},
     {"rows=4096 vocab=2048 reduction=none", "forward", "bf16", 4096, 2048, 0, 0, 0, 0},
@@ -135,6 +135,15 @@ static const shape shapes[] = {
     {"rows=4096 vocab=32768 reduction=none softcap=30", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none softcap=30", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=131072 reduction=none softcap=30", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none smoothing=0.1", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none smoothing=0.1", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=16384 vocab=1000 reduction=none smoothing=0.1", "forward_backward", "bf16", 16384, 1000, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none smoothing=0.1", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 0},
+    {"rows=8192 vocab=16384 reduction=none smoothing=0.1", "forward_backward", "bf16", 8192, 16384, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none smoothing=0.1", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=50257 reduction=none smoothing=0.1", "forward_backward", "bf16", 4096, 50257, 0, 0, 0, 0},
+    {"rows=4096 vocab=131072 reduction=none smoothing=0.1", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
+    {"rows=4096 vocab=32768 reduction=none smoothing=0.1", "forward_backward", "f32", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none dlogits=e5m2", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none dlogits=e5m2", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none dlogits=e5m2", "forward_backward", "bf16", 4096, 32768, 0, 0, 0, 0},
@@ -221,6 +230,11 @@ static float softcap_of(const shape *s)
 {
     const char *const softcap = strstr(s->name, " softcap=");
     return softcap ? (float)atof(softcap + 9) : 0.0f;
+}
+static float smoothing_of(const shape *s)
+{
+    const char *const smoothing = strstr(s->name, " smoothing=");
+    return smoothing ? (float)atof(smoothing + 11) : 0.0f;
 }
 static bool has_statistics(const shape *s)
 {
@@ -409,7 +423,7 @@ static lk_cross_entropy_args args_of(const bench_case *c, const bench_buffers *s
     args.logits = set->read, args.target = t.target, args.loss = t.loss, args.lse = t.lse;
     if (!is_fused(s)) args.lse_low = t.lse_low;
     args.upstream = t.upstream, args.upstream_per_row = has_upstreams(s), args.dlogits = set->write;
-    args.rows = s->rows, args.vocab = s->vocab, args.softcap = softcap_of(s);
+    args.rows = s->rows, args.vocab = s->vocab, args.softcap = softcap_of(s), args.label_smoothing = smoothing_of(s);
     args.use_ignore_index = 1, args.ignore_index = -100;
     args.entropy = t.entropy, args.statistics = t.entropy != NULL;
     if (s->mean) args.reduction = LK_REDUCTION_MEAN, args.valid_rows = t.valid_rows;
@@ -582,13 +596,18 @@ typedef struct {
     double upstream; /* of the row that is looked at */
 } fetched;
 
-/* Row `row` of the class probabilities, likewise; ids are probabilities of a few classes. */
+/* Row `row` of the class probabilities, likewise; ids are probabilities of a few classes, and smoothing gives one to each. */
 static double *fetch_prob(const shape *s, const bench_buffers *set, const fetched *f, int64_t row)
 {
     const size_t count = (size_t)s->vocab, bytes = count * (size_t)s->prob, ids = (size_t)ids_of(s);
     double *host = (double *)calloc(count, sizeof(double));
     for (size_t i = (size_t)row * ids; i < (size_t)(row + 1) * ids; i++) host[f->target[i]] += (double)id_weight(s, i);
-    if (ids) return host;
+    if (smoothing_of(s) > 0) {
+        const double e = (double)smoothing_of(s);
+        for (size_t col = 0; col < count; col++) host[col] = e / (double)count;
+        host[f->target[row]] += 1 - e;
+    }
+    if (!s->prob) return host;
     char *raw = (char *)malloc(bytes);
     BENCH_CUDA(cudaMemcpy(raw, set->read + LOGITS_BYTES(s) + (size_t)row * bytes, bytes, cudaMemcpyDeviceToHost));
     for (size_t col = 0; col < count; col++)
@@ -619,7 +638,7 @@ static bool check_row(const shape *s, const bench_buffers *set, const fetched *f
     const bool gradient = gives_gradient(s), eight = is_e5m2(s);
     T *logits = fetch_row<T>(s, set->read, row), *dlogits = gradient && !eight ? fetch_row<T>(s, set->write, row) : NULL;
     uint8_t *bytes = gradient && eight ? fetch_row<uint8_t>(s, set->write, row) : NULL;
-    const bool has_prob = s->prob || ids_of(s);
+    const bool has_prob = s->prob || ids_of(s) || smoothing_of(s) > 0;
     const int64_t y = has_prob ? -1 : f->target[row];
     double *prob = has_prob ? fetch_prob(s, set, f, row) : NULL, total = 0, weighted = 0;
     double max = -INFINITY, min = INFINITY, magnitude = 0, sum = 0, others = 0, errors = 0, first = 0, squares = 0, all = 0;
@@ -768,7 +787,8 @@ static void describe(bench_case *c, const shape *s)
     if (gives_gradient(s) && is_e5m2(s)) c->mix = element_bytes(s) == 2 ? bench_streams<2, 1>() : bench_streams<4, 1>();
     if (gives_gradient(s) && s->prob) c->mix = s->prob == 2 ? bench_streams<2, 1>() : bench_streams<3, 1>();
     c->context = s;
-    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0 || has_statistics(s) || is_e5m2(s);
+    const bool options = s->low || s->prob || ids_of(s) || is_split(s) || softcap_of(s) > 0 || smoothing_of(s) > 0 ||
+                         has_statistics(s) || is_e5m2(s);
     c->fill = fill, c->launch = launch_lk, c->naive = options ? NULL : launch_naive;
     c->check = check<lk_bf16>;
     if (strcmp(s->dtype, "f32") == 0) c->check = check<lk_f32>;

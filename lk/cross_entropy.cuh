@@ -113,7 +113,8 @@
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
  *   gradients                             lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
- *                                         stays in shared memory. Also the columns of a rank or a panel
+ *                                         stays in shared memory. Also the columns of a rank or a panel. forward_backward with
+ *                                         label_smoothing as the only option has a form of its own, LK_CE_SMOOTH
  *   forward with options                  the same kernel, with a ring of 8 vectors per thread through which a row passes: up to
  *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
@@ -627,7 +628,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  *                      A rank's go into its states. Plain columns of a rank have a slot for each vector, as in forward_backward.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots. A
  *                      capped row (see lk_ce_kind) waits for all of them. In bf16 and e5m2 it leaves codes of its
- *                      gradients there instead of logits.
+ *                      gradients there instead of logits. With smoothing alone the second pass also sums log2 e, and the
+ *                      owner writes the results after it.
  *   backward           has lse, and computes gradients from the vectors as they arrive. It sums the p of all columns but the
  *                      target's; at the end the owner gets that sum and writes the target's gradient.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
@@ -641,15 +643,17 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 
 /* What a kernel of gradients is for. LK_CE_PLAIN: rows without a softcap, dentropy and class weights under smoothing; in forward and
- * forward_backward also without smoothing, entropy and argmax. LK_CE_CAPPED: rows of 16-bit logits, with a softcap of up to
- * LK_CE_CAPPED_MOST and nothing else of these; their terms are those of lk_ce_capped. */
-typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN } lk_ce_kind;
+ * forward_backward also without smoothing, entropy and argmax. LK_CE_SMOOTH: forward_backward of those with smoothing.
+ * LK_CE_CAPPED: rows of 16-bit logits, with a softcap of up to LK_CE_CAPPED_MOST and nothing else of these; their terms are those
+ * of lk_ce_capped. */
+typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN, LK_CE_SMOOTH } lk_ce_kind;
+template <lk_ce_kind kind> constexpr bool lk_ce_is_simple = kind == LK_CE_PLAIN || kind == LK_CE_SMOOTH;
 
 /* Blocks of that size per SM: as many as registers allow without spills. */
 #define LK_CROSS_ENTROPY_BLOCKS(kind, direction, ring)                                                                         \
     ((ring) ? 4                                                                                                                \
      : (kind) == LK_CE_PLAIN ? (LK_ARCH >= 1000 ? 4 : 5)                                                                       \
-     : (kind) == LK_CE_CAPPED && (direction) == LK_BACKWARD && LK_ARCH >= 900 ? 4 : 3)
+     : (kind) == LK_CE_SMOOTH || ((kind) == LK_CE_CAPPED && (direction) == LK_BACKWARD && LK_ARCH >= 900) ? 4 : 3)
 
 /* lk_split_row in 32 bits. */
 template <class T> LK_DEVICE lk_split lk_ce_split(const T *logits, int vocab)
@@ -1213,13 +1217,13 @@ template <class T, bool eight = false> LK_DEVICE char *lk_ce_at(const lk_cross_e
 }
 
 /* The gradients of one vector; target_offset as in lk_ce_differentiate. A plain row's target is -inf already. */
-template <bool plain, bool backward, bool eight, class T>
+template <bool plain, lk_ce_summand summand, bool eight, class T>
 LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int target_offset, bool wide,
                                      const lk_ce_gradient &g, const lk_cross_entropy_args &a, float *sum)
 {
     float x[LK_VEC<T>];
     lk_unpack(x, raw);
-    lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, plain ? -1 : target_offset, sum);
+    lk_ce_differentiate<plain, summand, sizeof(T) == 4>(x, g, a, col, plain ? -1 : target_offset, sum);
     lk_ce_store<T, eight>(a, out, x, wide);
 }
 
@@ -1242,8 +1246,8 @@ LK_DEVICE void lk_ce_zero_padding(const lk_cross_entropy_call &call, int64_t row
 }
 
 /* The gradients of the part of a share that has no slot, and the padding. read: the row is read; y: its target, -1 where no
- * column is special; single: the first single element. Returns the sum of e as lk_ce_differentiate does. */
-template <class T, bool plain, bool backward, bool eight>
+ * column is special; single: the first single element. Returns the sum that lk_ce_differentiate adds up. */
+template <class T, bool plain, lk_ce_summand summand, bool eight>
 LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row, lk_ce_gradient g, bool read, int y,
                                 float single)
 {
@@ -1258,13 +1262,13 @@ LK_DEVICE float lk_ce_write_rest(const lk_cross_entropy_call &call, int64_t row,
         if (call.ordered) lk_ce_sync(at.team); /* the logits that lie where this step writes have been read */
         float x[LK_VEC<T>];
         lk_unpack(x, raw);
-        if (u < at.count) lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
+        if (u < at.count) lk_ce_differentiate<plain, summand, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
         if (u < at.count) lk_ce_store<T, eight>(a, lk_ce_at<T, eight>(a, row, col), x, wide);
     }
     for (int i = at.rank; i < at.edge; i += at.team) {
         const int col = lk_ce_edge_col(at, i);
         float x[1] = {i == at.rank || !read ? single : lk_to_float(at.logits[col])};
-        lk_ce_differentiate<plain, backward, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
+        lk_ce_differentiate<plain, summand, sizeof(T) == 4>(x, g, a, col, y - col, &sum);
         lk_ce_store<T, eight>(a, lk_ce_at<T, eight>(a, row, col), x, false);
     }
     if (row < a.rows) lk_ce_zero_padding<T, eight>(call, row, a.vocab, at.rank, at.team);
@@ -1327,7 +1331,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
     const lk_cross_entropy_args &a = call.a;
     lk_ce_gradient g = {};
     const float weights = kind != LK_CE_ANY ? (float)call.classes : lk_ce_weights(call);
-    if (kind != LK_CE_PLAIN && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    if (!lk_ce_is_simple<kind> && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (t->owner && t->y == LK_BAD && a.bad_targets) atomicAdd(a.bad_targets, 1);
     if (t->y == LK_BAD || (t->y >= 0 && !lk_is_finite(up.lse))) {
         if (t->y == LK_BAD) g = lk_ce_bad_factors(up);
@@ -1360,24 +1364,25 @@ LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_th
 }
 
 /* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
- * forward there are none. */
-template <lk_ce_kind kind, bool forward, class State, bool eight, class T>
+ * forward there are none. *state: that of the row. Of LK_CE_SMOOTH it lacks the sum of its logits: so where the row has a
+ * target and its sum is a number, the results are written later, by lk_ce_put_smooth. */
+template <lk_ce_kind kind, bool forward, bool eight, class State, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
-                                        lk_ce_upstream up, float scale)
+                                        lk_ce_upstream up, float scale, State *state)
 {
     constexpr bool exact = sizeof(T) == 4, any = kind == LK_CE_ANY;
     const lk_cross_entropy_args &a = call.a;
     const bool smooth = any && a.label_smoothing > 0.0f;
     const bool excludes_target = !forward || call.state_bytes != 0; /* from the sums */
     State others;
-    if constexpr (kind == LK_CE_PLAIN) others = lk_ce_reduce(call, *t);
+    if constexpr (lk_ce_is_simple<kind>) others = lk_ce_reduce(call, *t);
     else if constexpr (kind == LK_CE_CAPPED && forward) others = lk_ce_reduce_capped_ring(call, *t, excludes_target ? t->y : -1);
     else if constexpr (kind == LK_CE_CAPPED) others = lk_ce_reduce_capped<eight>(call, *t);
     else if constexpr (forward) others = lk_ce_reduce_ring<State>(call, *t, excludes_target ? t->y : -1, scale);
     else others = lk_ce_reduce_all<false, State>(call, t->row, t->slot, t->y, t->read, scale);
     others = lk_ce_exchange<any, exact>(inbox, others, scale, t->at.team, t->source, t->owner, &t->logit);
     if (any && forward && a.argmax && t->owner) others.top = lk_ce_find_argmax(t->at, others.top);
-    if (kind != LK_CE_PLAIN && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
+    if (!lk_ce_is_simple<kind> && a.softcap > 0.0f) t->logit = lk_ce_cap(t->logit, a.logit_scale, a.softcap, &t->slope);
     if (forward && call.state_bytes) {
         lk_ce_put_state(call, *t, others, scale);
         return {};
@@ -1385,7 +1390,10 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
     State all = others;
     if (excludes_target) all = lk_ce_with_target<!any, exact>(&others, t->y, t->logit, smooth ? up.weight : 1.0f, scale);
     else if (t->y >= 0) all.target = t->logit;
-    if (t->owner && t->row < a.rows) lk_ce_put<any>(call, t->row, {t->y, t->y != LK_IGNORED, t->y == LK_BAD}, up.weight, all);
+    const bool later = kind == LK_CE_SMOOTH && t->y >= 0 && all.sum > 0.0f && lk_is_finite(all.sum);
+    if (t->owner && t->row < a.rows && !later)
+        lk_ce_put<any>(call, t->row, {t->y, t->y != LK_IGNORED, t->y == LK_BAD}, up.weight, all);
+    if (kind == LK_CE_SMOOTH) *state = all;
 
     lk_ce_gradient g = {};
     if (forward) return g;
@@ -1444,17 +1452,21 @@ LK_DEVICE float lk_ce_write_capped(const lk_cross_entropy_call &call, const lk_c
     return (sum[0] + sum[1]) * grow;
 }
 
-/* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns, in
- * backward alone. */
+/* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns in
+ * backward, and of log2 e over all of LK_CE_SMOOTH. */
 template <lk_ce_kind kind, bool backward, bool eight, class T>
 LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
 {
-    constexpr bool plain = kind == LK_CE_PLAIN;
+    constexpr bool plain = lk_ce_is_simple<kind>;
+    constexpr lk_ce_summand summand = backward ? LK_CE_SUM_E : kind == LK_CE_SMOOTH ? LK_CE_SUM_LOG : LK_CE_SUM_NOTHING;
     const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T, eight>(call.a);
     char *out = t.out;
     const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
     int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
-    float sum = 0.0f;
+    float sum = 0.0f, single = t.single;
+    if (kind == LK_CE_SMOOTH && t.target >= 0) lk_put((T *)t.slot + t.target, t.logit); /* it was -inf for the sum of e */
+    const bool has_single = t.at.rank < t.at.edge;
+    if (kind == LK_CE_SMOOTH && t.owner && t.y >= 0 && has_single && lk_ce_edge_col(t.at, t.at.rank) == t.y) single = t.logit;
     if constexpr (kind == LK_CE_CAPPED) sum = lk_ce_write_capped<backward, eight>(call, t, g), u = t.in_slots;
     if constexpr (backward && kind != LK_CE_CAPPED) {
         lk_cp_async_wait_group<1>();
@@ -1463,13 +1475,13 @@ LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_t
             lk_put((T *)t.slot + t.target, -INFINITY);
         }
         for (; u < t.half; u++, out += t.at.jump * bytes, col += t.at.jump)
-            lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
+            lk_ce_write_gradients<plain, summand, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
         lk_cp_async_wait_group<0>();
     }
     if constexpr (kind != LK_CE_CAPPED)
         LK_UNROLL_BY(2) for (; u < t.in_slots; u++, out += t.at.jump * bytes, col += t.at.jump)
-            lk_ce_write_gradients<plain, backward, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
-    if (call.has_rest) sum += lk_ce_write_rest<T, plain, backward, eight>(call, lk_ce_row_of(call), g, t.read, t.y, t.single);
+            lk_ce_write_gradients<plain, summand, eight>(t.slot[u * threads], out, col, t.y - col, wide, g, call.a, &sum);
+    if (call.has_rest) sum += lk_ce_write_rest<T, plain, summand, eight>(call, lk_ce_row_of(call), g, t.read, t.y, single);
     return sum;
 }
 
@@ -1482,6 +1494,15 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
     lk_ce_store<T, eight>(call.a, lk_ce_at<T, eight>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
+/* Writes the results of a row of LK_CE_SMOOTH; its owner calls it. s: from lk_ce_from_row; logs: the sum of log2 e. */
+template <class T>
+LK_DEVICE void lk_ce_put_smooth(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s, const lk_ce_gradient &g,
+                                float logs)
+{
+    s.weights = (float)call.a.vocab, s.weighted = lk_ce_weighted_of_logs(logs, s.weights, s.max, g);
+    lk_ce_put<true>(call, lk_ce_row_of(call), {t.y, true, false}, 1.0f, s);
+}
+
 /* direction: LK_FORWARD, LK_BACKWARD or LK_BOTH. Ranks do not use LK_BOTH: they call forward, then backward.
  * State: lk_ce_row_squares in forward with statistics. */
 template <class T, lk_ce_kind kind, lk_direction direction, class State = lk_ce_row, bool eight = false>
@@ -1491,8 +1512,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     lk_cross_entropy_gradient_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
-    LK_SHARED(lk_ce_inbox, inbox, [1]);
-    constexpr bool backward = direction == LK_BACKWARD, forward = direction == LK_FORWARD, plain = kind == LK_CE_PLAIN;
+    constexpr bool backward = direction == LK_BACKWARD, forward = direction == LK_FORWARD, plain = lk_ce_is_simple<kind>;
+    constexpr bool smooth = kind == LK_CE_SMOOTH;
+    LK_SHARED(lk_ce_inbox, inbox, [1 + smooth]); /* of the states; and of the sums of log2 e */
     const lk_cross_entropy_args &a = call.a;
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_thread<T> t;
@@ -1503,6 +1525,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     t.term = (lk_ce_target_term *)(&slots + call.slots * (int)blockDim.x) + (threadIdx.x >> call.team_log2);
     t.out = lk_ce_at<T, eight>(a, t.row, t.at.first - t.at.logits);
     lk_ce_inbox_begin(inbox);
+    if constexpr (smooth) lk_ce_inbox_begin(inbox + 1);
     lk_cluster_begin();
     /* Backward lets the next kernel start only at its end: alternating forward and backward is faster so. */
     if (!backward) lk_griddepcontrol_launch_dependents();
@@ -1523,8 +1546,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     lk_ce_find_target<plain>(call, &t);
     const lk_ce_upstream up = lk_ce_load_upstream<backward, kind == LK_CE_ANY>(call, t.row, y);
     lk_cluster_ready();
-    const lk_ce_gradient g =
-        backward ? lk_ce_from_lse<kind>(call, &t, up, scale) : lk_ce_from_row<kind, forward, State, eight>(call, &t, inbox, up, scale);
+    State state;
+    const lk_ce_gradient g = backward ? lk_ce_from_lse<kind>(call, &t, up, scale)
+                                      : lk_ce_from_row<kind, forward, eight>(call, &t, inbox, up, scale, &state);
     if (forward) return;
     if (t.owner) t.term->y = t.y, t.term->logit = t.logit, t.term->slope = t.slope;
     if (call.ordered) {
@@ -1535,7 +1559,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     if (backward) lk_griddepcontrol_launch_dependents();
     float others = 0.0f;
     const bool sums = backward && !call.slice.split; /* with ranks or panels `others` has the sum over all of them */
-    if (sums) others = lk_ce_sum_for_owner(inbox, sum, t.at.team, t.source);
+    if (sums || smooth) others = lk_ce_sum_for_owner(inbox + smooth, sum, t.at.team, t.source);
+    if constexpr (smooth)
+        if (t.owner && t.y >= 0) lk_ce_put_smooth(call, t, state, g, others);
     if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
         lk_ce_write_target<kind != LK_CE_ANY, eight, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
 }
@@ -1593,16 +1619,18 @@ template <class T, lk_direction direction, bool may_be_plain = true, bool eight 
 LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                             cudaStream_t stream)
 {
-    constexpr bool backward = direction == LK_BACKWARD;
+    constexpr bool backward = direction == LK_BACKWARD, smooths = direction == LK_BOTH && !eight;
     lk_cross_entropy_args &a = call.a;
     const bool padded = call.padded_end > a.vocab, simple = lk_cross_entropy_is_plain(&a) && !a.dentropy;
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
     const bool none = a.label_smoothing == 0.0f && !a.dentropy && (backward || (!a.entropy && !a.argmax));
     const bool capped = a.softcap > 0.0f && a.softcap <= LK_CE_CAPPED_MOST && none;
+    const bool smooth = smooths && a.label_smoothing > 0.0f && a.softcap == 0.0f && !a.class_weight && !a.entropy && !a.argmax &&
+                        !a.dentropy;
     const bool ring = direction == LK_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
     const int64_t vecs = a.vocab / LK_VEC<T>;
     /* Options cost each thread many instructions, so rows with them have fewer threads, but 1024 for each SM. */
-    const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_OPTION_SLOTS;
+    const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain || smooth ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_OPTION_SLOTS;
     int few = LK_CROSS_ENTROPY_FEW_SLOTS;
     while (few < most && lk_team_rows(a.rows, a.batch_invariant) * vecs >= (int64_t)2 * few * 1024 * device->sms) few *= 2;
     if (few > most) few = most;
@@ -1615,6 +1643,8 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     void (*kernel)(lk_cross_entropy_call) = lk_cross_entropy_gradient_kernel<T, LK_CE_ANY, direction, lk_ce_row, eight>;
     if constexpr (may_be_plain)
         if (plain) kernel = lk_cross_entropy_gradient_kernel<T, LK_CE_PLAIN, direction, lk_ce_row, eight>;
+    if constexpr (smooths)
+        if (smooth) kernel = lk_cross_entropy_gradient_kernel<T, LK_CE_SMOOTH, direction>;
     if constexpr (sizeof(T) == 2)
         if (capped) kernel = lk_cross_entropy_gradient_kernel<T, LK_CE_CAPPED, direction, lk_ce_row, eight>;
     if constexpr (direction == LK_FORWARD)

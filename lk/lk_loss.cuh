@@ -726,6 +726,12 @@ LK_DEVICE float lk_ce_p_scale_of_sum(lk_lse s, float inverse, float rate, float 
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
 }
 
+/* The sum of lk_ce_row's `weighted` without class weights, from the sum of log2 e over all columns. */
+LK_DEVICE float lk_ce_weighted_of_logs(float logs, float columns, float max, const lk_ce_gradient &g)
+{
+    return __fdiv_rn(fmaf(columns, fmaf(-g.rate, max, g.base), logs), g.rate);
+}
+
 /* rate and base from a row's lse, or from its state with inverse = 1 / sum. dentropy: its factors too; the mean of z is
  * lse - entropy. Returns p_scale. */
 LK_DEVICE float lk_ce_base_of_lse(lk_ce_gradient *g, lk_ce_upstream up, float scale, bool dentropy, float entropy)
@@ -768,9 +774,12 @@ LK_DEVICE float lk_ce_target_dz(float f_lse, float f_rest, float w_term, float p
     return (fmaf(f_lse, p, w_term) - f_rest * (p < 0.5f ? 1.0f - p : others) + entropy_term) * slope;
 }
 
-/* Turns the logits x of columns col, col + 1, ... into gradients. backward: adds their e to sum, except for that of
- * x[target_offset], whose gradient the caller writes later; target_offset may lie outside x. exact: for lk_ce_cap. */
-template <bool plain, bool backward, bool exact, class Args, int n>
+/* What lk_ce_differentiate adds up: nothing; e, except for that of x[target_offset]; or log2 e of all. */
+typedef enum { LK_CE_SUM_NOTHING, LK_CE_SUM_E, LK_CE_SUM_LOG } lk_ce_summand;
+
+/* Turns the logits x of columns col, col + 1, ... into gradients, and adds to sum. The target is x[target_offset], which may lie
+ * outside x; the caller writes its gradient later. exact: for lk_ce_cap. */
+template <bool plain, lk_ce_summand summand, bool exact, class Args, int n>
 LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const Args &a, int64_t col, int target_offset,
                                    float *sum)
 {
@@ -780,13 +789,18 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
         LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[col + j];
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
+    if (summand == LK_CE_SUM_LOG) {
+        LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += fmaf(g.rate, x[j], -g.base);
+    }
     LK_UNROLL for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
-    if (backward && (unsigned)target_offset < (unsigned)n) {
+    if (summand == LK_CE_SUM_E && (unsigned)target_offset < (unsigned)n) {
         LK_UNROLL for (int j = 0; j < n; j++) e[j] = j == target_offset ? 0.0f : e[j];
     }
-    LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += e[j];
+    if (summand == LK_CE_SUM_E) {
+        LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += e[j];
+    }
     lk_ce_dz<plain>(x, e, w_factor, slope, g, a);
-    if (backward) *sum += part[0] + part[1];
+    if (summand != LK_CE_SUM_NOTHING) *sum += part[0] + part[1];
 }
 
 /* The target's, from what its owner keeps. */

@@ -1632,17 +1632,53 @@ static void held_in_part(int type, int direction, int path)
 {
     const bool cluster = path == LK_CROSS_ENTROPY_CLUSTER;
     const int64_t vocab = (400 << 10) / test_type_bytes[type] * (cluster ? 8 : 1) + 3 * path;
-    for (int i = 0; i < 5; i++) { /* 4: a capped row */
+    for (int i = 0; i < 6; i++) { /* 4: a capped row; 5: one with smoothing alone */
         const int turn = (type + direction + path) % 4;
-        if (i == 4 ? !type || cluster || (test.small && (type + direction + path) % 2) :
+        if (i == 5 ? direction != BOTH || (cluster && type != 1) :
+            i == 4 ? !type || cluster || (test.small && (type + direction + path) % 2) :
             cluster ? i != type + (direction == BOTH) : test.small ? i != turn : type && (i + type) % 2) continue;
         problem p = drawn(type, direction, path, cluster ? 1 : 2, vocab, 2300 + i, (i + type) % PLACES);
         p.on[IGNORE] = p.on[BAD] = false, p.has[LOSS] = p.has[LSE] = true, p.on[SOFTCAP] = i == 4, p.softcap = 30;
         p.on[SMOOTHING] = p.on[WEIGHTS] = p.on[WANT_ENTROPY] = p.on[WANT_ARGMAX] = p.on[STATISTICS] = i == 1;
+        if (i == 5) make_plain(&p), p.on[SMOOTHING] = true, p.on[WEIGHTS] = p.on[NARROW] = false;
         if (i == 4) p.on[HAS_DENTROPY] = false;
         if (i < 2 || i == 4) p.special = CONFIDENT; /* wherever the target is, it must not be among the others */
         if (i == 2) p.special = CLIFF, p.where = SPARSE, p.on[SCALE] = false;
         if (i == 3) p.on[IN_PLACE] = p.on[NARROW] = true;
+        check(&p);
+    }
+}
+
+/* forward_backward with smoothing has a kernel of its own where rows have no softcap, class weights, entropy and argmax: with
+ * its target among single elements, in a slot and in none, and beside each of the other switches. */
+static void smoothed(int type, int direction, int path)
+{
+    static const int with[] = {SMOOTHING, MEAN, SUM, Z, SCALE, IGNORE, BAD, IN_PLACE, NARROW, HAS_DLSE, UPSTREAM_ROWS, ZERO_PADDING,
+                               WEIGHTED, HOST_UPSTREAM, INT32};
+    const int64_t vocab[] = {1, 9, 23, 300, 2051, 20011};
+    for (int i = 0; direction == BOTH && i < LENGTH_OF(vocab); i++)
+        for (int j = 0; j < LENGTH_OF(with); j++) {
+            const int turn = i + j + type + path;
+            if (test.small ? i == 5 || turn % 4 : i == 5 && turn % 3) continue;
+            problem p = plain(type, direction, path, i < 3 ? 70 : i < 5 ? 9 : 2, vocab[i]);
+            p.seed = test_hash(p.seed + (uint64_t)j);
+            uint64_t random = p.seed;
+            draw_place(&p, &random, turn % PLACES);
+            p.on[SMOOTHING] = p.on[with[j]] = p.has[LOSS] = true;
+            p.has[LSE] = p.has[LSE_LOW] = j % 2, p.has[Z_LOSS] = j % 3 == 0;
+            if (turn % 2) p.special = CLIFF, p.where = turn % 4 == 1 ? FIRST : LAST_VECTOR;
+            check(&p);
+        }
+    for (int special = MINUS_INF; direction == BOTH && special <= NOT_A_NUMBER; special++) /* the loss is none */
+        for (int where = 0; where < WHERES; where++) {
+            problem p = plain(type, direction, path, 3, where % 2 ? 137 : 24);
+            p.on[SMOOTHING] = p.has[LOSS] = p.has[LSE] = true, p.special = special, p.where = where;
+            check(&p);
+        }
+    static const float ends[] = {0x1p-126f, 0x1p-60f, 0x1p60f, 0x1p120f};
+    for (int i = 0; direction == BOTH && i < 2 * LENGTH_OF(ends); i++) {
+        problem p = plain(type, direction, path, 4, i % 2 ? 37 : 600);
+        p.on[SMOOTHING] = p.on[SCALE] = p.has[LOSS] = true, p.scale = ends[i / 2], p.spread = 0.2;
         check(&p);
     }
 }
@@ -1680,6 +1716,7 @@ static void all_themes(void)
                                    {"places", places, true},    {"many rows", many_rows, true}, {"long rows", long_rows, true},
                                    {"special values", specials, true}, {"around 1e4", offsets, true},
                                    {"in place", in_place, true}, {"e5m2", narrow, false}, {"rows held in part", held_in_part, false},
+                                   {"smoothing alone", smoothed, false},
                                    {"full warps", full_warps, false}, {"reduced", reduced, false},
                                    {"short rows", short_rows, false}, {"counted first", counted_first, false},
                                    {"huge logits", huge_logits, true}, {"the ends of scales", scale_ends, true},
@@ -1697,6 +1734,7 @@ static void all_themes(void)
                 if (with_probs && !themes[i].probs) continue;
                 const bool of_gradients = themes[i].run == in_place || themes[i].run == narrow;
                 if (of_gradients && !gives_gradient(direction)) continue;
+                if (themes[i].run == smoothed && direction != BOTH) continue;
                 if (themes[i].run == full_warps && path > LK_CROSS_ENTROPY_WARP) continue;
                 if (themes[i].run == short_rows && !short_here(at)) continue;
                 if (themes[i].run == counted_first && (direction != BOTH || path > LK_CROSS_ENTROPY_WARP)) continue;
