@@ -35,6 +35,10 @@
  *            residual(_out) and its gradients may be float beside 16-bit x and y, and so may dy; weight and bias may be of any
  *            type, and so their gradients. accumulate: dweight and dbias are added to their old
  *            contents. Strides of 0 mean packed, so an expanded tensor must be copied first.
+ *            round_sum: s is rounded to residual_dtype before it is used, so that rstd and y are those of the stored residual_out,
+ *            as where x + residual is an operation of its own. Else they are those of the float sum. A norm of residual_out alone
+ *            has the same bits where residual_dtype is T, weight is of T, a row has at most 32 KiB, and x, residual, residual_out
+ *            and weight lie on 16 bytes, as their rows do.
  *            batch_invariant: in forward each row's results have the same bits for any number of rows and at any place among
  *            them, if the rows of each tensor lie alike modulo 16 bytes. Kernels are those of many rows then, so few rows may
  *            take longer.
@@ -119,6 +123,7 @@ typedef struct {
     int path;                     /* F B           LK_SRMS_NORM_*; 0 chooses */
     int dy_dtype;                 /* B             LK_DTYPE_*: T or f32; 0 means T; of dy */
     int batch_invariant;          /* F             not 0: a row's results do not depend on the other rows. See Options */
+    int round_sum;                /* F B           not 0: x + residual is rounded to residual_dtype. See Options */
 } lk_srms_norm_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md (overlap, alignment):
@@ -231,6 +236,7 @@ typedef struct {
     int aligned;                      /* all tensors' rows have their 16-byte boundaries at the same columns */
     int offset, offset_step;          /* row r starts offset + r offset_step elements behind a boundary, modulo LK_VEC<T> */
     float inverse_cols;
+    int round_sum; /* not 0: s is a sum, and is rounded to Res */
 } lk_srms_norm_input;
 
 /* What a kernel gets. The arguments have all defaults filled in. */
@@ -328,6 +334,18 @@ template <class T> LK_DEVICE lk_srms_norm_thread lk_srms_norm_few_thread(int col
     return at;
 }
 
+/* Rounds s to Res, with round_sum. */
+template <class Res, int Num> LK_DEVICE void lk_srms_norm_round(float (&s)[Num], const lk_srms_norm_input &in)
+{
+    if (sizeof(Res) == 2 && in.round_sum) {
+        LK_UNROLL for (int j = 0; j < Num; j++) {
+            Res rounded;
+            lk_put(&rounded, s[j]);
+            s[j] = lk_to_float(rounded);
+        }
+    }
+}
+
 /* Num elements of s = x + r from global memory. */
 template <class T, class Res, int Num>
 LK_DEVICE void lk_srms_norm_load_s(float (&s)[Num], const lk_srms_norm_input &in, int64_t row, int col)
@@ -338,6 +356,7 @@ LK_DEVICE void lk_srms_norm_load_s(float (&s)[Num], const lk_srms_norm_input &in
     float r[Num];
     lk_srms_norm_load(r, (const Res *)in.r.data + row * in.r.stride + col);
     LK_UNROLL for (int j = 0; j < Num; j++) s[j] += r[j];
+    lk_srms_norm_round<Res>(s, in);
 }
 
 /* A vector of s in a thread's registers, from the sum to the scaling. Packed: s is one tensor of T, and the vector stays as it
@@ -384,6 +403,7 @@ LK_DEVICE void lk_srms_norm_add(float (&s)[LK_VEC<T>], const lk_srms_norm_input 
     if (in.x.data) lk_unpack(s, x[0]);
     lk_srms_norm_unpack<Res, Num>(add, r);
     LK_UNROLL for (int j = 0; j < Num && in.r.data; j++) s[j] += add[j];
+    lk_srms_norm_round<Res>(s, in);
 }
 /* The first Vecs vectors of s of a thread. */
 template <class T, class Res, int Vecs>
@@ -500,6 +520,12 @@ template <class T> LK_HOST bool lk_srms_norm_vector_weight(const lk_srms_norm_ar
     return !a->weight || (a->weight_dtype == lk_dtype<T> && (uintptr_t)a->weight % 16 == 0);
 }
 
+/* Whether kernels round s: where they compute it as a sum. */
+LK_HOST int lk_srms_norm_rounds(const lk_srms_norm_args *a, bool backward)
+{
+    return a->round_sum && a->x && a->residual && !(backward && a->residual_out);
+}
+
 /* A kernel's limits: the vectors that a thread can hold, and those that it gets where there are enough threads; bytes of shared
  * memory per thread and part of a vector, and per thread besides; most threads per block, and threads of a block with several
  * teams; whether a team has a thread for each single element; most threads per SM for which the kernel for few rows is faster. */
@@ -554,7 +580,7 @@ LK_HOST lk_srms_norm_layout lk_srms_norm_lay_out(const lk_device *device, lk_srm
     const lk_srms_norm_table table = lk_srms_norm_tensors<T>(a, backward);
     lk_srms_norm_input *in = &layout.call.in;
     lk_srms_norm_tensor *const inputs[] = {&in->x, &in->r, &in->r, &in->dy, &in->dr}; /* the first tensors of the table */
-    in->inverse_cols = 1.0f / (float)a->cols;
+    in->inverse_cols = 1.0f / (float)a->cols, in->round_sum = lk_srms_norm_rounds(a, backward);
     in->aligned = 1;
     const lk_tensor *given[LK_SRMS_NORM_ROW_TENSORS], *base = NULL; /* base: the first of T, or else of f32 */
     int count = 0;
@@ -877,6 +903,7 @@ LK_DEVICE void lk_srms_norm_get_both(float (&s)[Num], float (&dy)[Num], const lk
         if (in.r.data) lk_srms_norm_get<Res>(s, in.r, where);
         if (in.x.data) lk_srms_norm_get<T>(x, in.x, where);
         LK_UNROLL for (int j = 0; j < Num; j++) s[j] += x[j];
+        lk_srms_norm_round<Res>(s, in);
     }
 }
 

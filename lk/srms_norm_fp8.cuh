@@ -182,6 +182,7 @@ LK_DEVICE void lk_srms_norm_fp8_load_s(float (&s)[Num], const lk_srms_norm_fp8_c
     if (!in.r.data) return;
     lk_srms_norm_fp8_load<Wide>(r, (const Res *)in.r.data + row * in.r.stride + col, left);
     LK_UNROLL for (int j = 0; j < Num; j++) s[j] += r[j];
+    lk_srms_norm_round<Res>(s, in);
 }
 /* s w. group: the first element of the row's weight. Holds: weight is of T and on 16 bytes, or NULL. */
 template <class T, bool Holds, bool Wide, int Num>
@@ -1109,6 +1110,7 @@ LK_HOST lk_status lk_srms_norm_fp8_run(const char *op, const lk_srms_norm_fp8_ar
     call.norm.a = *a;
     call.norm.in.x = {a->x, a->x_stride, 0}, call.norm.in.r = {a->residual, a->residual_stride, 0};
     call.norm.in.aligned = 1, call.norm.in.inverse_cols = 1.0f / (float)a->cols;
+    call.norm.in.round_sum = lk_srms_norm_rounds(a, false);
     call.block_log2 = call.x.scaling == LK_SRMS_NORM_FP8_MX ? 5 : 7;
     call.most = call.x.format == LK_FP8_E5M2 ? 57344.0f : 448.0f, call.inverse = 1.0f / call.most;
     call.narrow = call.x.power_of_two || call.x.scaling == LK_SRMS_NORM_FP8_MX;

@@ -23,10 +23,10 @@
  *                args.common.dy = dy, args.common.dx = dx, args.dgate = dgate;
  *                status = lk_srms_norm_gated_backward_bf16(&args, stream);    // reads x, gate and the rstd that forward wrote
  * Needs      srms_norm.cuh and what that needs. The workspace of dweight is as there.
- * Options    Those of srms_norm.cuh, without residual, residual_out, dresidual_out, dresidual, bias and dbias; dy has type T.
- *            Any output may be NULL, but not all.
+ * Options    Those of srms_norm.cuh, without residual, residual_out, round_sum, dresidual_out, dresidual, bias and dbias; dy has
+ *            type T. Any output may be NULL, but not all.
  *            Fastest where all rows start and end on 16 bytes, as for srms_norm.cuh; in forward with a weight of T on 16 bytes.
- * Errors     As in srms_norm.cuh. First of all LK_ERR_VALUE: one of the tensors above is given, or dy_dtype is not T.
+ * Errors     As in srms_norm.cuh. First of all LK_ERR_VALUE: one of these is given, or dy_dtype is not T.
  *            LK_ERR_NULL: gate is NULL, too.
  * Source     Dao and Gu, "Transformers are SSMs", 2024; Yang et al., "Gated Delta Networks", 2024.
  * Read on    lk/srms_norm.md: how exact results are, and what is read and written.
@@ -503,6 +503,7 @@ LK_HOST lk_status lk_srms_norm_gated_check(const char *op, const lk_srms_norm_ga
     const bool back = direction == LK_BACKWARD; /* fields of the other call are ignored */
     lk_check_absent(&checks, "residual", given.residual, why);
     lk_check_absent(&checks, "residual_out", given.residual_out, why);
+    lk_check_absent(&checks, "round_sum", given.round_sum, why);
     lk_check_absent(&checks, "bias", !back && given.bias, why);
     lk_check_absent(&checks, "dresidual_out", back && given.dresidual_out, why);
     lk_check_absent(&checks, "dresidual", back && given.dresidual, why);

@@ -54,7 +54,7 @@ typedef struct {
     int64_t stride[TENSORS];
     int at[TENSORS];
     int residual_dtype, weight_dtype, dweight_dtype, dy_dtype;
-    bool accumulate;
+    bool accumulate, rounded; /* rounded: round_sum */
     float eps, weight_offset;
     int groups; /* as in the args: 0 is 1 too */
     int special, where, victim; /* victim: the tensor with special values; X: s, whatever it comes from */
@@ -83,6 +83,7 @@ static const char *describe(const problem *p)
                      direction_name[p->direction], test_type_name[p->type], path_name[p->path], (long long)p->rows,
                      (long long)p->cols, (double)p->eps, p->groups, (double)p->weight_offset, p->residual_dtype,
                      p->weight_dtype, p->dweight_dtype, p->dy_dtype, p->accumulate ? " accumulate" : "");
+    if (p->rounded) n += snprintf(text + n, sizeof text - (size_t)n, " round_sum");
     for (int t = 0; t < TENSORS; t++)
         if (p->has[t] && p->home[t] != t)
             n += snprintf(text + n, sizeof text - (size_t)n, " %s=%s", tensor_name[t], tensor_name[p->home[t]]);
@@ -179,6 +180,8 @@ static void count(const problem *p)
     DID(BOTH, "0 rows", p->rows == 0), DID(BOTH, "1 row", p->rows == 1), DID(BOTH, "many rows", p->rows >= 500);
     DID(BOTH, "1 col", p->cols == 1), DID(BOTH, "long rows", p->cols > 3000);
     DID(BOTH, "residual T", sum && !(f32 && p->type)), DID(BOTH, "residual f32", sum && f32 && p->type);
+    DID(BOTH, "round_sum", p->rounded && sum && !f32 && p->type && !p->has[back ? RESIDUAL_OUT : BIAS] && p->rows);
+    DID(BOTH, "round_sum without effect", p->rounded && (!sum || f32 || !p->type));
     DID(BOTH, "weight NULL", !p->has[WEIGHT]), DID(BOTH, "weight off", p->has[WEIGHT] && p->at[WEIGHT] % vec);
     DID(BOTH, "weight T", p->has[WEIGHT] && layout_of(p, WEIGHT).type == p->type);
     DID(BOTH, "weight f32", p->has[WEIGHT] && layout_of(p, WEIGHT).type == TEST_F32 && p->type);
@@ -219,7 +222,7 @@ static void count(const problem *p)
     DID(BACKWARD, "dx = dresidual_out", p->has[DX] && p->home[DX] == DRESIDUAL_OUT);
     DID(BACKWARD, "dresidual = dresidual_out", p->has[DRESIDUAL] && p->home[DRESIDUAL] == DRESIDUAL_OUT);
 #undef DID
-    static_assert(TEST_MOST_OPTIONS >= 73, "the list above");
+    static_assert(TEST_MOST_OPTIONS >= 75, "the list above");
     counts.option_count = i;
 }
 
@@ -302,6 +305,7 @@ static problem drawn(int type, int direction, int path, int64_t rows, int64_t co
     uint64_t random = p.seed;
     draw_options(&p, &random);
     draw_place(&p, &random, place);
+    p.rounded = test_hash(p.seed + 1) % 2;
     /* A dweight of many columns is what takes the simulator longest: it turns up in every fourth long row. */
     if (cols > 100000) p.has[DBIAS] = false;
     if (p.has[DWEIGHT] && (cols > 100000 || (cols > test_pick(3000, 150) && (type + path + seed + 1) % 4)))
@@ -342,11 +346,16 @@ static float value(int t, int64_t row, int64_t c)
     return test_get(laid[t].type, test_buffer_host(&buffers[t]), row * laid[t].stride + c);
 }
 
-/* s as the float that the header speaks of. */
+/* s as the float that the header speaks of, with round_sum as the residual's type has it. */
 static float load_s(const problem *p, int64_t row, int64_t c)
 {
+    unsigned char room[4];
     if (!p->has[X]) return value(RESIDUAL_OUT, row, c);
-    return p->has[RESIDUAL] ? value(X, row, c) + value(RESIDUAL, row, c) : value(X, row, c);
+    if (!p->has[RESIDUAL]) return value(X, row, c);
+    const float sum = value(X, row, c) + value(RESIDUAL, row, c);
+    if (!p->rounded) return sum;
+    test_put(laid[RESIDUAL].type, room, 0, sum);
+    return test_get(laid[RESIDUAL].type, room, 0);
 }
 
 /* rstd of a row, whose s it leaves in row_s. Squares are floats: what overflows is infinite. */
@@ -446,7 +455,7 @@ static bool setup(const problem *p, int run)
     forward.x_stride = strides[X], forward.residual_stride = strides[RESIDUAL], forward.y_stride = strides[Y];
     forward.residual_out_stride = strides[RESIDUAL_OUT], forward.eps = p->eps, forward.residual_dtype = p->residual_dtype;
     forward.weight_dtype = p->weight_dtype, forward.path = p->path, forward.bias = at[BIAS], forward.groups = p->groups;
-    forward.weight_offset = p->weight_offset;
+    forward.weight_offset = p->weight_offset, forward.round_sum = backward.round_sum = p->rounded;
     if (!p->has[RESIDUAL_OUT]) {
         backward.x = at[X], backward.residual = at[RESIDUAL];
         backward.x_stride = strides[X], backward.residual_stride = strides[RESIDUAL];
@@ -1215,9 +1224,41 @@ static void invariant(int type)
     }
 }
 
+/* With round_sum y and rstd have the bits of a norm of residual_out, for rows of up to 32 KiB with a weight of T. */
+static void recomputed(int type)
+{
+    static test_buffer in[3], sum, out[4];
+    static const int64_t lengths[] = {64, 256, 768, 1000, 2048, 4096, 5120, 8192, 12288, 16384};
+    const int bytes = test_type_bytes[type];
+    for (int i = 0; i < 3 * LENGTH_OF(lengths); i++) {
+        const int64_t cols = lengths[i / 3], many = (cols > 4096 ? 3 : cols > 64 ? 36 : 72) * test.sms;
+        const int64_t rows = i % 3 == 0 ? 3 : i % 3 == 1 ? test.sms : many;
+        if (cols * bytes > 32768 || (test.small && (i + type) % 4)) continue;
+        lk_srms_norm_args a = {};
+        a.rows = rows, a.cols = cols, a.eps = 1e-6f, a.round_sum = 1;
+        a.x = test_invariant_input(&in[0], type, rows * cols, 1), a.residual = test_invariant_input(&in[1], type, rows * cols, 2);
+        a.weight = test_invariant_input(&in[2], type, cols, 3);
+        for (int k = 0; k < 4; k++) test_buffer_size(&out[k], (size_t)rows * (k % 2 ? 4 : (size_t)(cols * bytes)), 0, 0x5a);
+        test_buffer_size(&sum, (size_t)(rows * cols * bytes), 0, 0x5a);
+        a.y = test_buffer_device(&out[0]), a.rstd = (float *)test_buffer_device(&out[1]), a.residual_out = test_buffer_device(&sum);
+        lk_status status = call_of[FORWARD][type](&a, test.stream);
+        a.x = a.residual_out, a.residual = NULL, a.residual_out = NULL, a.round_sum = 0;
+        a.y = test_buffer_device(&out[2]), a.rstd = (float *)test_buffer_device(&out[3]);
+        if (!status) status = call_of[FORWARD][type](&a, test.stream);
+        for (int k = 0; k < 4; k++) test_buffer_download(&out[k]);
+        bool same = status == LK_OK;
+        for (int k = 0; k < 2; k++)
+            same = same && memcmp(test_buffer_back(&out[k]), test_buffer_back(&out[k + 2]), out[k].bytes) == 0;
+        if (!test_that(same))
+            test_detail("%s, %lld x %lld: %s, or other bits", test_type_name[type], (long long)rows, (long long)cols,
+                        lk_status_string(status));
+    }
+}
+
 static void all_sequences(void)
 {
     test_of_types("batch_invariant", invariant);
+    test_of_types("computed again", recomputed);
     for (int type = 0; type < TEST_TYPES; type++)
         for (int path = 0; path < PATHS; path++)
             if (path_here(path) && test_begin("%s %s: limits of squares", test_type_name[type], path_name[path]))

@@ -43,6 +43,7 @@ typedef struct {
     int type, path, scaling, format;
     int64_t rows, cols;
     bool has[TENSORS], power_of_two, floor; /* floor: scale_rounding, of scales that are powers of two */
+    bool rounded;                           /* round_sum */
     int home[TENSORS]; /* the tensor in whose memory it is: itself, or in place another */
     int64_t stride[TENSORS], block_stride[TENSORS]; /* as in the args */
     int at[TENSORS];
@@ -57,10 +58,11 @@ static const char *describe(const problem *p)
 {
     static char text[1024];
     int n = snprintf(text, sizeof text,
-                     "%s %s rows=%lld cols=%lld %s %s%s%s eps=%g groups=%d weight_offset=%g tensor_scale=%g amax=%g "
+                     "%s %s rows=%lld cols=%lld %s %s%s%s%s eps=%g groups=%d weight_offset=%g tensor_scale=%g amax=%g "
                      "dtypes: residual %d weight %d",
                      test_type_name[p->type], path_name[p->path], (long long)p->rows, (long long)p->cols, scaling_name[p->scaling],
-                     p->format ? "e5m2" : "e4m3", p->power_of_two ? " 2^k" : "", p->floor ? " floor" : "", (double)p->eps, p->groups,
+                     p->format ? "e5m2" : "e4m3", p->power_of_two ? " 2^k" : "", p->floor ? " floor" : "",
+                     p->rounded ? " round_sum" : "", (double)p->eps, p->groups,
                      (double)p->weight_offset, (double)p->tensor_scale, (double)p->amax, p->residual_dtype, p->weight_dtype);
     for (int t = 0; t < TENSORS; t++) {
         const size_t left = sizeof text - (size_t)n;
@@ -144,6 +146,7 @@ static void count(const problem *p)
     DID_ROWS("floor of a row", p->floor && p->scaling == ROW);
     DID("tensor_scale", p->has[TENSOR_SCALE]), DID("tensor_scale NULL", p->scaling == TENSOR && !p->has[TENSOR_SCALE]);
     DID("amax", p->has[AMAX]), DID("residual T", sum && !f32), DID("residual f32", sum && f32), DID("x alone", !sum);
+    DID("round_sum", p->rounded && sum && !f32 && p->type), DID("round_sum without effect", p->rounded && (!sum || f32 || !p->type));
     DID("residual_out of x", p->has[RESIDUAL_OUT] && !sum), DID("rstd", p->has[RSTD]);
     DID("y", p->has[Y]), DID("y NULL", !p->has[Y]);
     DID("weight NULL", !p->has[WEIGHT]), DID("weight T", p->has[WEIGHT] && layout_of(p, WEIGHT).type == p->type);
@@ -204,7 +207,7 @@ static problem drawn(int type, int path, int64_t rows, int64_t cols, int seed, i
         if (test_chance(&r, 2)) p.stride[t] = 1, p.block_stride[t] = l.rows + test_below(&r, 3); /* the other way */
     }
     if (test_chance(&r, 2)) p.at[WEIGHT] = 0;
-    p.floor = is_narrow(&p) && test_chance(&r, 2);
+    p.floor = is_narrow(&p) && test_chance(&r, 2), p.rounded = test_hash(p.seed + 1) % 2;
     return p;
 }
 
@@ -285,6 +288,7 @@ static bool setup(const problem *p, int run)
     a->residual_out_stride = p->home[RESIDUAL_OUT] == RESIDUAL_OUT ? p->stride[RESIDUAL_OUT] : 0;
     a->y_stride = p->home[Y] == Y ? p->stride[Y] : 0;
     a->residual_dtype = p->residual_dtype, a->weight_dtype = p->weight_dtype, a->path = p->path == TRANSPOSED ? 0 : p->path;
+    a->round_sum = p->rounded;
     a->dy = a->dresidual_out = (const void *)1; /* from here on backward's, which a call must not look at */
     a->dx = a->dresidual = a->dweight = a->dbias = a->workspace = (void *)1;
     a->dy_stride = a->dx_stride = a->dresidual_stride = a->dresidual_out_stride = -3, a->dweight_dtype = -3;
@@ -417,13 +421,22 @@ static void verify_8(const problem *p, int t, int64_t row, int64_t c, double y, 
                     (long long)c, got, low, high, y, scale, describe(p));
 }
 
+/* A number as a type has it. */
+static float rounded(int type, float x)
+{
+    unsigned char room[4];
+    test_put(type, room, 0, x);
+    return test_get(type, room, 0);
+}
+
 static void verify(const problem *p)
 {
     double most = 0;
     for (int64_t row = 0; row < p->rows; row++) {
         double sum = 0;
         for (int64_t c = 0; c < p->cols; c++) {
-            const float s = p->has[RESIDUAL] ? value(X, row, c) + value(RESIDUAL, row, c) : value(X, row, c);
+            float s = p->has[RESIDUAL] ? value(X, row, c) + value(RESIDUAL, row, c) : value(X, row, c);
+            if (p->rounded && p->has[RESIDUAL]) s = rounded(laid[RESIDUAL].type, s);
             row_s[c] = (double)s, sum += row_s[c] * row_s[c];
             if (!p->has[RESIDUAL_OUT]) continue;
             const float got = result(p, RESIDUAL_OUT, row, c);

@@ -524,6 +524,7 @@ static void errors(int type, int direction)
         {LK_ERR_SHAPE, LK_OK, "overlap", SPOIL(a->common.y = (void *)a->gate), true, false},
         {LK_ERR_VALUE, LK_ERR_VALUE, "residual is given", SPOIL(a->common.residual = a->gate)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "residual_out is given", SPOIL(a->common.residual_out = (void *)a->gate)},
+        {LK_ERR_VALUE, LK_ERR_VALUE, "round_sum is given", SPOIL(a->common.round_sum = 1)},
         {LK_ERR_VALUE, LK_ERR_VALUE, "bias is given", SPOIL(a->common.bias = a->gate), true, false},
         {LK_ERR_VALUE, LK_ERR_VALUE, "dresidual is given", SPOIL(a->common.dresidual = (void *)a->gate), false, true},
         {LK_ERR_VALUE, LK_ERR_VALUE, "dresidual_out is given", SPOIL(a->common.dresidual_out = a->gate), false, true},

@@ -1419,6 +1419,23 @@ def rms_norm():
                     for i, alone in enumerate((up, up_s.astype(r))):
                         compare(f"{name} residual {r}, result {i} alone", lambda *a: lk.add_rms_norm(*a)[i],
                                 lambda *a: exact_norm(*a)[i], arrays, alone, 3)
+                    def rounded(x, r, *w):  # straight through the rounding, as backward has it
+                        s = x + r
+                        s = s + jax.lax.stop_gradient(s.astype(r_type).astype(s.dtype) - s)
+                        return exact_norm(s, None, *w)[0], s
+                    r_type = r
+                    compare(f"{name} residual {r}, round_sum", lambda *a: lk.add_rms_norm(*a, round_sum=True), rounded, arrays,
+                            (up, up_s.astype(r)), 3)
+            if math.prod(shape):
+                y, s = lk.add_rms_norm(x, residual, weight, round_sum=True)
+                check(f"{dtype} {shape} round_sum: the sum has the bits of JAX's", bool((s == x + residual).all()))
+                if shape[-1] % 8 == 0:
+                    check(f"{dtype} {shape} round_sum: the norm has the bits of rms_norm(s)", bool((y == lk.rms_norm(s, weight)).all()))
+                    eight = [f(weight, out_dtype=jnp.float8_e4m3fn)[0].view(jnp.uint8) for f in (
+                        lambda *a, **o: lk.add_rms_norm(x, residual, *a, round_sum=True, **o), lambda *a, **o: lk.rms_norm(s, *a, **o))]
+                    check(f"{dtype} {shape} round_sum: 8 bits", bool((eight[0] == eight[1]).all()))
+                if dtype != "float32":
+                    check(f"{dtype} {shape} round_sum matters", not bool((y == lk.add_rms_norm(x, residual, weight)[0]).all()))
         for shape, ends in (((2, 3, 40), (40,)), ((2, 3, 40), (3, 40)), ((5, 2, 3, 40), (2, 3, 40)), ((3, 40), (3, 40))):
             x, w, b = normal(1, *shape, dtype=dtype), normal(2, *ends, dtype=dtype), normal(3, *ends, dtype=dtype)
             r, up = normal(4, *shape), normal(5, *shape, dtype=dtype)
@@ -2238,6 +2255,7 @@ def mistakes():
          lambda: lk.rms_norm(x, batch_invariant=True, out_dtype=jnp.float8_e4m3fn)),
         (ValueError, "batch_invariant is given; with out_dtype there is none",
          lambda: lk.add_rms_norm(x, x, batch_invariant=True, out_dtype=jnp.float8_e4m3fn)),
+        (TypeError, "round_sum is 2; it must be True or False", lambda: lk.add_rms_norm(x, x, round_sum=2)),
         *((TypeError, "batch_invariant is 2; it must be True or False", f) for f in (
             lambda: lk.rms_norm(x, batch_invariant=2), lambda: lk.kl(x, x, batch_invariant=2),
             lambda: lk.cross_entropy(x, t, batch_invariant=2))),

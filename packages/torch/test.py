@@ -575,6 +575,12 @@ def exact_norm(x, shape, weight=None, eps=1e-6):
 
 def norms():
     eps = 2.0**-20  # a float, so that float64 has the same
+
+    def nn_of(w, eps):
+        norm = lk_torch.nn.AddRMSNorm(w.shape, eps, device=w.device, dtype=w.dtype, round_sum=True)
+        norm.load_state_dict({"weight": w})
+        return norm
+
     shapes = [((6, 64), 1), ((3, 7, 100), 1), ((2, 4, 3, 8), 2), ((2, 1023), 1), ((5, 1), 1), ((40,), 1), ((3, 4, 5), 3)]
     for t, (shape, dims) in itertools.product(TYPES, shapes):
         last = shape[-dims:]
@@ -605,6 +611,23 @@ def norms():
         hold("add_rms_norm " + name, lambda x, r, w: LF.add_rms_norm(x, r, (40,), w, eps, weight_offset=offset),
              lambda x, r, w: (exact_norm(x + r, (40,), w + offset, eps), x + r), [x, r, w],
              norm_bounds(1, eps, True, True, t, offset))
+    for t, residual_type in [(t, r) for t in TYPES for r in dict.fromkeys((t, F32))]:
+        x, r, w = leaf(normal(3, 6, 64), t), leaf(normal(3, 6, 64), residual_type), leaf(normal(64), t)
+        name = f"{NAMES[t]}, residual {NAMES[residual_type]}, round_sum"
+        f = lambda x, r, w, **more: LF.add_rms_norm(x, r, (64,), w, eps, round_sum=True, **more)
+        through = lambda s: s + (s.to(residual_type).to(s.dtype) - s).detach()
+        hold("add_rms_norm " + name, f, lambda x, r, w: (exact_norm(through(x + r), (64,), w, eps), through(x + r)), [x, r, w],
+             norm_bounds(1, eps, True, True, residual_type), dtypes=[t, residual_type])
+        y, s = f(x, r, w)
+        verdict(name + ": the sum has the bits of PyTorch's", torch.equal(s, x + r))
+        verdict(name + ": nn", all(map(torch.equal, (y, s), nn_of(w, eps)(x, r))))
+        if t == residual_type:
+            again, eight = LF.rms_norm(s, (64,), w, eps), torch.float8_e4m3fn
+            ours = f(x, r, w, out_dtype=eight)[0], LF.rms_norm(s, (64,), w, eps, out_dtype=eight)[0]
+            verdict(name + ": the norm has the bits of rms_norm(s)", torch.equal(y, again))
+            verdict(name + ": 8 bits too", torch.equal(*(q.detach().view(torch.uint8) for q in ours)))
+        if t != F32 and t == residual_type:
+            verdict(name + ": matters", not torch.equal(y, LF.add_rms_norm(x, r, (64,), w, eps)[0]))
     grouped = lambda x, n, w, b: exact_norm(x, x.shape[-n:], None, eps) * (1.0 if w is None else w) + b
 
     def bias_bounds(n, residual, weighted, sum_type=None):
@@ -3489,6 +3512,7 @@ def modules():
             ("RMSNorm, weight_offset", nn.RMSNorm(16, weight_offset=1), (x,)),
             ("RMSNorm, bias and groups", nn.RMSNorm(16, bias=True, groups=2), (cube.transpose(1, 2),)),
             ("AddRMSNorm, bias", nn.AddRMSNorm((16,), bias=True), (x, r)),
+            ("AddRMSNorm, round_sum", nn.AddRMSNorm(16, round_sum=True), (x, r)),
             ("CrossEntropyLoss, temperature", nn.CrossEntropyLoss(temperature=2, softcap=None), (x[:, :12], target)),
             ("AddRMSNorm, weight_offset", nn.AddRMSNorm(16, weight_offset=1), (x, r)),
             ("CrossEntropyLoss", nn.CrossEntropyLoss(label_smoothing=0.125), (x[:, :12], target)),

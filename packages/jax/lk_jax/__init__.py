@@ -1764,16 +1764,20 @@ def rms_norm(x, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtyp
 
 @public
 def add_rms_norm(x, residual, weight=None, eps=1e-6, *, bias=None, weight_offset=0.0, out_dtype=None, scaling="row", scale=None,
-                 power_of_two=False, scale_rounding="up", amax=False, transposed=False, batch_invariant=False):
+                 power_of_two=False, scale_rounding="up", amax=False, transposed=False, batch_invariant=False, round_sum=False):
     """s = x + residual; returns rms_norm(s), of x's type, and s, of residual's type: x's or float32. With out_dtype s comes last,
-    behind what rms_norm returns, and has no gradient either."""
+    behind what rms_norm returns, and has no gradient either.
+
+    The norm is that of the float32 sum. With round_sum=True it is that of s as it is returned, rounded to residual's type, as
+    where the sum is an operation of its own."""
     x, invariant = _array(x, "x", 1), _invariant(batch_invariant, out_dtype)
+    rounds = _flag(round_sum, "round_sum")
     residual = _beside(residual, "residual", x.dtype, x.shape)
     if out_dtype is not None:
         _demand(bias is None, "bias is given; with out_dtype there is none")
         return _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax,
-                         transposed)
-    return _norm(x, residual, weight, bias, eps, weight_offset, invariant)
+                         transposed, rounds)
+    return _norm(x, residual, weight, bias, eps, weight_offset, invariant, round_sum=rounds)
 
 
 def _invariant(batch_invariant, out_dtype):
@@ -1783,7 +1787,8 @@ def _invariant(batch_invariant, out_dtype):
     return int(batch_invariant)
 
 
-def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax, transposed):
+def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale, power_of_two, scale_rounding, amax, transposed,
+              round_sum=0):
     formats = {jnp.dtype(t): i for i, t in enumerate((jnp.float8_e4m3fn, jnp.float8_e5m2))}
     _demand(jnp.dtype(out_dtype) in formats, f"out_dtype is {jnp.dtype(out_dtype).name}; it must be float8_e4m3fn or float8_e5m2")
     number, rounding = _choice(scaling, SCALINGS, "scaling"), _choice(scale_rounding, SCALE_ROUNDINGS, "scale_rounding")
@@ -1799,7 +1804,7 @@ def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale
         scale = _factor(scale, "scale")
     weight_offset, out_dtype = _number(weight_offset, "weight_offset") if weight is not None else 0.0, jnp.dtype(out_dtype)
     options = (_number(eps, "eps"), weight_offset, out_dtype.name, formats[out_dtype], number, bool(power_of_two), rounding,
-               bool(amax), bool(transposed))
+               bool(amax), bool(transposed), round_sum)
     found = dict(_rms_norm_fp8(*options)(*same_axes(x, residual, weight, scale)))
     if number == 0:
         found["scale"] = jnp.ones((), _f32) if scale is None else scale
@@ -1809,7 +1814,7 @@ def _norm_fp8(x, residual, weight, eps, weight_offset, out_dtype, scaling, scale
 
 
 @functools.lru_cache(None)
-def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, scale_rounding, amax, transposed):
+def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, scale_rounding, amax, transposed, round_sum):
     def scales(rows, cols):
         per, kind = (32, jnp.float8_e8m0fnu) if scaling == 3 else (128 if scaling == 2 else cols, _f32)
         return _of((*rows, -(-cols // max(per, 1))), kind) if scaling else None
@@ -1819,7 +1824,7 @@ def _rms_norm_fp8(eps, weight_offset, dtype, format, scaling, power_of_two, scal
         cols, rows = x.shape[-1], math.prod(x.shape[:-1])
         fields = dict(rows=rows, cols=cols, eps=eps, weight_offset=weight_offset, residual_dtype=_dtype_field(residual, x.dtype),
                       weight_dtype=_dtype_field(weight, x.dtype), scaling=scaling, format=format, power_of_two=int(power_of_two),
-                      scale_rounding=scale_rounding)
+                      scale_rounding=scale_rounding, round_sum=round_sum)
         start = jnp.zeros((), _f32) if amax else None  # lk raises it, in its own memory
         outputs = {"q": _of(x.shape, dtype), "scale": scales(x.shape[:-1], cols), "amax": _like(start),
                    "q_transposed": _of((cols, rows), dtype) if transposed else None,
@@ -1851,7 +1856,7 @@ def srms_norm(x, eps=1e-6):
     return rms_norm(x, None, eps)
 
 
-def _norm(x, residual, weight, bias, eps, weight_offset, batch_invariant=0, gate=None, gate_first=0):
+def _norm(x, residual, weight, bias, eps, weight_offset, batch_invariant=0, gate=None, gate_first=0, round_sum=0):
     eps, ends = _number(eps, "eps"), [x.shape[i:] for i in range(x.ndim)]
     given = {name: _array(a, name, 1) for name, a in (("weight", weight), ("bias", bias)) if a is not None}
     for name, a in given.items():
@@ -1867,7 +1872,7 @@ def _norm(x, residual, weight, bias, eps, weight_offset, batch_invariant=0, gate
     weight_offset = _number(weight_offset, "weight_offset") if weight is not None else 0.0
     if gate is not None:
         return (_rms_norm_gated(eps, weight_offset, batch_invariant, gate_first)(*same_axes(x, gate, weight)),)
-    return _rms_norm(eps, weight_offset, batch_invariant)(*same_axes(x, residual, weight, bias))
+    return _rms_norm(eps, weight_offset, batch_invariant, round_sum)(*same_axes(x, residual, weight, bias))
 
 
 @functools.lru_cache(None)
@@ -1903,14 +1908,14 @@ def _rms_norm_gated(eps, weight_offset, batch_invariant, gate_first):
 
 
 @functools.lru_cache(None)
-def _rms_norm(eps, weight_offset, batch_invariant):
+def _rms_norm(eps, weight_offset, batch_invariant, round_sum):
     def run(direction, dtype, shape, residual, weight, bias, inputs, outputs):
         like = weight if bias is None else bias
         groups = 0 if like is None else math.prod(like.shape[:-1])
         fields = dict(rows=math.prod(shape[:-1]), cols=shape[-1], groups=0 if groups == 1 else groups, eps=eps,
                       weight_offset=weight_offset, residual_dtype=_dtype_field(residual, dtype),
                       weight_dtype=_dtype_field(like, dtype), dweight_dtype=_dtype_field(like, dtype),
-                      batch_invariant=batch_invariant)
+                      batch_invariant=batch_invariant, round_sum=round_sum)
         return call(f"srms_norm_{direction}_{TYPES[jnp.dtype(dtype).name]}", {"weight": weight, **inputs}, outputs, fields,
                     "rows", ("weight", "bias", "dweight", "dbias"))
 

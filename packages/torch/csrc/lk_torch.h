@@ -59,11 +59,11 @@ extern const char ops_namespace[];
 Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Maybe &bias, std::optional<double> eps,
                 double weight_offset);
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   const Maybe &bias, std::optional<double> eps, double weight_offset);
+                                   const Maybe &bias, std::optional<double> eps, double weight_offset, bool round_sum);
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
              double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale,
-             bool want_amax, bool want_transposed);
+             bool want_amax, bool want_transposed, bool round_sum);
 Tensor rms_norm_gated(const Tensor &x, const Tensor &gate, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
                       double weight_offset, bool gate_first);
 Tensor glu(const Tensor &gate, const Maybe &up, const Maybe &row_weight, int64_t activation, double alpha,

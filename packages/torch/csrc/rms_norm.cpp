@@ -59,7 +59,8 @@ static void fill_residual(lk_srms_norm_args &a, const Tensor &x, const Maybe &re
 
 // y, the sum x + residual if there is a residual, and rstd if it is kept for backward
 static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const Maybe &residual, const Maybe &weight,
-                                                      const Maybe &bias, double eps, double weight_offset, bool keep)
+                                                      const Maybe &bias, double eps, double weight_offset, bool round_sum,
+                                                      bool keep)
 {
     check_input(x, "input");
     const Stream stream(x);
@@ -74,7 +75,7 @@ static tuple<Tensor, Tensor, Tensor> rms_norm_forward(const Tensor &x, const May
         a.rstd = rstd.mutable_data_ptr<float>();
     }
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
-    a.weight_offset = (float)weight_offset, a.batch_invariant = batch_invariant_rows();
+    a.weight_offset = (float)weight_offset, a.batch_invariant = batch_invariant_rows(), a.round_sum = round_sum;
     a.y = y.mutable_data_ptr();
     if (rows.cols) LK_RUN(lk_srms_norm_forward, x, &a, stream);
     return {y, sum, rstd};
@@ -93,7 +94,7 @@ static Tensor make_scales(const Tensor &x, int64_t rows, int64_t cols, int64_t s
 static tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight, double eps, double weight_offset,
                      int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale, bool want_amax,
-                     bool want_transposed, bool keep)
+                     bool want_transposed, bool round_sum, bool keep)
 {
     check_input(x, "input");
     const Stream stream(x);
@@ -133,7 +134,7 @@ rms_norm_fp8_forward(const Tensor &x, const Maybe &residual, const Maybe &weight
         }
     }
     a.x = rows.data(), a.x_stride = rows.stride, a.rows = rows.rows, a.cols = rows.cols, a.eps = (float)eps;
-    a.weight_offset = (float)weight_offset;
+    a.weight_offset = (float)weight_offset, a.round_sum = round_sum;
     args.q = q.mutable_data_ptr(), args.scaling = (int)scaling, args.format = e5m2, args.power_of_two = power_of_two;
     args.scale_rounding = (int)scale_rounding;
     if (rows.cols) LK_RUN(lk_srms_norm_fp8_forward, x, &args, stream);
@@ -216,7 +217,7 @@ struct RmsNormBackward : Node {
 };
 
 static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const c10::SymInt &cols, const Maybe &weight,
-                                  const Maybe &bias, std::optional<double> eps, double weight_offset)
+                                  const Maybe &bias, std::optional<double> eps, double weight_offset, bool round_sum)
 {
     LK_OP(rms_norm_forward);
     check_input(x, "input");
@@ -225,7 +226,7 @@ static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const 
     const double e = eps.value_or(std::numeric_limits<float>::epsilon()); // as in F.rms_norm, for every type of x
     if (!wants_gradient(x, residual, weight, bias)) {
         const Below below;
-        auto [y, sum, rstd] = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, false);
+        auto [y, sum, rstd] = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, round_sum, false);
         return {y, sum};
     }
     const auto node = residual ? make_node<RmsNormBackward>(x, weight, bias, residual)
@@ -233,7 +234,7 @@ static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const 
     Tensor y, sum, rstd;
     {
         const Below below;
-        std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, true);
+        std::tie(y, sum, rstd) = rms_norm_forward_op.call(x, residual, weight, bias, e, weight_offset, round_sum, true);
     }
     node->is_sum = has(residual), node->x_type = x.scalar_type(), node->weight_offset = weight_offset;
     torch::autograd::set_history(y, node);
@@ -246,12 +247,12 @@ static tuple<Tensor, Tensor> norm(const Tensor &x, const Maybe &residual, const 
 Tensor rms_norm(const Tensor &x, c10::SymInt cols, const Maybe &weight, const Maybe &bias, std::optional<double> eps,
                 double weight_offset)
 {
-    return std::get<0>(norm(x, {}, cols, weight, bias, eps, weight_offset));
+    return std::get<0>(norm(x, {}, cols, weight, bias, eps, weight_offset, false));
 }
 tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, c10::SymInt cols, const Maybe &weight,
-                                   const Maybe &bias, std::optional<double> eps, double weight_offset)
+                                   const Maybe &bias, std::optional<double> eps, double weight_offset, bool round_sum)
 {
-    return norm(x, residual, cols, weight, bias, eps, weight_offset);
+    return norm(x, residual, cols, weight, bias, eps, weight_offset, round_sum);
 }
 
 // With a gate. y, and rstd if it is kept for backward
@@ -356,7 +357,7 @@ Tensor rms_norm_gated(const Tensor &x, const Tensor &gate, c10::SymInt cols, con
 tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>
 rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const Maybe &weight, std::optional<double> eps,
              double weight_offset, int64_t scaling, bool e5m2, bool power_of_two, int64_t scale_rounding, const Maybe &scale,
-             bool want_amax, bool want_transposed)
+             bool want_amax, bool want_transposed, bool round_sum)
 {
     LK_OP(rms_norm_fp8_forward);
     check_input(x, "input");
@@ -371,7 +372,7 @@ rms_norm_fp8(const Tensor &x, const Maybe &residual, c10::SymInt cols, const May
     const auto [q, scales, amax, turned, turned_scales, sum, rstd] = [&] {
         const Below below;
         return rms_norm_fp8_forward_op.call(x, residual, weight, e, weight_offset, scaling, e5m2, power_of_two, scale_rounding,
-                                            scale, want_amax, want_transposed, keep);
+                                            scale, want_amax, want_transposed, round_sum, keep);
     }();
     const bool blocks = scaling != LK_SRMS_NORM_FP8_TENSOR;
     const auto asked = [](bool is, const Tensor &t) { return is ? t : Tensor(); };
@@ -393,15 +394,16 @@ LK_OPS(m)
 {
     user_op(m, "rms_norm_fp8", "(Tensor x, Tensor? residual, SymInt cols, Tensor? weight, float? eps, float weight_offset, "
             "int scaling, bool e5m2, bool power_of_two, int scale_rounding, Tensor? scale, bool want_amax, "
-            "bool want_transposed) -> "
+            "bool want_transposed, bool round_sum) -> "
             "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8);
     kernel(m, "rms_norm_fp8_forward", "(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, int scaling, "
-           "bool e5m2, bool power_of_two, int scale_rounding, Tensor? scale, bool want_amax, bool want_transposed, bool keep) -> "
+           "bool e5m2, bool power_of_two, int scale_rounding, Tensor? scale, bool want_amax, bool want_transposed, bool round_sum, "
+           "bool keep) -> "
            "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", &rms_norm_fp8_forward);
     user_op(m, "rms_norm", "(Tensor x, SymInt cols, Tensor? weight, Tensor? bias, float? eps, float weight_offset) -> Tensor",
             &rms_norm);
     user_op(m, "add_rms_norm", "(Tensor x, Tensor residual, SymInt cols, Tensor? weight, Tensor? bias, float? eps, "
-            "float weight_offset) -> (Tensor, Tensor)", &add_rms_norm);
+            "float weight_offset, bool round_sum) -> (Tensor, Tensor)", &add_rms_norm);
     user_op(m, "rms_norm_gated", "(Tensor x, Tensor gate, SymInt cols, Tensor? weight, float? eps, float weight_offset, "
             "bool gate_first) -> Tensor", &rms_norm_gated);
     kernel(m, "rms_norm_gated_forward",
@@ -413,7 +415,7 @@ LK_OPS(m)
            &rms_norm_gated_backward);
     kernel(m, "rms_norm_forward",
            "(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
-           "bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);
+           "bool round_sum, bool keep) -> (Tensor, Tensor, Tensor)", &rms_norm_forward);
     kernel(m, "rms_norm_backward", "(Tensor dy, Tensor? dsum, Tensor s, Tensor rstd, Tensor? weight, "
            "Tensor? bias, float weight_offset, bool is_sum, bool want_dx, bool want_dweight) -> "
            "(Tensor, Tensor, Tensor, Tensor)",

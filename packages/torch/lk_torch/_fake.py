@@ -81,7 +81,7 @@ def loss(x, target, reduction):
 
 
 @fake
-def rms_norm_forward(x, residual, weight, bias, eps, weight_offset, keep):
+def rms_norm_forward(x, residual, weight, bias, eps, weight_offset, round_sum, keep):
     return (x.new_empty(x.shape), None if residual is None else residual.new_empty(x.shape),
             x.new_empty(x.shape[:-1], dtype=F32) if keep else None)
 
@@ -145,7 +145,7 @@ def fp8_scales(x, rows, cols, scaling):
 
 @fake
 def rms_norm_fp8_forward(x, residual, weight, eps, weight_offset, scaling, e5m2, power_of_two, scale_rounding, scale, want_amax,
-                         want_transposed, keep):
+                         want_transposed, round_sum, keep):
     dtype, cols = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn, x.shape[-1]
     rows = math.prod(x.shape[:-1])
     scales = fp8_scales(x, rows, cols, scaling)

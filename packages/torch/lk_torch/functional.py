@@ -285,10 +285,10 @@ def kl(input, teacher, *, divergence="forward", beta=0.5, temperature=1.0, row_w
     return (loss, entropy) if return_entropy else loss
 
 
-def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_offset, groups):
+def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, *more):
     if type(input) is not Tensor and _sharded(input):
         from . import _dtensor
-        local = lambda x, r, w, b: _norm(name, x, r, normalized_shape, w, eps, b, weight_offset, groups)
+        local = lambda x, r, w, b: _norm(name, x, r, normalized_shape, w, eps, b, weight_offset, groups, *more)
         dims = len(normalized_shape) if hasattr(normalized_shape, "__len__") else 1
         return _dtensor.norm(local, input, residual, dims, groups, weight, bias)
     op = name if callable(name) else getattr(_ops, name).default if is_compiling() else getattr(_C, name)
@@ -305,7 +305,7 @@ def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_off
     if n == 1 and groups == 1:  # the op checks the rest
         if weight is not None and getattr(weight, "ndim", 0) != 1 or bias is not None and getattr(bias, "ndim", 0) != 1:
             _affine_shape(normalized_shape, weight, bias)
-        return op(*first, normalized_shape[0], weight, bias, eps, weight_offset)
+        return op(*first, normalized_shape[0], weight, bias, eps, weight_offset, *more)
     shape = list(input.shape)
     if n == 0 or list(normalized_shape) != shape[-n:]:
         raise ValueError(f"lk: normalized_shape is {list(normalized_shape)}, but input has shape {shape}")
@@ -320,7 +320,7 @@ def _norm(name, input, residual, normalized_shape, weight, eps, bias, weight_off
     _affine_shape(wanted, weight, bias)
     affine = [None if t is None else t.flatten(-n) for t in (weight, bias)]
     flat = [t.flatten(-n) for t in first]
-    out = op(*flat, flat[0].shape[-1], *affine, eps, weight_offset)
+    out = op(*flat, flat[0].shape[-1], *affine, eps, weight_offset, *more)
     return out.view(shape) if residual is None else tuple(t.view(shape) for t in out)
 
 
@@ -342,7 +342,7 @@ def _affine_shape(wanted, weight, bias):
 
 
 def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale, power_of_two,
-              scale_rounding, amax, transposed):
+              scale_rounding, amax, transposed, round_sum=False):
     given = (("input", input), ("residual", residual), ("weight", weight), ("scale", scale))
     _tensors(**{name: t for name, t in given if t is not None})
     e5m2, number = _value(_FP8, "out_dtype", out_dtype), _value(_SCALINGS, "scaling", scaling)
@@ -365,7 +365,7 @@ def _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offse
     op = _ops.rms_norm_fp8.default if is_compiling() else _C.rms_norm_fp8
     eps, weight_offset = None if eps is None else _number("eps", eps), _number("weight_offset", weight_offset)
     y, scales, most, turned, turned_scales, total = op(input, residual, cols, weight, eps, weight_offset, number, e5m2,
-                                                       bool(power_of_two), rounding, scale, bool(amax), bool(transposed))
+                                                       bool(power_of_two), rounding, scale, bool(amax), bool(transposed), bool(round_sum))
     if number == 0:
         scales = torch.ones((), device=input.device) if scale is None else scale
         turned_scales = scales if transposed else None
@@ -414,13 +414,17 @@ def rms_norm(input, normalized_shape, weight=None, eps=None, *, bias=None, weigh
 
 def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bias=None, weight_offset=0.0, groups=1,
                  out_dtype=None, scaling="row", scale=None, power_of_two=False, scale_rounding="up", amax=False,
-                 transposed=False):
+                 transposed=False, round_sum=False):
     """s = input + residual; returns (rms_norm(s), s), s in residual's type. With out_dtype s comes last, behind what rms_norm
-    returns."""
+    returns.
+
+    The norm is that of the float32 sum. With round_sum=True it is that of s as it is returned, rounded to residual's type, as
+    where PyTorch adds and then normalises. rms_norm(s) has the same bits then, if weight, input and residual have one type and
+    a row has at most 32 KiB of whole 16 bytes. Backward of both reads s."""
     if out_dtype is not None:
         return _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
-                         power_of_two, scale_rounding, amax, transposed)
-    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, bias, weight_offset, groups)
+                         power_of_two, scale_rounding, amax, transposed, round_sum)
+    return _norm("add_rms_norm", input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, bool(round_sum))
 
 
 def srms_norm(input, eps=1e-6):

@@ -42,10 +42,18 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class AddRMSNorm(RMSNorm):
-    """s = x + residual; returns (RMSNorm(s), s)."""
+    """s = x + residual; returns (RMSNorm(s), s). round_sum: as in functional.add_rms_norm."""
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, bias=False,
+                 weight_offset=0.0, groups=1, round_sum=False):
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias, weight_offset=weight_offset, groups=groups)
+        self.round_sum = bool(round_sum)
 
     def forward(self, x, residual):
-        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps, **self._more())
+        return LF.add_rms_norm(x, residual, self.normalized_shape, self.weight, self.eps, round_sum=self.round_sum, **self._more())
+
+    def extra_repr(self):
+        return super().extra_repr() + (", round_sum=True" if self.round_sum else "")
 
 
 class GatedRMSNorm(RMSNorm):
