@@ -9,13 +9,14 @@ LK_DEFINE_SRMS_NORM(f32)
 
 /* residual: forward has a residual in and out, backward starts from residual_out and has its gradient; not where
  * backward follows forward. weight: there is one, and backward computes dweight. What only the general kernels take: offset is
- * weight_offset; bias: forward has one, and backward computes dbias; groups: as in the args. wide: dy is f32 beside 16 bits. */
+ * weight_offset; bias: forward has one, and backward computes dbias; groups: as in the args. wide: dy is f32 beside 16 bits.
+ * rounded: forward with round_sum. */
 typedef struct shape {
     const char *name, *direction, *dtype;
     int64_t rows, cols;
     int residual, weight;
     float offset = 0;
-    int bias = 0, groups = 0, wide = 0;
+    int bias = 0, groups = 0, wide = 0, rounded = 0;
 } shape;
 
 static const shape shapes[] = {
@@ -52,6 +53,8 @@ static const shape shapes[] = {
     {"rows=1000 cols=4096 residual=1 weight=1", "forward", "bf16", 1000, 4096, 1, 1},
     {"rows=8188 cols=4096 residual=1 weight=1", "forward", "bf16", 8188, 4096, 1, 1},
     {"rows=1 cols=4096 residual=1 weight=1", "forward", "bf16", 1, 4096, 1, 1},
+    {"rows=16384 cols=4096 residual=1 weight=1 round_sum=1", "forward", "bf16", 16384, 4096, 1, 1, 0.0f, 0, 0, 0, 1},
+    {"rows=1000 cols=4096 residual=1 weight=1 round_sum=1", "forward", "bf16", 1000, 4096, 1, 1, 0.0f, 0, 0, 0, 1},
     {"rows=16384 cols=4096 residual=0 weight=1 offset=1", "forward", "bf16", 16384, 4096, 0, 1, 1.0f, 0, 0},
     {"rows=16384 cols=4096 residual=0 weight=1 bias=1", "forward", "bf16", 16384, 4096, 0, 1, 0.0f, 1, 0},
     {"rows=131072 cols=128 residual=0 weight=1", "forward", "bf16", 131072, 128, 0, 1},
@@ -186,7 +189,7 @@ typedef struct {
     void *dbias;
     float offset;
     int groups; /* at least 1 */
-    int wide;
+    int wide, rounded;
 } naive_args;
 
 /* Threads per row. At most 256 squares per thread: they have few bits and round in one direction, so that a float sum of 1024
@@ -223,19 +226,27 @@ template <class T> LK_DEVICE float naive_factor(const naive_args &a, int64_t row
     return a.offset + naive_at<T>(a.weight, row % a.groups * a.cols + col, 1.0f);
 }
 
+template <class T> LK_DEVICE float naive_s(const naive_args &a, int64_t i)
+{
+    const float s = naive_at<T>(a.x, i, 0.0f) + naive_at<T>(a.residual, i, 0.0f);
+    T rounded;
+    lk_put(&rounded, s);
+    return a.rounded ? lk_to_float(rounded) : s;
+}
+
 /* A block owns a row: the sum of squares first, then y, x and residual read for each. */
 template <class T> LK_KERNEL void naive_forward_kernel(naive_args a)
 {
     const int64_t row = blockIdx.x, begin = row * a.cols;
     float sum = 0.0f;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
-        const float s = naive_at<T>(a.x, begin + col, 0.0f) + naive_at<T>(a.residual, begin + col, 0.0f);
+        const float s = naive_s<T>(a, begin + col);
         sum += s * s;
     }
     const float rstd = 1.0f / sqrtf(naive_sum(sum) / (float)a.cols + EPS);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
     for (int64_t col = threadIdx.x; col < a.cols; col += blockDim.x) {
-        const float s = naive_at<T>(a.x, begin + col, 0.0f) + naive_at<T>(a.residual, begin + col, 0.0f);
+        const float s = naive_s<T>(a, begin + col);
         const float bias = naive_at<T>(a.bias, row % a.groups * a.cols + col, 0.0f);
         if (a.y) lk_put((T *)a.y + begin + col, s * rstd * naive_factor<T>(a, row, col) + bias);
         if (a.residual_out) lk_put((T *)a.residual_out + begin + col, s);
@@ -311,7 +322,7 @@ static lk_status launch_naive(const bench_case *c, const bench_buffers *set, int
     const size_t tensor = tensor_bytes(s);
     naive_args args = {};
     args.x = set->read, args.rstd = rstd_of(s, set), args.rows = s->rows, args.cols = s->cols;
-    args.groups = s->groups ? s->groups : 1, args.offset = s->offset;
+    args.groups = s->groups ? s->groups : 1, args.offset = s->offset, args.rounded = s->rounded;
     if (s->weight) args.weight = set->in;
     if (s->bias) args.bias = set->in + weight_bytes(s);
     if (gives_y(s)) {
@@ -353,7 +364,7 @@ static lk_srms_norm_args forward_args(const bench_case *c, const bench_buffers *
     if (s->residual) args.residual = set->read + tensor_bytes(s), args.residual_out = set->write + tensor_bytes(s);
     if (s->weight) args.weight = set->in;
     if (s->bias) args.bias = set->in + weight_bytes(s);
-    args.groups = s->groups, args.weight_offset = s->offset;
+    args.groups = s->groups, args.weight_offset = s->offset, args.round_sum = s->rounded;
     args.rows = s->rows, args.cols = s->cols, args.eps = EPS;
     args.path = path;
     return args;
@@ -456,14 +467,15 @@ static bool check_forward_row(const shape *s, const bench_buffers *set, const T 
     BENCH_CUDA(cudaMemcpy(&rstd, rstd_of(s, set) + row, sizeof rstd, cudaMemcpyDeviceToHost));
     double squares = 0;
     for (int64_t col = 0; col < s->cols; col++) {
-        const double sum = value_of(x, col, 0) + value_of(residual, col, 0);
+        const double sum = s->rounded ? value_of(residual_out, col, 0) : value_of(x, col, 0) + value_of(residual, col, 0);
         squares += sum * sum;
     }
     const double root = sqrt(squares / (double)s->cols + EPS);
     bool right = check_rstd(rstd, squares, s, row, why, why_bytes);
     for (int64_t col = 0; right && col < s->cols; col++) {
         const double sum = value_of(x, col, 0) + value_of(residual, col, 0);
-        const double product = sum / root * (value_of(weight, col, 1) + s->offset);
+        const double normed = s->rounded ? value_of(residual_out, col, 0) : sum;
+        const double product = normed / root * (value_of(weight, col, 1) + s->offset);
         const double expected = product + value_of(bias, col, 0), terms = fabs(product) + fabs(value_of(bias, col, 0));
         const double limit = fabs(expected) * HALF_ULP<T> + terms * FLOAT_ERROR + LEAST<T>;
         right = within(value_of(y, col, 0), expected, limit, "y", row, col, why, why_bytes);
