@@ -113,8 +113,9 @@
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
  *   gradients                             lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
- *                                         stays in shared memory. Also the columns of a rank or a panel. forward_backward with
- *                                         label_smoothing as the only option has a form of its own, LK_CE_SMOOTH
+ *                                         stays in shared memory. Also the columns of a rank or a panel. forward_backward of
+ *                                         rows that are plain except for label_smoothing has a form of its own, LK_CE_SMOOTH;
+ *                                         to e5m2 it has not
  *   forward with options                  the same kernel, with a ring of 8 vectors per thread through which a row passes: up to
  *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
@@ -628,8 +629,8 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
  *                      A rank's go into its states. Plain columns of a rank have a slot for each vector, as in forward_backward.
  *   forward_backward   sums the vectors in two halves as they arrive; the team exchanges its sums; gradients: from the slots. A
  *                      capped row (see lk_ce_kind) waits for all of them. In bf16 and e5m2 it leaves codes of its
- *                      gradients there instead of logits. With smoothing alone the second pass also sums log2 e, and the
- *                      owner writes the results after it.
+ *                      gradients there instead of logits. With smoothing alone the second pass also sums the logits, and
+ *                      the owner writes the results after it.
  *   backward           has lse, and computes gradients from the vectors as they arrive. It sums the p of all columns but the
  *                      target's; at the end the owner gets that sum and writes the target's gradient.
  * Copies, exponentials and stores overlap because an SM has several rows in different stages. Vectors without a slot, in rows
@@ -643,7 +644,7 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 #define LK_CROSS_ENTROPY_BLOCK_MOST 256
 
 /* What a kernel of gradients is for. LK_CE_PLAIN: rows without a softcap, dentropy and class weights under smoothing; in forward and
- * forward_backward also without smoothing, entropy and argmax. LK_CE_SMOOTH: forward_backward of those with smoothing.
+ * forward_backward also without smoothing, entropy and argmax. LK_CE_SMOOTH: forward_backward of such rows with smoothing.
  * LK_CE_CAPPED: rows of 16-bit logits, with a softcap of up to LK_CE_CAPPED_MOST and nothing else of these; their terms are those
  * of lk_ce_capped. */
 typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN, LK_CE_SMOOTH } lk_ce_kind;
@@ -1216,7 +1217,8 @@ template <class T, bool eight = false> LK_DEVICE char *lk_ce_at(const lk_cross_e
     return (char *)a.dlogits + (row * a.dlogits_stride + col) * lk_ce_bytes<T, eight>(a);
 }
 
-/* The gradients of one vector; target_offset as in lk_ce_differentiate. A plain row's target is -inf already. */
+/* The gradients of one vector; target_offset as in lk_ce_differentiate. A plain row has none: its target is -inf, and the owner
+ * writes that gradient. */
 template <bool plain, lk_ce_summand summand, bool eight, class T>
 LK_DEVICE void lk_ce_write_gradients(lk_vec<T> raw, char *out, int64_t col, int target_offset, bool wide,
                                      const lk_ce_gradient &g, const lk_cross_entropy_args &a, float *sum)
@@ -1409,6 +1411,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
         g = lk_ce_factors(a, call.classes, up, lse, weights, t->owner ? t->term : NULL);
         const float p_scale = lk_ce_base_of_state(&g, up, scale, any && a.dentropy, all, inverse);
         g.p_factor *= p_scale;
+        if (kind == LK_CE_SMOOTH) g.center = lk_lse_reference(all.max);
         if (t->owner) t->term->p_scale = p_scale, t->term->others = others.sum * inverse;
     }
     return g;
@@ -1453,12 +1456,12 @@ LK_DEVICE float lk_ce_write_capped(const lk_cross_entropy_call &call, const lk_c
 }
 
 /* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns in
- * backward, and of log2 e over all of LK_CE_SMOOTH. */
+ * backward, and of x - center over all of LK_CE_SMOOTH. */
 template <lk_ce_kind kind, bool backward, bool eight, class T>
 LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
 {
     constexpr bool plain = lk_ce_is_simple<kind>;
-    constexpr lk_ce_summand summand = backward ? LK_CE_SUM_E : kind == LK_CE_SMOOTH ? LK_CE_SUM_LOG : LK_CE_SUM_NOTHING;
+    constexpr lk_ce_summand summand = backward ? LK_CE_SUM_E : kind == LK_CE_SMOOTH ? LK_CE_SUM_X : LK_CE_SUM_NOTHING;
     const int threads = (int)blockDim.x, bytes = lk_ce_bytes<T, eight>(call.a);
     char *out = t.out;
     const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
@@ -1494,12 +1497,11 @@ LK_DEVICE void lk_ce_write_target(const lk_cross_entropy_call &call, const lk_ce
     lk_ce_store<T, eight>(call.a, lk_ce_at<T, eight>(call.a, lk_ce_row_of(call), term->y), x, false);
 }
 
-/* Writes the results of a row of LK_CE_SMOOTH; its owner calls it. s: from lk_ce_from_row; logs: the sum of log2 e. */
+/* Writes the results of a row of LK_CE_SMOOTH; its owner calls it. s: from lk_ce_from_row; sum: of x - center over all columns. */
 template <class T>
-LK_DEVICE void lk_ce_put_smooth(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s, const lk_ce_gradient &g,
-                                float logs)
+LK_DEVICE void lk_ce_put_smooth(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, lk_ce_row s, float sum)
 {
-    s.weights = (float)call.a.vocab, s.weighted = lk_ce_weighted_of_logs(logs, s.weights, s.max, g);
+    s.weights = (float)call.a.vocab, s.weighted = sum;
     lk_ce_put<true>(call, lk_ce_row_of(call), {t.y, true, false}, 1.0f, s);
 }
 
@@ -1514,7 +1516,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     LK_DYN_SMEM(lk_vec<T>, slots); /* and after them a target_term for each row of the block */
     constexpr bool backward = direction == LK_BACKWARD, forward = direction == LK_FORWARD, plain = lk_ce_is_simple<kind>;
     constexpr bool smooth = kind == LK_CE_SMOOTH;
-    LK_SHARED(lk_ce_inbox, inbox, [1 + smooth]); /* of the states; and of the sums of log2 e */
+    LK_SHARED(lk_ce_inbox, inbox, [1 + smooth]); /* of the states; and of smoothing's sums */
     const lk_cross_entropy_args &a = call.a;
     const float scale = !plain && a.softcap > 0.0f ? 1.0f : a.logit_scale;
     lk_ce_thread<T> t;
@@ -1561,7 +1563,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_BLOCK_MOST,
     const bool sums = backward && !call.slice.split; /* with ranks or panels `others` has the sum over all of them */
     if (sums || smooth) others = lk_ce_sum_for_owner(inbox + smooth, sum, t.at.team, t.source);
     if constexpr (smooth)
-        if (t.owner && t.y >= 0) lk_ce_put_smooth(call, t, state, g, others);
+        if (t.owner && t.y >= 0) lk_ce_put_smooth(call, t, state, others);
     if (t.owner && (unsigned)t.term->y < (unsigned)a.vocab)
         lk_ce_write_target<kind != LK_CE_ANY, eight, T>(call, t.term, g, sums ? others * t.term->p_scale : t.term->others, scale);
 }

@@ -610,7 +610,7 @@ LK_DEVICE State lk_ce_with_target(State *others, int y, float logit, float weigh
  * Here e[j] = 2^(rate v[j] - base) is p[j] without a factor that is in p_factor, v is z under a softcap, and slope is 1 without
  * one. In a row that becomes all 0 or all NaN, e is 1 and p_factor is that value.
  * dentropy adds entropy_factor e[j] (log p[j] + entropy) slope[j], with log p[j] + entropy = scale (v[j] - center)
- * + shift. */
+ * + shift. center: also what the logits are summed against, see LK_CE_SUM_X. */
 typedef struct {
     float rate, base, p_factor, w_factor, entropy_factor, center, shift;
 } lk_ce_gradient;
@@ -726,12 +726,6 @@ LK_DEVICE float lk_ce_p_scale_of_sum(lk_lse s, float inverse, float rate, float 
     return lk_ex2(-lost - fmaf(rate, s.max, -product)) * (__int_as_float(bits & 0x7f800000) * inverse);
 }
 
-/* The sum of lk_ce_row's `weighted` without class weights, from the sum of log2 e over all columns. */
-LK_DEVICE float lk_ce_weighted_of_logs(float logs, float columns, float max, const lk_ce_gradient &g)
-{
-    return __fdiv_rn(fmaf(columns, fmaf(-g.rate, max, g.base), logs), g.rate);
-}
-
 /* rate and base from a row's lse, or from its state with inverse = 1 / sum. dentropy: its factors too; the mean of z is
  * lse - entropy. Returns p_scale. */
 LK_DEVICE float lk_ce_base_of_lse(lk_ce_gradient *g, lk_ce_upstream up, float scale, bool dentropy, float entropy)
@@ -774,8 +768,8 @@ LK_DEVICE float lk_ce_target_dz(float f_lse, float f_rest, float w_term, float p
     return (fmaf(f_lse, p, w_term) - f_rest * (p < 0.5f ? 1.0f - p : others) + entropy_term) * slope;
 }
 
-/* What lk_ce_differentiate adds up: nothing; e, except for that of x[target_offset]; or log2 e of all. */
-typedef enum { LK_CE_SUM_NOTHING, LK_CE_SUM_E, LK_CE_SUM_LOG } lk_ce_summand;
+/* What lk_ce_differentiate adds up: nothing; e, except for that of x[target_offset]; or x - g.center of all. */
+typedef enum { LK_CE_SUM_NOTHING, LK_CE_SUM_E, LK_CE_SUM_X } lk_ce_summand;
 
 /* Turns the logits x of columns col, col + 1, ... into gradients, and adds to sum. The target is x[target_offset], which may lie
  * outside x; the caller writes its gradient later. exact: for lk_ce_cap. */
@@ -789,8 +783,8 @@ LK_DEVICE void lk_ce_differentiate(float (&x)[n], const lk_ce_gradient &g, const
         LK_UNROLL for (int j = 0; j < n; j++) w_factor[j] *= a.class_weight[col + j];
     }
     if (!plain && a.softcap > 0.0f) lk_ce_cap<exact>(x, slope, a.logit_scale, a.softcap);
-    if (summand == LK_CE_SUM_LOG) {
-        LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += fmaf(g.rate, x[j], -g.base);
+    if (summand == LK_CE_SUM_X) {
+        LK_UNROLL for (int j = 0; j < n; j++) part[j % 2] += x[j] - g.center;
     }
     LK_UNROLL for (int j = 0; j < n; j++) e[j] = lk_ex2(fmaf(g.rate, x[j], -g.base));
     if (summand == LK_CE_SUM_E && (unsigned)target_offset < (unsigned)n) {

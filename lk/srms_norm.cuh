@@ -37,8 +37,8 @@
  *            contents. Strides of 0 mean packed, so an expanded tensor must be copied first.
  *            round_sum: s is rounded to residual_dtype before it is used, so that rstd and y are those of the stored residual_out,
  *            as where x + residual is an operation of its own. Else they are those of the float sum. A norm of residual_out alone
- *            has the same bits where residual_dtype is T, weight is of T, a row has at most 32 KiB, and x, residual, residual_out
- *            and weight lie on 16 bytes, as their rows do.
+ *            has the same bits where residual_dtype is T, weight is of T and not of groups, there is no bias, a row has at most
+ *            32 KiB, all tensors and their rows lie on 16 bytes, and path and batch_invariant are the same.
  *            batch_invariant: in forward each row's results have the same bits for any number of rows and at any place among
  *            them, if the rows of each tensor lie alike modulo 16 bytes. Kernels are those of many rows then, so few rows may
  *            take longer.

@@ -1938,6 +1938,32 @@ static void far_above(void)
     }
 }
 
+/* With smoothing the loss of a row with one column at the lowest float is finite, and mostly that column's. */
+static void masked_by_the_lowest(void)
+{
+    for (int path = 0; path < PATHS; path++) {
+        problem p = plain(TEST_F32, BOTH, path, 8, 2052);
+        if (!path_here(path)) continue;
+        p.on[SMOOTHING] = true, p.smoothing = 0.1f;
+        settle_tensors(&p);
+        if (!setup(&p, 0)) return;
+        for (int64_t row = 0; row < p.rows; row++) {
+            const int64_t masked = row * 290;
+            test_put(p.type, test_buffer_host(&buffers[LOGITS]), row * laid[LOGITS].stride + masked, -FLT_MAX);
+            ((int64_t *)test_buffer_host(&buffers[TARGET]))[row] = masked + 1;
+        }
+        test_buffer_upload(&buffers[LOGITS]), test_buffer_upload(&buffers[TARGET]);
+        if (!launched(&p, launch(&p))) return;
+        collect(&p);
+        const double want = 0.1 / (double)p.vocab * (double)FLT_MAX;
+        for (int64_t row = 0; row < p.rows; row++) {
+            const double loss = (double)((float *)test_buffer_back(&buffers[LOSS]))[row];
+            if (!test_within(fabs(loss - want), 1e-5 * want))
+                test_detail("loss [row %lld] is %.9g, not %.9g; %s", (long long)row, loss, want, describe(&p));
+        }
+    }
+}
+
 /* What the gradients are those of, by the formula of the loss. */
 static double objective(const problem *p, int64_t row)
 {
@@ -2236,6 +2262,7 @@ static void all_sequences(void)
     }
     test_of_types("batch_invariant", invariant);
     if (test_begin("forward f32: a target far above")) far_above(), test_finish();
+    if (test_begin("forward_backward f32: masked by the lowest float")) masked_by_the_lowest(), test_finish();
     for (int direction = BACKWARD; direction <= BOTH; direction++)
         if (test_begin("%s f32: central differences", direction_name[direction])) differences(direction), test_finish();
 }

@@ -419,8 +419,9 @@ def add_rms_norm(input, residual, normalized_shape, weight=None, eps=None, *, bi
     returns.
 
     The norm is that of the float32 sum. With round_sum=True it is that of s as it is returned, rounded to residual's type, as
-    where PyTorch adds and then normalises. rms_norm(s) has the same bits then, if weight, input and residual have one type and
-    a row has at most 32 KiB of whole 16 bytes. Backward of both reads s."""
+    where PyTorch adds and then normalises. rms_norm(s) has the same bits then, if weight, input and residual have one type, there
+    are no groups and no bias, a row has at most 32 KiB of whole 16 bytes, and all tensors lie on 16 bytes. Backward of both reads
+    s."""
     if out_dtype is not None:
         return _norm_fp8(input, residual, normalized_shape, weight, eps, bias, weight_offset, groups, out_dtype, scaling, scale,
                          power_of_two, scale_rounding, amax, transposed, round_sum)

@@ -44,6 +44,8 @@ class RMSNorm(torch.nn.RMSNorm):
 class AddRMSNorm(RMSNorm):
     """s = x + residual; returns (RMSNorm(s), s). round_sum: as in functional.add_rms_norm."""
 
+    round_sum = False  # of modules that were pickled before there was such a thing
+
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, bias=False,
                  weight_offset=0.0, groups=1, round_sum=False):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, bias=bias, weight_offset=weight_offset, groups=groups)
