@@ -596,7 +596,8 @@ typedef struct {
     double upstream; /* of the row that is looked at */
 } fetched;
 
-/* Row `row` of the class probabilities, likewise; ids are probabilities of a few classes, and smoothing gives one to each. */
+/* Row `row` of the class probabilities, in a buffer that the caller frees. Ids are probabilities of a few classes, and smoothing
+ * gives one to each. */
 static double *fetch_prob(const shape *s, const bench_buffers *set, const fetched *f, int64_t row)
 {
     const size_t count = (size_t)s->vocab, bytes = count * (size_t)s->prob, ids = (size_t)ids_of(s);

@@ -226,6 +226,7 @@ template <class T> LK_DEVICE float naive_factor(const naive_args &a, int64_t row
     return a.offset + naive_at<T>(a.weight, row % a.groups * a.cols + col, 1.0f);
 }
 
+/* x + residual, rounded with round_sum. */
 template <class T> LK_DEVICE float naive_s(const naive_args &a, int64_t i)
 {
     const float s = naive_at<T>(a.x, i, 0.0f) + naive_at<T>(a.residual, i, 0.0f);

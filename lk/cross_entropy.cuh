@@ -113,9 +113,9 @@
  *                                         longer: lk_cross_entropy_forward_block_kernel, 256 threads, or a cluster of 2 to 8 such
  *                                         blocks where there are fewer rows than two per SM
  *   gradients                             lk_cross_entropy_gradient_kernel: 1 to 32 threads, a block or a cluster per row, which
- *                                         stays in shared memory. Also the columns of a rank or a panel. forward_backward of
- *                                         rows that are plain except for label_smoothing has a form of its own, LK_CE_SMOOTH;
- *                                         to e5m2 it has not
+ *                                         stays in shared memory. Also the columns of a rank or a panel. Rows with
+ *                                         label_smoothing that are plain otherwise have a form of their own in forward_backward,
+ *                                         LK_CE_SMOOTH; not where dlogits is e5m2
  *   forward with options                  the same kernel, with a ring of 8 vectors per thread through which a row passes: up to
  *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
  *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
@@ -646,7 +646,7 @@ LK_HOST lk_status lk_cross_entropy_plain(const char *op, const lk_device *device
 /* What a kernel of gradients is for. LK_CE_PLAIN: rows without a softcap, dentropy and class weights under smoothing; in forward and
  * forward_backward also without smoothing, entropy and argmax. LK_CE_SMOOTH: forward_backward of such rows with smoothing.
  * LK_CE_CAPPED: rows of 16-bit logits, with a softcap of up to LK_CE_CAPPED_MOST and nothing else of these; their terms are those
- * of lk_ce_capped. */
+ * of lk_ce_capped. Simple kinds have e alone in their sums, and read the target's logit as -inf for that. */
 typedef enum { LK_CE_ANY, LK_CE_CAPPED, LK_CE_PLAIN, LK_CE_SMOOTH } lk_ce_kind;
 template <lk_ce_kind kind> constexpr bool lk_ce_is_simple = kind == LK_CE_PLAIN || kind == LK_CE_SMOOTH;
 
@@ -1366,8 +1366,8 @@ LK_DEVICE void lk_ce_put_state(const lk_cross_entropy_call &call, const lk_ce_th
 }
 
 /* Reads the row and writes its results; in forward with ranks its state. The factors of its gradient, as lk_ce_from_lse; in
- * forward there are none. *state: that of the row. Of LK_CE_SMOOTH it lacks the sum of its logits: so where the row has a
- * target and its sum is a number, the results are written later, by lk_ce_put_smooth. */
+ * forward there are none. LK_CE_SMOOTH does not have the sum of the logits yet. So it leaves the row's state in *state, and
+ * lk_ce_put_smooth writes the results later; here only those of a row without a good target, or whose sum is 0 or not finite. */
 template <lk_ce_kind kind, bool forward, bool eight, class State, class T>
 LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce_thread<T> *t, lk_ce_inbox *inbox,
                                         lk_ce_upstream up, float scale, State *state)
@@ -1455,8 +1455,8 @@ LK_DEVICE float lk_ce_write_capped(const lk_cross_entropy_call &call, const lk_c
     return (sum[0] + sum[1]) * grow;
 }
 
-/* Writes the gradients of a thread's columns; the target's is not right yet. Returns the sum of e over the other columns in
- * backward, and of x - center over all of LK_CE_SMOOTH. */
+/* Writes the gradients of a thread's columns; the target's is not right yet. Returns a sum over these columns: in backward of e,
+ * without the target's; in LK_CE_SMOOTH of x - center, with the target's, whose logit it puts back first. */
 template <lk_ce_kind kind, bool backward, bool eight, class T>
 LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_thread<T> &t, const lk_ce_gradient &g)
 {
@@ -1467,7 +1467,7 @@ LK_DEVICE float lk_ce_write_row(const lk_cross_entropy_call &call, const lk_ce_t
     const bool wide = (uintptr_t)out % (unsigned)(LK_VEC<T> * bytes) == 0;
     int col = plain ? 0 : (int)(t.at.first - t.at.logits), u = 0;
     float sum = 0.0f, single = t.single;
-    if (kind == LK_CE_SMOOTH && t.target >= 0) lk_put((T *)t.slot + t.target, t.logit); /* it was -inf for the sum of e */
+    if (kind == LK_CE_SMOOTH && t.target >= 0) lk_put((T *)t.slot + t.target, t.logit);
     const bool has_single = t.at.rank < t.at.edge;
     if (kind == LK_CE_SMOOTH && t.owner && t.y >= 0 && has_single && lk_ce_edge_col(t.at, t.at.rank) == t.y) single = t.logit;
     if constexpr (kind == LK_CE_CAPPED) sum = lk_ce_write_capped<backward, eight>(call, t, g), u = t.in_slots;

@@ -349,13 +349,10 @@ static float value(int t, int64_t row, int64_t c)
 /* s as the float that the header speaks of, with round_sum as the residual's type has it. */
 static float load_s(const problem *p, int64_t row, int64_t c)
 {
-    unsigned char room[4];
     if (!p->has[X]) return value(RESIDUAL_OUT, row, c);
     if (!p->has[RESIDUAL]) return value(X, row, c);
     const float sum = value(X, row, c) + value(RESIDUAL, row, c);
-    if (!p->rounded) return sum;
-    test_put(laid[RESIDUAL].type, room, 0, sum);
-    return test_get(laid[RESIDUAL].type, room, 0);
+    return p->rounded ? test_decode(laid[RESIDUAL].type, test_encode(laid[RESIDUAL].type, sum)) : sum;
 }
 
 /* rstd of a row, whose s it leaves in row_s. Squares are floats: what overflows is infinite. */

@@ -421,14 +421,6 @@ static void verify_8(const problem *p, int t, int64_t row, int64_t c, double y, 
                     (long long)c, got, low, high, y, scale, describe(p));
 }
 
-/* A number as a type has it. */
-static float rounded(int type, float x)
-{
-    unsigned char room[4];
-    test_put(type, room, 0, x);
-    return test_get(type, room, 0);
-}
-
 static void verify(const problem *p)
 {
     double most = 0;
@@ -436,7 +428,7 @@ static void verify(const problem *p)
         double sum = 0;
         for (int64_t c = 0; c < p->cols; c++) {
             float s = p->has[RESIDUAL] ? value(X, row, c) + value(RESIDUAL, row, c) : value(X, row, c);
-            if (p->rounded && p->has[RESIDUAL]) s = rounded(laid[RESIDUAL].type, s);
+            if (p->rounded && p->has[RESIDUAL]) s = test_decode(laid[RESIDUAL].type, test_encode(laid[RESIDUAL].type, s));
             row_s[c] = (double)s, sum += row_s[c] * row_s[c];
             if (!p->has[RESIDUAL_OUT]) continue;
             const float got = result(p, RESIDUAL_OUT, row, c);
