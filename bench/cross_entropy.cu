@@ -137,6 +137,7 @@ static const shape shapes[] = {
     {"rows=4096 vocab=131072 reduction=none softcap=30", "forward_backward", "bf16", 4096, 131072, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none smoothing=0.1", "forward", "bf16", 4096, 32768, 0, 0, 0, 0},
     {"rows=4096 vocab=32768 reduction=none smoothing=0.1", "backward", "bf16", 4096, 32768, 0, 0, 0, 0},
+    {"rows=4096 vocab=4096 reduction=none smoothing=0.1", "backward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=16384 vocab=1000 reduction=none smoothing=0.1", "forward_backward", "bf16", 16384, 1000, 0, 0, 0, 0},
     {"rows=4096 vocab=4096 reduction=none smoothing=0.1", "forward_backward", "bf16", 4096, 4096, 0, 0, 0, 0},
     {"rows=8192 vocab=16384 reduction=none smoothing=0.1", "forward_backward", "bf16", 8192, 16384, 0, 0, 0, 0},

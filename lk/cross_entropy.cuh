@@ -118,8 +118,9 @@
  *                                         LK_CE_SMOOTH; not where dlogits is e5m2
  *   forward with options                  the same kernel, with a ring of 8 vectors per thread through which a row passes: up to
  *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
- *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
- *   512 vectors of 16 bytes, aligned,
+ *   gradients, plain or with smoothing    lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
+ *   but without class weights: rows of
+ *   at most 512 vectors, aligned,
  *   without single elements and padding,
  *   dlogits of T
  *   backward with class weights and       lk_cross_entropy_weights_kernel before the rows: the sum of the weights
@@ -318,8 +319,8 @@ typedef struct {
     int64_t classes;             /* the columns of all ranks or panels; else a.vocab */
     int state_bytes;             /* with ranks or panels, forward: of a row's packed state; else 0, or not used */
     int adds_state;              /* not 0: states are merged into those that are there, of linear_cross_entropy's panels before */
+    float share;                 /* gradients, and with target_prob: label_smoothing / classes */
     float confidence;            /* with target_prob: 1 - label_smoothing */
-    float smoothing_per_class;   /* and label_smoothing / vocab */
     const float *weights;        /* the class weights of all columns */
     lk_ce_slice slice;
 } lk_cross_entropy_call;
@@ -337,6 +338,10 @@ LK_HOST bool lk_cross_entropy_is_plain(const lk_cross_entropy_args *a)
 {
     return a->softcap == 0.0f && a->label_smoothing == 0.0f && !a->argmax && !a->entropy;
 }
+LK_HOST bool lk_cross_entropy_is_smooth(const lk_cross_entropy_args *a) /* gradients: plain, or with smoothing of equal weights */
+{
+    return a->softcap == 0.0f && !a->argmax && !a->entropy && !a->dentropy && !lk_cross_entropy_sums_weights(a);
+}
 
 /* Prefetches a row's target into the L2. */
 template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_t row)
@@ -345,7 +350,7 @@ template <class Args> LK_DEVICE void lk_ce_prefetch_target(const Args &a, int64_
 }
 
 /* Writes a row's results, its terms instead of its losses where a reduced loss is wanted. One thread of the row calls it.
- * weight: w[y]; all: entropy and argmax too. */
+ * weight: w[y]; all: entropy and argmax too; smooths, below: the smoothed loss. */
 template <bool all>
 LK_DEVICE void lk_ce_put_result(const lk_cross_entropy_call &call, int64_t row, lk_ce_label label, float weight, lk_ce_result r)
 {
@@ -382,13 +387,13 @@ LK_DEVICE void lk_ce_put_statistics(float *entropy, int64_t stride, int64_t row,
 }
 
 /* The same from the row's state. */
-template <bool all, class State>
+template <bool all, bool smooths = all, class State>
 LK_DEVICE void lk_ce_put(const lk_cross_entropy_call &call, int64_t row, lk_ce_label label, float weight, State s)
 {
     const lk_cross_entropy_args &a = call.a;
     const lk_ce_options options = {a.softcap > 0.0f ? 1.0f : a.logit_scale, a.label_smoothing, a.z_loss, weight, a.vocab};
     lk_ce_result r = {0.0f, 0.0f, 0.0f, 0.0f, -1, 0.0f};
-    if (label.counted) r = lk_ce_row_finish<all>(s, options);
+    if (label.counted) r = lk_ce_row_finish<all, smooths>(s, options);
     if (label.bad) r.class_loss = NAN;
     if (label.bad && a.bad_targets) atomicAdd(a.bad_targets, 1);
     lk_ce_put_result<all>(call, row, label, weight, r);
@@ -1340,7 +1345,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_lse(const lk_cross_entropy_call &call, lk_ce
         else g.p_factor = NAN;
         t->y = LK_IGNORED;
     } else if (t->y >= 0) {
-        g = lk_ce_factors(a, call.classes, up, up.lse, weights, t->owner ? t->term : NULL);
+        g = lk_ce_factors(a, call.share, up, up.lse, weights, t->owner ? t->term : NULL);
         const bool dentropy = kind == LK_CE_ANY && a.dentropy;
         const float p_scale = lk_ce_base_of_lse(&g, up, scale, dentropy, dentropy ? a.entropy[t->row] : 0.0f);
         g.p_factor *= p_scale;
@@ -1408,7 +1413,7 @@ LK_DEVICE lk_ce_gradient lk_ce_from_row(const lk_cross_entropy_call &call, lk_ce
         float lse = 0.0f;
         if (a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
         const float weights = smooth && a.class_weight ? all.weights : (float)a.vocab;
-        g = lk_ce_factors(a, call.classes, up, lse, weights, t->owner ? t->term : NULL);
+        g = lk_ce_factors(a, call.share, up, lse, weights, t->owner ? t->term : NULL);
         const float p_scale = lk_ce_base_of_state(&g, up, scale, any && a.dentropy, all, inverse);
         g.p_factor *= p_scale;
         if (kind == LK_CE_SMOOTH) g.center = lk_lse_reference(all.max);
@@ -1627,10 +1632,10 @@ LK_HOST lk_status lk_cross_entropy_gradient(const char *op, const lk_device *dev
     const bool plain = backward ? a.softcap == 0.0f && !a.dentropy && !(a.class_weight && a.label_smoothing > 0.0f) : simple;
     const bool none = a.label_smoothing == 0.0f && !a.dentropy && (backward || (!a.entropy && !a.argmax));
     const bool capped = a.softcap > 0.0f && a.softcap <= LK_CE_CAPPED_MOST && none;
-    const bool smooth = smooths && a.label_smoothing > 0.0f && a.softcap == 0.0f && !a.class_weight && !a.entropy && !a.argmax &&
-                        !a.dentropy;
+    const bool smooth = smooths && a.label_smoothing > 0.0f && lk_cross_entropy_is_smooth(&a);
     const bool ring = direction == LK_FORWARD && !(may_be_plain && plain); /* a block takes a row of any length then */
     const int64_t vecs = a.vocab / LK_VEC<T>;
+    call.share = a.label_smoothing / (float)call.classes;
     /* Options cost each thread many instructions, so rows with them have fewer threads, but 1024 for each SM. */
     const int most = ring ? LK_CROSS_ENTROPY_RING_VECS : plain || smooth ? LK_CROSS_ENTROPY_FEW_SLOTS : LK_CROSS_ENTROPY_OPTION_SLOTS;
     int few = LK_CROSS_ENTROPY_FEW_SLOTS;
@@ -1666,10 +1671,11 @@ LK_HOST lk_status lk_cross_entropy_gradient_of(const char *op, const lk_device *
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
 
-/* Backward and forward_backward of short plain rows of whole vectors. A team of up to 32 lanes, or of two or four warps, holds
- * a row in registers. Once the exponentials are taken, it holds those, so an element needs one exponential in forward_backward
- * too. At this size most instructions of a row are not for its elements. So with 32 or more threads per row the team's size is
- * a template argument, and targets, upstream, lse and counts are loaded before the logits; class_weight[y] comes after them. */
+/* Backward and forward_backward of short rows of whole vectors, plain or with smoothing but without class weights. A team of up to
+ * 32 lanes, or of two or four warps, holds a row in registers. Once the exponentials are taken, it holds those, so an element
+ * needs one exponential in forward_backward too; with smoothing the logits are summed before. At this size most instructions of a
+ * row are not for its elements. So with 32 or more threads per row the team's size is a template argument, and targets, upstream,
+ * lse and counts are loaded before the logits; class_weight[y] comes after them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors per lane */
 #define LK_CROSS_ENTROPY_SHORT_BLOCKS(arch) ((arch) >= 1000 ? 3 : 4) /* per SM: as many as registers allow without spills */
 
@@ -1744,7 +1750,7 @@ template <int Warps> LK_DEVICE void lk_ce_sync_warps(int row)
     else if (Warps == 2) lk_named_barrier_sync<4>(32 * Warps);
 }
 
-/* The largest of a row's logits in this warp. target: the target's, which is -inf in raw. */
+/* The largest of a row's logits in this warp. target: the target's logit, which every lane of the row has. */
 template <class T> LK_DEVICE float lk_ce_short_max(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], float target, int team)
 {
     lk_vec<T> largest = raw[0];
@@ -1777,14 +1783,42 @@ template <bool backward, int Warps> LK_DEVICE float lk_ce_short_exchange(float s
     return sum;
 }
 
-/* Stores a share's gradients, p_factor e. */
+/* What smoothing needs of a part of a row: the sum of x - reference, the number of columns, and that reference. */
+typedef struct {
+    float sum, count, reference;
+} lk_ce_spread;
+
+/* Of a warp's part of a short row, target included; count: vectors of this lane. */
 template <class T>
-LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float p_factor)
+LK_DEVICE lk_ce_spread lk_ce_short_spread(const lk_vec<T> (&raw)[LK_CROSS_ENTROPY_SHORT], int count, float reference, int team)
+{
+    float sum[2] = {0.0f, 0.0f};
+    LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
+        if (u >= count) continue;
+        float x[LK_VEC<T>];
+        lk_unpack(x, raw[u]);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) sum[j % 2] += x[j] - reference;
+    }
+    return {lk_sum_warp(sum[0] + sum[1], team), lk_sum_warp((float)(count * LK_VEC<T>), team), reference};
+}
+
+/* The sum of x - reference over a row from the parts of its Warps warps. */
+template <int Warps> LK_DEVICE float lk_ce_short_spread_of_row(const lk_ce_spread *spread, float reference)
+{
+    float sum = 0.0f;
+    LK_UNROLL for (int i = 0; i < Warps; i++, spread++) sum += fmaf(spread->reference - reference, spread->count, spread->sum);
+    return sum;
+}
+
+/* Stores a share's gradients, p_factor e - w_factor. */
+template <class T>
+LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float p_factor,
+                                 float w_factor)
 {
     LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         if (u >= count) continue;
         lk_vec<T> packed;
-        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) e[u][j] *= p_factor;
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) e[u][j] = fmaf(p_factor, e[u][j], -w_factor);
         lk_pack(&packed, e[u]);
         *(uint4 *)(out + u * step) = packed.raw;
     }
@@ -1849,20 +1883,28 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         LK_UNROLL for (int u = 0; u < Vecs; u++)
             if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
     }
-    lk_ce_blank(raw, index, y % Num);
 
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
     const lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
     float rate = scale * LK_LOG2E, e[Vecs][Num], target_gradient = NAN;
     lk_ce_row all = lk_ce_row_empty();
+    LK_SHARED(lk_ce_spread, spread, [LK_CROSS_ENTROPY_THREADS / 32]);
+    const bool smooth = !backward && a.label_smoothing > 0.0f;
     float sum, reference = 0.0f, base = 0.0f, p_scale = 1.0f; /* p_scale: what makes up for the rounding of base */
     bool proper = y >= 0; /* else dlogits are NaN, or 0 where the row is ignored */
     if constexpr (backward) {
         proper = proper && lk_is_finite(up.lse);
         if (proper) p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &rate, &base);
+        lk_ce_blank(raw, index, y % Num);
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
         all.max = lk_ce_short_max(raw, logit, team), reference = lk_lse_reference(all.max), base = rate * reference;
+        if (smooth) {
+            const lk_ce_spread part = lk_ce_short_spread(raw, read ? count : 0, reference, team);
+            if (Warps == 1) all.weighted = part.sum;
+            else if (threadIdx.x % 32 == 0) spread[threadIdx.x / 32] = part; /* read behind the barrier of the states */
+        }
+        lk_ce_blank(raw, index, y % Num);
         if (fabsf(base) < LK_LSE_BASE) {
             p_scale = lk_ex2(-fmaf(rate, reference, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1877,6 +1919,9 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (owner && y == LK_BAD && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
         if (Warps > 1) reference = lk_lse_reference(all.max);
+        if (Warps > 1 && smooth)
+            all.weighted = lk_ce_short_spread_of_row<Warps>(spread + (threadIdx.x / 32 & ~(Warps - 1)), reference);
+        all.weights = (float)a.vocab;
         target_e = lk_ex2(rate * (logit - reference)), all.sum = others;
         if (y >= 0) all.sum += target_e, all.target = logit;
         inverse = __fdividef(1.0f, all.sum);
@@ -1884,15 +1929,16 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (proper && a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
     }
     lk_ce_target_term term;
-    const lk_ce_gradient g = lk_ce_factors<false>(a, a.vocab, up, lse, 0.0f, &term);
-    if (proper) target_gradient = lk_ce_target_dz(term.f_lse, term.f_rest, 0.0f, target_e * inverse, others * inverse, 0.0f, 1.0f);
+    const lk_ce_gradient g = lk_ce_factors(a, call.share, up, lse, (float)a.vocab, &term);
+    if (proper)
+        target_gradient = lk_ce_target_dz(term.f_lse, term.f_rest, term.w_term, target_e * inverse, others * inverse, 0.0f, 1.0f);
     const bool zero = y == LK_IGNORED || (y == LK_BAD && lk_ce_masked(up.f, up.dlse, 0.0f));
     const float p_factor = proper ? g.p_factor * p_scale * inverse : zero ? 0.0f : NAN;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (Warps == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-    lk_ce_short_store(dlogits + rank * Num, step, count, e, p_factor);
+    lk_ce_short_store(dlogits + rank * Num, step, count, e, p_factor, proper ? g.w_factor : 0.0f);
     if (owner && y >= 0) lk_put(dlogits + y, target_gradient);
-    if (!backward && owner && there) lk_ce_put<false>(call, row, {y, y != LK_IGNORED, y == LK_BAD}, weight, all);
+    if (!backward && owner && there) lk_ce_put<false, true>(call, row, {y, y != LK_IGNORED, y == LK_BAD}, weight, all);
 }
 
 /* Whether the kernel for short rows takes the rows. */
@@ -1901,8 +1947,7 @@ template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy
     const lk_cross_entropy_args &a = call.a;
     const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
     return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
-           call.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_plain(&a) && !a.dentropy &&
-           !call.slice.split;
+           call.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_smooth(&a) && !call.slice.split;
 }
 template <class T, bool backward>
 LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &call,
@@ -1910,6 +1955,7 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
 {
     while (call.a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << call.team_log2) call.team_log2++;
     call.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS(10 * device->arch) * device->sms;
+    call.share = call.a.label_smoothing / (float)call.a.vocab;
     void (*const kernels[4])(lk_cross_entropy_call) = {
         lk_cross_entropy_short_kernel<T, backward, 0>, lk_cross_entropy_short_kernel<T, backward, 32>,
         lk_cross_entropy_short_kernel<T, backward, 64>, lk_cross_entropy_short_kernel<T, backward, 128>};

@@ -108,7 +108,7 @@ template <class T, class Prob> LK_DEVICE void lk_ce_prob_copy(const lk_ce_prob_t
 /* u of a column from its probability. */
 template <bool plain> LK_DEVICE float lk_ce_prob_weight(const lk_cross_entropy_call &call, float q, int col)
 {
-    const float u = fmaf(call.confidence, q, call.smoothing_per_class);
+    const float u = fmaf(call.confidence, q, call.share);
     return !plain && call.a.class_weight ? u * call.a.class_weight[col] : u;
 }
 
@@ -368,7 +368,7 @@ LK_HOST lk_status lk_cross_entropy_prob_of(const char *op, const lk_device *devi
                                                     streams ? LK_CE_PROB_STREAM : LK_CE_PROB_VECS,
                                                     streams ? 1 << 20 : LK_CE_PROB_VECS);
     if (call.slots > (streams ? 0 : slots)) call.slots = streams ? 0 : slots;
-    call.confidence = 1.0f - a.label_smoothing, call.smoothing_per_class = a.label_smoothing / (float)a.vocab;
+    call.confidence = 1.0f - a.label_smoothing, call.share = a.label_smoothing / (float)a.vocab;
     const size_t shared = call.slots ? (size_t)call.slots * at.threads * bytes : 16; /* the kernel names its first slot in any case */
     return lk_launch_pdl(op, device,
                          plain ? lk_cross_entropy_prob_kernel<T, Prob, true, backward>

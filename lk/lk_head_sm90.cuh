@@ -80,7 +80,8 @@ LK_DEVICE lk_head_terms lk_head_terms_of(const lk_head_work<Call> &p, int64_t ro
     lk_ce_upstream up = {};
     up.f = up.h = ws.factor[row], up.weight = ws.weight ? ws.weight[row] : 1.0f, up.dlse = ws.dlse ? ws.dlse[row] : 0.0f;
     lk_ce_target_term term;
-    t.g = lk_ce_factors(a, p.call.classes, up, lse, ws.counts->weights, &term);
+    const float share = a.label_smoothing > 0.0f ? __fdiv_rn(a.label_smoothing, (float)p.call.classes) : 0.0f;
+    t.g = lk_ce_factors(a, share, up, lse, ws.counts->weights, &term);
     t.f_rest = term.f_rest, t.f_lse = term.f_lse, t.w_term = term.w_term;
     if (!lk_is_finite(lse)) t.g.p_factor = NAN;
     if (ws.dentropy)

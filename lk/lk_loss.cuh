@@ -217,8 +217,8 @@ template <bool exact = false, class State> LK_DEVICE State lk_ce_row_merge(State
     return a;
 }
 
-/* The row's results from the state of all its columns. all: the entropy and the smoothed loss too. */
-template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
+/* The row's results from the state of all its columns. all: the entropy too; smooths: the smoothed loss. */
+template <bool all = true, bool smooths = all> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, lk_ce_options o)
 {
     const bool proper = s.sum > 0.0f && lk_is_finite(s.sum);
     float k;
@@ -233,7 +233,7 @@ template <bool all = true> LK_DEVICE lk_ce_result lk_ce_row_finish(lk_ce_row s, 
     r.lse_low = lk_is_finite(r.lse) ? rounded + ((joined - (r.lse - added)) + (missed - added)) : 0.0f;
     r.z_loss = o.z_loss > 0.0f ? o.z_loss * r.lse * r.lse : 0.0f;
     r.class_loss = o.weight * (lk_is_finite(above) ? lk_lse_join(above, k, log) : above);
-    if (all && o.label_smoothing > 0.0f) {
+    if (smooths && o.label_smoothing > 0.0f) {
         const float smoothed = fmaf(s.weights, log_sum, -o.scale * s.weighted); /* sum_j w[j] (lse - z[j]) */
         r.class_loss = fmaf(1.0f - o.label_smoothing, r.class_loss, __fdiv_rn(o.label_smoothing, (float)o.vocab) * smoothed);
     }
@@ -494,7 +494,7 @@ LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
 template <class State> struct lk_ce_tally {
     float reference, base;    /* -inf and 0: nothing is in the sums */
     float sum, terms;         /* of e; of e t, where 0 times -inf counts 0 */
-    float total, count;       /* with label_smoothing: of t; the number of columns */
+    float total, count;       /* with label_smoothing: of v - reference; the number of columns */
     float squares, logits;    /* with statistics: of e^2; of v, times lk_ce_mean_unit */
     float peak;               /* the largest v */
     float most;               /* with argmax: the largest logit, */
@@ -513,10 +513,11 @@ template <bool exact, class State> LK_DEVICE void lk_ce_tally_move(lk_ce_tally<S
     const float base = __fmul_rn(rate, reference); /* rounded, also in the difference */
     const float shift = exact ? rate * (t->reference - reference) : t->base - base, factor = lk_ex2(shift);
     const bool none = t->reference == -INFINITY;
+    if (!none) { /* else total may be -inf already */
+        t->terms = factor * fmaf(shift, t->sum, t->terms), t->sum *= factor;
+        t->squares = factor * (factor * t->squares), t->total = fmaf(t->reference - reference, t->count, t->total);
+    }
     t->reference = reference, t->base = base;
-    if (none) return; /* total may be -inf already */
-    t->terms = factor * fmaf(shift, t->sum, t->terms), t->sum *= factor;
-    t->squares = factor * (factor * t->squares), t->total = fmaf(shift, t->count, t->total);
 }
 
 /* Whether sums against v are exact. */
@@ -550,6 +551,11 @@ LK_DEVICE void lk_ce_tally_add(lk_ce_tally<State> *t, const float (&x)[n], int c
         if (lk_ce_tally_fits(most, rate)) lk_ce_tally_move<exact>(t, most, rate);
         else if (most != -INFINITY) t->failed = true;
     }
+    if (a.label_smoothing > 0.0f) {
+        float total = 0.0f;
+        LK_UNROLL for (int j = 0; j < n; j++) total += v[j] - lk_lse_reference(t->reference);
+        t->total += total, t->count += (float)n;
+    }
     float sum = 0.0f, terms = 0.0f, squares = 0.0f, logits = 0.0f;
     LK_UNROLL for (int j = 0; j < n; j++) {
         logits += v[j];
@@ -559,11 +565,6 @@ LK_DEVICE void lk_ce_tally_add(lk_ce_tally<State> *t, const float (&x)[n], int c
     }
     t->sum += sum, t->terms += terms;
     if (lk_ce_has_squares<State>) t->squares += squares, t->logits = fmaf(logits, lk_ce_mean_unit(scale), t->logits);
-    if (a.label_smoothing > 0.0f) {
-        float total = 0.0f;
-        LK_UNROLL for (int j = 0; j < n; j++) total += v[j];
-        t->total += total, t->count += (float)n;
-    }
     t->peak = fmaxf(t->peak, most);
 }
 
@@ -579,7 +580,7 @@ template <bool exact, class State> LK_DEVICE State lk_ce_tally_state(lk_ce_tally
     if (lk_ce_tally_fits(peak, rate)) lk_ce_tally_move<exact>(&t, peak, rate);
     const float lost = exact ? 0.0f : fmaf(rate, t.reference, -t.base), factor = lk_ex2(-lost); /* what base was rounded by */
     s.max = t.reference, s.sum = factor * t.sum, s.entropic = factor * fmaf(-lost, t.sum, t.terms) * inverse;
-    s.weighted = fmaf(-lost, t.count, t.total) * inverse;
+    s.weighted = t.total;
     if constexpr (lk_ce_has_squares<State>) s.squares = factor * (factor * t.squares);
     return s;
 }
@@ -637,17 +638,16 @@ template <class Args> LK_DEVICE float lk_ce_lse_factor(const Args &a, lk_ce_upst
     return f_lse;
 }
 
-/* The factors of a row's gradient except for rate, base and the factor of e; weights: W. smooth: false where the caller knows
- * that label_smoothing is 0. */
-template <bool smooth = true, class Args>
-LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, int64_t classes, lk_ce_upstream up, float lse, float weights,
+/* The factors of a row's gradient except for rate, base and the factor of e; share: e / vocab; weights: W. */
+template <class Args>
+LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, float share, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_target_term *target_term)
 {
     const float f = up.f * a.logit_scale;
     lk_ce_gradient g = {};
     float f_rest = f * up.weight, w_term = 0.0f;
-    if (smooth && a.label_smoothing > 0.0f) {
-        g.w_factor = f * __fdiv_rn(a.label_smoothing, (float)classes);
+    if (a.label_smoothing > 0.0f) {
+        g.w_factor = f * share;
         f_rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
         w_term = g.w_factor * (weights - up.weight);
     }

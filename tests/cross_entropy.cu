@@ -1061,11 +1061,11 @@ static bool possible(int at, int did)
            (which == DIRECTIONS || (which == FORWARD ? gives_loss(direction) : gives_gradient(direction)));
 }
 
-/* Gradients of short rows of whole vectors have a kernel of their own, and these switches. */
+/* Gradients of short rows of whole vectors have a kernel of their own, and these switches; smoothing without class weights. */
 static bool short_here(int at) { return gives_gradient(at / PATHS) && at % PATHS <= LK_CROSS_ENTROPY_WARP; }
 static bool short_switch(int s)
 {
-    return s != SMOOTHING && s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != NARROW && s != HAS_DENTROPY &&
+    return s != SOFTCAP && s != WANT_ENTROPY && s != WANT_ARGMAX && s != NARROW && s != HAS_DENTROPY &&
            s != STATISTICS;
 }
 
@@ -1075,6 +1075,7 @@ static void count_short(const problem *p, int at)
     const layout l = laid[LOGITS], d = laid[DLOGITS];
     bool plain_row = short_here(at) && p->rows > 0 && p->vocab * l.bytes <= 8192 && d.end == p->vocab;
     for (int s = 0; s < SWITCHES; s++) plain_row = plain_row && (short_switch(s) || !p->on[s]);
+    if (p->on[SMOOTHING] && p->on[WEIGHTS]) plain_row = false;
     const bool whole = p->vocab * l.bytes % 16 == 0 && p->at[LOGITS] * l.bytes % 16 == 0 &&
                        p->at[home_of(p, DLOGITS)] * l.bytes % 16 == 0 &&
                        (p->rows < 2 || (l.stride * l.bytes % 16 == 0 && d.stride * l.bytes % 16 == 0));
@@ -1467,6 +1468,7 @@ static void short_rows(int type, int direction, int path)
                 make_plain(&p);
                 p.on[NARROW] = false, p.on[ZERO_PADDING] = p.on[ZERO_PADDING] && place == PACKED;
                 p.on[SCALE] = j % 4 == 3;
+                p.on[SMOOTHING] = !p.on[WEIGHTS] && (i / 4 + special + j) % 2;
                 p.at[LOGITS] = 8 * (i % 2), p.at[DLOGITS] = 8 * (j % 2);
                 p.special = special, p.where = where[j];
                 if (special == NOTHING) p.offset = j ? 1e4 * (j - 2) : 0;
@@ -1481,7 +1483,7 @@ static void short_rows(int type, int direction, int path)
                 problem p = plain(type, direction, path, 9, several[i] * vec);
                 p.on[together[s]] = p.has[BAD_COUNT] = true, p.on[IGNORE] |= s == LENGTH_OF(together) - 1;
                 p.special = special, p.where = (i + s) % 2 ? WARP_OF_2 : WARP_OF_TARGET;
-                p.seed += (uint64_t)s;
+                p.seed += (uint64_t)s, p.on[SMOOTHING] = (i + s) / 2 % 2;
                 check(&p);
             }
     problem p = drawn(type, direction, path, 5, 64, 2700, PACKED); /* logits whose product with log2 e is out of range */
@@ -1938,17 +1940,20 @@ static void far_above(void)
     }
 }
 
-/* With smoothing the loss of a row with one column at the lowest float is finite, and mostly that column's. */
+/* With smoothing the loss of a row with one column at the lowest float is finite, and mostly that column's. The rows are long or
+ * short, of a part of a warp, one and several. */
 static void masked_by_the_lowest(void)
 {
-    for (int path = 0; path < PATHS; path++) {
-        problem p = plain(TEST_F32, BOTH, path, 8, 2052);
+    static const int64_t vocab[] = {2052, 2048, 512, 40};
+    for (int i = 0; i < 2 * PATHS * LENGTH_OF(vocab); i++) {
+        const int path = i / 2 % PATHS;
+        problem p = plain(TEST_F32, i % 2 ? BOTH : FORWARD, path, 8, vocab[i / (2 * PATHS)]);
         if (!path_here(path)) continue;
         p.on[SMOOTHING] = true, p.smoothing = 0.1f;
         settle_tensors(&p);
         if (!setup(&p, 0)) return;
         for (int64_t row = 0; row < p.rows; row++) {
-            const int64_t masked = row * 290;
+            const int64_t masked = row * (p.vocab / 8);
             test_put(p.type, test_buffer_host(&buffers[LOGITS]), row * laid[LOGITS].stride + masked, -FLT_MAX);
             ((int64_t *)test_buffer_host(&buffers[TARGET]))[row] = masked + 1;
         }
