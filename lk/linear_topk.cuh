@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 /* linear_topk.cuh - the k largest logits of each token of a language model's head, as ids and log-probabilities, without storing the
- * logits of all tokens. For distillation over the student's own ids, and for a sampler that wants its top k.
+ * logits of all tokens. For distillation over the student's own ids, and for a sampler: its top k, or a draw.
  *
  *   logits[t,j] = sum_d x[t,d] weight[j,d] + bias[j]
  *   z[t,j]      = logit_scale logits[t,j], or with the option softcap: softcap * tanh(logit_scale logits[t,j] / softcap)
  *   lse[t]      = log sum_j exp(z[t,j]), over all columns
  *   ids[t,i]    = the column of the i-th largest logit of token t, i = 0 to k - 1; of equal ones the smallest column comes first
  *   logp[t,i]   = z[t,ids[t,i]] - lse[t]
+ *   with the option seed the order is that of z[t,j] + g[t,j], with g = -log(-log(1 - v[t,j])) and v uniform between 0 and 1: ids
+ *   are a sample of k columns without replacement, in the order of drawing, and ids[t,0] is a draw with the probabilities exp(z - lse)
  *
  * Use        In one .cu file, linked with -lcublasLt:   Anywhere, C included:
  *                #include "lk/linear_topk.cuh"              #include "lk/linear_topk.cuh"
@@ -39,8 +41,15 @@
  *            whose logits are all -inf has lse -inf. All logp of these tokens are NaN. Their ids are still in order.
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too. Where a
  *            softcap rounds two logits to one z, the larger logit still comes first.
+ *            seed: a number per token, and offset, another one; NULL is 0. v of a token follows from its seed, its offset and the
+ *            column alone, not from the batch or the token's place in it. So give each token a pair of its own: one seed for all and
+ *            offset = the position, say. v[t,j] = (b + 1/2) 2^-32, at most 1 - 2^-24, in f32. b is word j % 4 of Philox4x32-10
+ *            with the key seed[t] and the counter (j / 4, 0, offset[t]), lower words first. j counts from the first column of all
+ *            ranks, so vocab_start must be a multiple of 4. A masked column is drawn only after all others. lse and logp are as
+ *            without the option: of the whole distribution, at each draw. For a draw within the top k, draw from these logp.
+ *            score: what the order follows, z + g with seed, else z.
  * Ranks      Each rank has the columns from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
- *            all-gather ids, logp and lse. Where a rank has fewer than k, what lies behind its own is left out.
+ *            all-gather ids, logp and lse; with seed score too, and order by that instead of z. Where a rank has fewer than k, what lies behind its own is left out.
  *            z is logp + lse, rounded, and -inf where lse is -inf. So the order of two z of different ranks that differ by less than
  *            that rounding is not sure, and no order is if the lse of a rank is NaN or +inf.
  *            The lse of all columns is the logarithm of the sum of exp(lse) over the ranks. ids are those of the k largest z of all
@@ -50,7 +59,8 @@
  *            a rounding of their own, lse by two with a logit_scale. A softcap adds 2^-20 of the largest |z|.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
  *            has the algorithm that cuBLASLt's heuristic names first. Results may depend on the number of tokens.
- * Source     Chunks of tokens: Liger-Kernel, 2024. A threshold that rises while a row is read is common in top-k kernels.
+ * Source     Draws: Gumbel, 1954; without replacement: Vieira, 2014; Philox: Salmon et al., "Parallel random numbers: as easy as 1,
+ *            2, 3", 2011. Chunks of tokens: Liger-Kernel, 2024. A threshold that rises while a row is read is common in top-k kernels.
  * Read on    bench/results/choices/linear_topk.md: what else was tried, with numbers.
  *
  * What runs. Tokens come in chunks. For each chunk cuBLASLt computes the logits, in f32 in the workspace, and lk_topk_kernel reads
@@ -60,6 +70,8 @@
  * are more than 2 k + 32 keys, the k largest stay. From then on a key must be larger than the k-th.
  * The first threshold comes before the first key. Each of 128 pairs of threads has the largest logit of its first 16 columns. At least
  * k logits are as large as the k-th largest of these maxima, so no smaller logit can be a result; equal ones still count.
+ * With seed a key has z + g in place of the logit. Since -log(1 - v) >= v, a column with v > exp(z - threshold) is no result: so few
+ * columns need the logarithms. In the first tile all do.
  * If logits have no order, keys are dropped about five times in a row of 151936. If they rise all the time, several times in a tile.
  */
 #include "lk_base.cuh" /* before the guard, for its check of versions */
@@ -93,6 +105,9 @@ typedef struct {
     void *ids;              /* out   ids_dtype [tokens, k]; NULL to skip */
     float *logp;            /* out   f32 [tokens, k]; NULL to skip */
     float *lse;             /* out   f32 [tokens]; NULL to skip */
+    float *score;           /* out   f32 [tokens, k]; NULL to skip */
+    const uint64_t *seed;   /* in    u64 [tokens]; NULL: no draw, the k largest */
+    const uint64_t *offset; /* in    u64 [tokens]; NULL: 0. Only with seed */
     void *workspace;        /* scratch, aligned to LK_WORKSPACE_ALIGNMENT bytes; NULL when 0 */
     size_t workspace_bytes; /* at least a plan's minimum_bytes; it chooses the plan. More is faster, or the same */
     int64_t tokens;         /* 0 to 2^31 - 1 */
@@ -110,9 +125,9 @@ typedef struct {
 } lk_linear_topk_args;
 
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
- *   LK_ERR_NULL       args, plan, context, x or weight is NULL, or all outputs are. With tokens = 0 all except for args and plan
- *                     may be NULL
- *   LK_ERR_SHAPE      tokens, hidden, vocab, k or vocab_start out of range; a stride that is not 0 and below its row; a tensor that
+ *   LK_ERR_NULL       args, plan, context, x or weight is NULL, or all outputs are, or seed is and offset is not. With tokens = 0
+ *                     all except for args and plan may be NULL
+ *   LK_ERR_SHAPE      tokens, hidden, vocab, k or vocab_start out of range; with seed a vocab_start that 4 does not divide; a stride that is not 0 and below its row; a tensor that
  *                     spans more than 2^62 elements; chunk_tokens below 0
  *   LK_ERR_VALUE      logit_scale or softcap out of range; ids_dtype is none of its enum; a context that init has not made, or of
  *                     another device
@@ -160,7 +175,8 @@ template <class T> LK_HOST lk_head_shape lk_topk_shape(const lk_linear_topk_args
 #define LK_TOPK_FIRST 128 /* maxima, each of two threads; no fewer than LK_TOPK_MOST, since the first threshold is the k-th of them */
 #define LK_TOPK_THREADS 256
 #define LK_TOPK_MANY_THREADS 1024 /* where there are no more rows than SMs */
-#define LK_TOPK_BLOCKS(threads) ((threads) > LK_TOPK_THREADS ? 1 : LK_ARCH >= 1000 ? 3 : 4) /* per SM: as registers allow */
+#define LK_TOPK_BLOCKS(threads, draws) \
+    ((threads) > LK_TOPK_THREADS ? 1 : (draws) || LK_ARCH >= 1000 ? 3 : 4) /* per SM: as registers allow */
 
 /* The keys of logits that may be among the k largest. lk_ce_top computes them from a logit and its column, so no two are equal. They
  * lie in key[place], and place changes whenever keys are dropped. */
@@ -233,10 +249,70 @@ LK_NOINLINE lk_lse lk_topk_add(lk_lse s, lk_vec<float> raw, int col, int vocab, 
     return lk_lse_add(s, v, softcap > 0.0f ? 1.0f : logit_scale);
 }
 
+/* ---- Draws --------------------------------------------------------------------------------------------------------------- */
+
+/* Philox4x32-10: 128 random bits of a counter and a key. */
+LK_DEVICE uint4 lk_philox(uint4 counter, uint2 key)
+{
+    LK_UNROLL for (int round = 0; round < 10; round++) {
+        const uint32_t low[2] = {0xd2511f53u * counter.x, 0xcd9e8d57u * counter.z};
+        const uint32_t high[2] = {__umulhi(0xd2511f53u, counter.x), __umulhi(0xcd9e8d57u, counter.z)};
+        counter = make_uint4(high[1] ^ counter.y ^ key.x, low[1], high[0] ^ counter.w ^ key.y, low[0]);
+        key.x += 0x9e3779b9u, key.y += 0xbb67ae85u;
+    }
+    return counter;
+}
+
+/* What a thread's columns of a tile draw. */
+typedef struct {
+    uint32_t bits[LK_TOPK_COLS];
+} lk_topk_drawn;
+
+/* first: of the tile; start: vocab_start. */
+LK_DEVICE lk_topk_drawn lk_topk_draw(int first, int64_t start, uint64_t seed, uint64_t offset)
+{
+    lk_topk_drawn drawn;
+    LK_UNROLL for (int u = 0; u < LK_TOPK_VECS; u++) {
+        const uint4 block = make_uint4(((unsigned)start + (unsigned)lk_topk_col(first, u)) / 4, 0, (uint32_t)offset, (uint32_t)(offset >> 32));
+        const uint4 bits = lk_philox(block, make_uint2((uint32_t)seed, (uint32_t)(seed >> 32)));
+        const uint32_t each[4] = {bits.x, bits.y, bits.z, bits.w};
+        LK_UNROLL for (int j = 0; j < 4; j++) drawn.bits[4 * u + j] = each[j];
+    }
+    return drawn;
+}
+
+LK_DEVICE float lk_topk_uniform(uint32_t bits) { return fminf(fmaf((float)bits, 0x1p-32f, 0x1p-33f), 1.0f - 0x1p-24f); }
+
+/* z of the columns, by a function of its own for the softcap; then z + g of those whose bits are set. */
+LK_NOINLINE lk_topk_part lk_topk_capped(lk_topk_part part, float logit_scale, float softcap)
+{
+    float slope[LK_TOPK_COLS];
+    lk_ce_cap<true>(part.x, slope, logit_scale, softcap);
+    return part;
+}
+LK_NOINLINE lk_topk_part lk_topk_scores(lk_topk_part part, lk_topk_drawn drawn, unsigned which)
+{
+    LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++)
+        if (which >> i & 1) part.x[i] -= logf(-log1pf(-lk_topk_uniform(drawn.bits[i])));
+    return part;
+}
+
+/* The columns that may have z + g of at least `floor`; part: z. Where v is above the bound, g is too small, whatever the rounding. */
+LK_DEVICE unsigned lk_topk_may_count(const lk_topk_part &part, const lk_topk_drawn &drawn, float floor)
+{
+    const float power = LK_LOG2E * floor, from = fmaf(fabsf(power), 0x1p-20f, 0x1p-10f) - power;
+    unsigned which = 0;
+    LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++)
+        which |= (unsigned)!(lk_topk_uniform(drawn.bits[i]) > lk_ex2(fmaf(LK_LOG2E, part.x[i], from))) << i;
+    return which;
+}
+
+/* ---- The kernel ---------------------------------------------------------------------------------------------------------- */
+
 /* A block owns a row of a chunk. Sums are as in lk_lse_read. The lanes of a warp begin with one reference; then each thread raises its
  * own. */
-template <int Threads>
-LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kernel(const __grid_constant__ lk_topk_work p)
+template <int Threads, bool draws>
+LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads, draws)) lk_topk_kernel(const __grid_constant__ lk_topk_work p)
 {
     constexpr int Num = LK_VEC<float>, Tile = Threads * LK_TOPK_COLS;
     LK_SHARED(lk_topk_keys, keys, [1]);
@@ -257,6 +333,7 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
     if (threadIdx.x == 0) keys->count = 0;
     lk_inbox_begin<LK_TEAM_BLOCK, true>(inbox);
     lk_griddepcontrol_wait();
+    const uint64_t seed = draws ? a.seed[token] : 0, offset = draws && a.offset ? a.offset[token] : 0;
     lk_topk_load(raw, logits, 0, vocab);
     for (int first = 0; first < vocab; first += Tile) {
         lk_topk_part part;
@@ -273,8 +350,20 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
                 if (lk_topk_col(first, i / Num) + i % Num >= vocab) there &= ~(1u << i), part.x[i] = -INFINITY;
         }
         const float most = lk_ce_most(part.x);
+        lk_topk_part score = part;
+        lk_topk_drawn drawn;
+        float best = most;
+        if constexpr (draws) {
+            drawn = lk_topk_draw(first, a.vocab_start, seed, offset);
+            if (cap) score = lk_topk_capped(part, a.logit_scale, a.softcap);
+            LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) {
+                if (!cap) score.x[i] *= scale;
+                if (!(there >> i & 1)) score.x[i] = -INFINITY;
+            }
+            if (first == 0) score = lk_topk_scores(score, drawn, there), best = lk_ce_most(score.x);
+        }
         if (first == 0) { /* at least k logits are as large as the k-th largest of the pairs' maxima */
-            const int64_t pair = lk_ce_top_warp((int64_t)((uint64_t)(uint32_t)lk_ce_order(most) << 32 | threadIdx.x), 2);
+            const int64_t pair = lk_ce_top_warp((int64_t)((uint64_t)(uint32_t)lk_ce_order(best) << 32 | threadIdx.x), 2);
             if (threadIdx.x % 2 == 0 && threadIdx.x < 2 * LK_TOPK_FIRST) keys->key[0][threadIdx.x / 2] = pair;
             __syncthreads(); /* the maxima are written, and the count */
             lk_topk_keep(keys, 0, LK_TOPK_FIRST, a.k);
@@ -295,12 +384,15 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
             sum += term[0];
         }
         unsigned left = 0; /* columns whose keys may count */
-        if (!(most < floor)) {
-            LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) left |= (unsigned)!(part.x[i] < floor) << i;
+        if (draws && first > 0) {
+            left = lk_topk_may_count(score, drawn, floor) & there;
+            if (left) score = lk_topk_scores(score, drawn, left);
+        } else if (!(best < floor)) {
+            LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++) left |= (unsigned)!(score.x[i] < floor) << i;
             left &= there;
         }
         for (;;) {
-            if (left) left = lk_topk_offer(keys, place, part, left, first, least, full);
+            if (left) left = lk_topk_offer(keys, place, score, left, first, least, full);
             if (!__syncthreads_or(left != 0)) break; /* orders the keys before their reads */
             lk_topk_keep(keys, place, keys->count < LK_TOPK_KEYS ? keys->count : LK_TOPK_KEYS, a.k);
             __syncthreads(); /* orders the writes of the largest before their reads, and the reads of the count before its write */
@@ -323,7 +415,8 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
     __syncthreads(); /* orders the writes of the largest before their reads */
     const int i = (int)threadIdx.x;
     if (i >= a.k) return;
-    const int col = lk_ce_top_col(keys->key[1 - place][i]);
+    const int64_t own = keys->key[1 - place][i];
+    const int col = lk_ce_top_col(own);
     lk_ce_row state = lk_ce_row_empty();
     float slope, logit = logits[col];
     if (cap) logit = lk_ce_cap(logit, a.logit_scale, a.softcap, &slope);
@@ -332,6 +425,7 @@ LK_KERNEL void __launch_bounds__(Threads, LK_TOPK_BLOCKS(Threads)) lk_topk_kerne
     const int64_t to = token * a.k + i;
     if (a.logp) a.logp[to] = 0.0f - r.class_loss;
     if (a.lse && i == 0) a.lse[token] = r.lse;
+    if (a.score) a.score[to] = draws ? lk_topk_floor(own) : scale * logit;
     if (a.ids && a.ids_dtype == LK_TARGET_INT32) ((int32_t *)a.ids)[to] = (int32_t)(a.vocab_start + col);
     else if (a.ids) ((int64_t *)a.ids)[to] = a.vocab_start + col;
 }
@@ -361,16 +455,22 @@ LK_HOST lk_status lk_topk_check(const char *op, const lk_linear_topk_args *args,
         {"ids", a->ids, wide ? 8 : 4, LK_OUT, outputs},
         {"logp", a->logp, 4, LK_OUT, outputs},
         {"lse", a->lse, 4, LK_OUT, tokens},
+        {"score", a->score, 4, LK_OUT, outputs},
+        {"seed", a->seed, 8, LK_IN, tokens},
+        {"offset", a->offset, 8, LK_IN, tokens},
         lk_workspace(a->workspace, some ? a->workspace_bytes : 0),
     };
     const int count = LK_COUNT(list);
     lk_checks checks = {op, LK_OK};
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
+    if (a->offset && !a->seed) lk_reject(&checks, LK_ERR_NULL, "seed is NULL, but offset is given");
     lk_check_size(&checks, "tokens", tokens, 0, INT32_MAX);
     lk_check_size(&checks, "hidden", a->hidden, 1, most);
     lk_check_size(&checks, "vocab", a->vocab, 1, most);
     if (!lk_rejected(&checks, LK_ERR_SHAPE)) lk_check_size(&checks, "k", a->k, 1, lk_head_min(LK_TOPK_MOST, a->vocab));
     lk_check_size(&checks, "vocab_start", a->vocab_start, 0, most);
+    if (a->seed && a->vocab_start % 4 && !lk_rejected(&checks, LK_ERR_SHAPE))
+        lk_reject(&checks, LK_ERR_SHAPE, "vocab_start is %lld; with seed it must be a multiple of 4", (long long)a->vocab_start);
     lk_check_size(&checks, "chunk_tokens", a->chunk_tokens, 0, INT64_MAX);
     lk_check_shapes(&checks, list, count, query);
     if (a->logit_scale == 0.0f) a->logit_scale = 1.0f;
@@ -397,6 +497,17 @@ LK_HOST lk_status lk_topk_check(const char *op, const lk_linear_topk_args *args,
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 
+/* The rows of a chunk. */
+LK_HOST lk_status lk_topk_launch(lk_topk_job *job, const lk_topk_work &chunk)
+{
+    const bool draws = job->p.call.a.seed, many = chunk.rows > job->device.sms;
+    void (*const kernels[2][2])(lk_topk_work) = {
+        {lk_topk_kernel<LK_TOPK_MANY_THREADS, false>, lk_topk_kernel<LK_TOPK_MANY_THREADS, true>},
+        {lk_topk_kernel<LK_TOPK_THREADS, false>, lk_topk_kernel<LK_TOPK_THREADS, true>}};
+    return lk_launch_pdl(job->op, &job->device, kernels[many][draws], chunk.rows, 1, many ? LK_TOPK_THREADS : LK_TOPK_MANY_THREADS, 0,
+                         job->stream, chunk);
+}
+
 /* All chunks, in the job's mode. */
 template <class T> LK_HOST lk_status lk_topk_run_all(lk_topk_job *job)
 {
@@ -411,11 +522,7 @@ template <class T> LK_HOST lk_status lk_topk_run_all(lk_topk_job *job)
         const lk_topk_work chunk = lk_head_panel_at(job, i, 0);
         status = lk_head_logits<T>(job, chunk);
         if (!status && job->mode == LK_CUBLAS_LAUNCH)
-            status = chunk.rows > job->device.sms
-                         ? lk_launch_pdl(job->op, &job->device, lk_topk_kernel<LK_TOPK_THREADS>, chunk.rows, 1, LK_TOPK_THREADS, 0,
-                                         job->stream, chunk)
-                         : lk_launch_pdl(job->op, &job->device, lk_topk_kernel<LK_TOPK_MANY_THREADS>, chunk.rows, 1,
-                                         LK_TOPK_MANY_THREADS, 0, job->stream, chunk);
+            status = lk_topk_launch(job, chunk);
     }
     return status;
 }

@@ -174,8 +174,8 @@ static const fields of_linear_kl_parallel = RANKS_OF(of_linear_kl);
 #undef S
 #define S lk_linear_topk_args
 static const fields of_linear_topk = {
-    F(context), F(x), F(weight), F(bias), F(ids), F(logp), F(lse), F(workspace), F(workspace_bytes), F(tokens), F(hidden), F(vocab),
-    F(x_stride), F(weight_stride), F(chunk_tokens), F(vocab_start), F(logit_scale), F(softcap), F(k), F(ids_dtype), F(tf32)};
+    F(context), F(x), F(weight), F(bias), F(ids), F(logp), F(lse), F(score), F(seed), F(offset), F(workspace), F(workspace_bytes), F(tokens), F(hidden),
+    F(vocab), F(x_stride), F(weight_stride), F(chunk_tokens), F(vocab_start), F(logit_scale), F(softcap), F(k), F(ids_dtype), F(tf32)};
 #undef S
 #define S lk_linear_support_args
 static const fields of_linear_support = {

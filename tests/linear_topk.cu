@@ -22,8 +22,8 @@ static lk_status (*const plan_of[])(const args_t *, size_t, plan_t *) = TEST_OF_
 static const char *const direction_name[] = {"forward"};
 static lk_linear_topk_context context;
 
-enum { X, WEIGHT, BIAS, IDS, LOGP, LSE, TENSORS };
-static const char *const tensor_name[] = {"x", "weight", "bias", "ids", "logp", "lse"};
+enum { X, WEIGHT, BIAS, SEED, OFFSET, IDS, LOGP, LSE, SCORE, TENSORS };
+static const char *const tensor_name[] = {"x", "weight", "bias", "seed", "offset", "ids", "logp", "lse", "score"};
 /* Of logits. Those from MASKED to PLUS_INF are in the bias. RISING, FALLING: from column to column. EQUAL: all of a token. LAST: the
  * largest are the last ones. FAR_INF: one large logit, and +inf in the last column. FAR_LOW: the first tile is masked, and the other
  * logits are equal and so low that z times log2(e) overflows, in f32 and bf16. */
@@ -46,7 +46,7 @@ static problem plain(int type, int64_t tokens, int64_t hidden, int64_t vocab, in
     problem p = {};
     p.type = type, p.tokens = tokens, p.hidden = hidden, p.vocab = vocab, p.k = k;
     p.seed = (uint64_t)(tokens * 1000003 + hidden * 1009 + vocab * 10 + k);
-    for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS;
+    for (int t = 0; t < TENSORS; t++) p.has[t] = t != BIAS && t != SEED && t != OFFSET;
     return p;
 }
 
@@ -89,6 +89,10 @@ static double bias_of(const problem *p, int64_t col)
     if (p->special == FAR_LOW) return col < p->vocab - 50 ? -INFINITY : p->type == TEST_F16 ? -1536 : -201326592; /* 1.5 times 2^27 */
     return (double)(hash % 15) - 7;
 }
+static uint64_t number_of(const problem *p, int t, int64_t token)
+{
+    return t == OFFSET && !p->has[OFFSET] ? 0 : test_hash(p->seed * 11 + (uint64_t)(token * 2 + t));
+}
 static double logit_of(const problem *p, int64_t token, int64_t col)
 {
     double sum = p->has[BIAS] ? bias_of(p, col) : 0;
@@ -108,9 +112,12 @@ static layout layout_of(const problem *p, int t)
     const layout all[TENSORS] = {{p->tokens, p->hidden, p->hidden + p->gap, p->type, p->at, bytes},
                                  {p->vocab, p->hidden, p->hidden + 2 * p->gap, p->type, p->at, bytes},
                                  {1, p->vocab, p->vocab, p->type, p->at, bytes},
+                                 {1, p->tokens, p->tokens, 0, p->at, 8},
+                                 {1, p->tokens, p->tokens, 0, p->at, 8},
                                  {p->tokens, p->k, p->k, 0, p->at, p->narrow ? 4 : 8},
                                  {p->tokens, p->k, p->k, TEST_F32, p->at, 4},
-                                 {1, p->tokens, p->tokens, TEST_F32, p->at, 4}};
+                                 {1, p->tokens, p->tokens, TEST_F32, p->at, 4},
+                                 {p->tokens, p->k, p->k, TEST_F32, p->at, 4}};
     return all[t];
 }
 
@@ -147,14 +154,16 @@ static bool prepare(const problem *p, int run)
         test_buffer_size(&buffer[t], (size_t)(elements * l.bytes), (size_t)(l.at * l.bytes), t >= IDS ? (run ? 0x7f : 0x5a) : 0xff);
         for (int64_t r = 0; r < l.rows && t < IDS; r++)
             for (int64_t c = 0; c < l.cols; c++)
-                test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c,
+                if (t == SEED || t == OFFSET) ((uint64_t *)test_buffer_host(&buffer[t]))[c] = number_of(p, t, c);
+                else test_put(l.type, test_buffer_host(&buffer[t]), r * l.stride + c,
                          (float)(t == X ? x_of(p, r, c) : t == WEIGHT ? weight_of(p, r, c) : bias_of(p, c)));
         test_buffer_upload(&buffer[t]);
         at[t] = p->has[t] ? test_buffer_device(&buffer[t]) : NULL;
     }
     args = {};
     args.context = &context, args.x = at[X], args.weight = at[WEIGHT], args.bias = at[BIAS];
-    args.ids = at[IDS], args.logp = (float *)at[LOGP], args.lse = (float *)at[LSE];
+    args.ids = at[IDS], args.logp = (float *)at[LOGP], args.lse = (float *)at[LSE], args.score = (float *)at[SCORE];
+    args.seed = (const uint64_t *)at[SEED], args.offset = (const uint64_t *)at[OFFSET];
     args.tokens = p->tokens, args.hidden = p->hidden, args.vocab = p->vocab, args.k = p->k;
     if (p->gap) args.x_stride = layout_of(p, X).stride, args.weight_stride = layout_of(p, WEIGHT).stride;
     args.chunk_tokens = p->chunk, args.vocab_start = p->start, args.logit_scale = p->scale, args.softcap = p->softcap;
@@ -183,11 +192,52 @@ static bool before(double a, int64_t i, double b, int64_t j)
     return both ? i < j : a != a || a > b;
 }
 
+/* g of a column, from the header's words. */
+static double noise_of(const problem *p, int64_t token, int64_t col)
+{
+    const uint64_t key = number_of(p, SEED, token), offset = number_of(p, OFFSET, token);
+    uint32_t c[4] = {(uint32_t)((p->start + col) / 4), 0, (uint32_t)offset, (uint32_t)(offset >> 32)};
+    uint32_t k[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)0xd2511f53 * c[0], b = (uint64_t)0xcd9e8d57 * c[2];
+        const uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
+        memcpy(c, next, sizeof c);
+        k[0] += 0x9e3779b9, k[1] += 0xbb67ae85;
+    }
+    const double v = (double)fminf((float)(((double)(float)c[col % 4] + 0.5) * 0x1p-32), 1 - 0x1p-24f);
+    return -log(-log1p(-v));
+}
+
+/* Whether a token's ids are in the order of score, and no other column comes before the last of them. */
+static void verify_draws(const problem *p, int64_t token, const double *score, const int64_t *id, const float *found, double cap_slack)
+{
+    auto off = [=](double y) { return isfinite(y) ? cap_slack + 8 * U * (fabs(y) + 25) : 0; };
+    auto wrong = [=](int64_t i, int64_t j) { /* column i must not be ahead of column j */
+        const double a = score[i], b = score[j];
+        return isfinite(a) && isfinite(b) ? a < b - off(a) - off(b) : !before(a, i, b, j);
+    };
+    for (int i = 0; i < p->k; i++) {
+        if (!test_that(id[i] >= 0 && id[i] < p->vocab)) return test_detail("id %d of token %lld is %lld", i, (long long)token, (long long)id[i]);
+        for (int64_t col = 0; col < p->vocab; col++) {
+            bool earlier = false;
+            for (int j = 0; j <= i; j++) earlier = earlier || id[j] == col;
+            if (!earlier && !test_that(!wrong(id[i], col)))
+                return test_detail("id %d of token %lld is %lld with %.9g, before %lld with %.9g; %s", i, (long long)token, (long long)id[i],
+                                   score[id[i]], (long long)col, score[col], describe(p));
+        }
+        for (int j = 0; j < i; j++)
+            if (!test_that(id[j] != id[i])) return test_detail("id %lld of token %lld is there twice", (long long)id[i], (long long)token);
+        if (p->has[SCORE] && !test_near(TEST_F32, found[i], score[id[i]], off(score[id[i]])))
+            test_detail("score %d of token %lld is %.9g, not %.9g; %s", i, (long long)token, (double)found[i], score[id[i]], describe(p));
+    }
+}
+
 static void verify(const problem *p)
 {
-    static double *logit;
-    static size_t room;
+    static double *logit, *score;
+    static size_t room, score_room;
     logit = (double *)test_room(logit, &room, (size_t)p->vocab * 8);
+    score = (double *)test_room(score, &score_room, (size_t)p->vocab * 8);
     const double scale = p->scale == 0 ? 1 : (double)p->scale, cap = (double)p->softcap;
     for (int64_t token = 0; token < p->tokens; token++) {
         double top = -INFINITY, sum = 0, spread = 0, largest = 0;
@@ -204,18 +254,30 @@ static void verify(const problem *p)
         const double lse = nan ? NAN : isinf(top) ? top : top + log(sum);
         /* z under a softcap; a thread's sum, its terms, the sum of 256 threads, the logarithm */
         const double slack = (cap > 0 ? 16 * U * largest : 0) + U * (2 * spread / sum + 24 + (double)p->vocab / 1024);
+        const float *const scores = (const float *)test_buffer_back(&buffer[SCORE]) + token * p->k;
+        int64_t id[LK_TOPK_MOST];
         for (int i = 0; i < p->k; i++) {
+            const int64_t at = token * p->k + i;
+            const void *const ids = test_buffer_back(&buffer[IDS]);
+            id[i] = (p->narrow ? ((const int32_t *)ids)[at] : ((const int64_t *)ids)[at]) - p->start;
+        }
+        if (p->has[SEED] && p->has[IDS]) {
+            for (int64_t col = 0; col < p->vocab; col++) score[col] = z_of(col) + noise_of(p, token, col);
+            verify_draws(p, token, score, id, scores, cap > 0 ? 16 * U * largest : 0);
+        }
+        for (int i = 0; i < p->k && !(p->has[SEED] && !p->has[IDS]); i++) {
             int64_t best = -1;
             for (int64_t col = 0; col < p->vocab; col++) {
                 if (last >= 0 && !before(logit[last], last, logit[col], col)) continue;
                 if (best < 0 || before(logit[col], col, logit[best], best)) best = col;
             }
             last = best;
-            const int64_t at = token * p->k + i, want = p->start + best;
-            const void *const ids = test_buffer_back(&buffer[IDS]);
-            const int64_t got = p->narrow ? ((const int32_t *)ids)[at] : ((const int64_t *)ids)[at];
-            if (p->has[IDS] && !test_that(got == want))
-                test_detail("id %d of token %lld is %lld, not %lld; %s", i, (long long)token, (long long)got, (long long)want, describe(p));
+            const int64_t at = token * p->k + i;
+            if (p->has[SEED]) best = id[i] >= 0 && id[i] < p->vocab ? id[i] : 0;
+            if (p->has[IDS] && !test_that(id[i] == best))
+                test_detail("id %d of token %lld is %lld, not %lld; %s", i, (long long)token, (long long)id[i], (long long)best, describe(p));
+            if (!p->has[SEED] && p->has[SCORE] && !test_near(TEST_F32, scores[i], z_of(best), (cap > 0 ? 16 : 1) * U * fabs(z_of(best))))
+                test_detail("score %d of token %lld is %.9g, not %.9g; %s", i, (long long)token, (double)scores[i], z_of(best), describe(p));
             const double logp = isfinite(lse) ? z_of(best) - top - log(sum) : NAN; /* lse may have no digits left for the sum */
             const float found = ((const float *)test_buffer_back(&buffer[LOGP]))[at];
             if (p->has[LOGP] && !test_near(TEST_F32, found, logp, slack + U * fabs(logp)))
@@ -322,6 +384,107 @@ static void empty(int type, int, int)
     check(&p);
 }
 
+/* Draws: at lengths where a thread has no column, some and several tiles, with each special, option and place. */
+static void draws(int type, int, int)
+{
+    static const int64_t lengths[] = {1, 2, 63, 700, 3000, 4100, 8200, 20003};
+    for (int i = 0; i < LENGTH_OF(lengths); i++)
+        for (int special = 0; special <= FAR_INF; special++) {
+            if (test.small ? (i + special) % 4 || lengths[i] > 9000 : (i + special + type) % 2) continue;
+            const int64_t vocab = lengths[i], k = 1 + (special * 7 + i * 5) % 64;
+            problem p = plain(type, i == 3 ? 9 : 2, 2 + special % 3, vocab, (int)(k < vocab ? k : vocab));
+            p.special = special, p.has[BIAS] = special >= MASKED, p.scale = i % 4 == 3 ? 0.01f : 0.125f;
+            p.has[SEED] = true, p.has[OFFSET] = i % 2, p.softcap = (special + i) % 3 == 0 ? 4 : 0, p.start = special % 4 * 1000;
+            p.narrow = i % 2, p.chunk = i == 3 ? 4 : 0, p.at = special % 2, p.has[SCORE] = (special + i) % 5 > 0;
+            check(&p);
+        }
+    problem p = plain(type, 2, 1, 8192 + 50, 3); /* the bound of the other tiles is that of very low logits */
+    p.special = FAR_LOW, p.has[BIAS] = p.has[SEED] = true;
+    check(&p);
+    p = plain(type, 3, 4, 900, 64); /* z between -1 and 1, and between -1e9 and 1e9 */
+    p.has[SEED] = true, p.scale = 0x1p-10f;
+    check(&p);
+    p.scale = 0x1p20f;
+    check(&p);
+}
+
+/* Draws follow the distribution: the first id, and of those with a given first one the second. 3000 tokens with the same logits. */
+static void distribution(void)
+{
+    problem p = plain(TEST_F32, 3000, 3, 24, 2);
+    prepare(&p, 0);
+    p.has[SEED] = p.has[OFFSET] = true, p.scale = 1.0f / 64;
+    prepare(&p, 0);
+    for (int64_t t = 1; t < p.tokens; t++)
+        for (int64_t d = 0; d < p.hidden; d++) ((float *)test_buffer_host(&buffer[X]))[t * p.hidden + d] = ((float *)test_buffer_host(&buffer[X]))[d];
+    for (int64_t t = 0; t < p.tokens; t++)
+        ((uint64_t *)test_buffer_host(&buffer[SEED]))[t] = 7, ((uint64_t *)test_buffer_host(&buffer[OFFSET]))[t] = (uint64_t)t;
+    for (int t = X; t < IDS; t++) test_buffer_upload(&buffer[t]);
+    if (!test_launched(launch(&p), describe(&p))) return;
+    collect(&p);
+    double prob[24], sum = 0, second[24] = {}, count[2][24] = {};
+    for (int c = 0; c < 24; c++) sum += prob[c] = exp((double)p.scale * logit_of(&p, 0, c));
+    for (int c = 0; c < 24; c++) prob[c] /= sum;
+    for (int a = 0; a < 24; a++)
+        for (int b = 0; b < 24; b++) second[b] += a == b ? 0 : prob[a] * prob[b] / (1 - prob[a]);
+    for (int64_t t = 0; t < 2 * p.tokens; t++) count[t % 2][((const int64_t *)test_buffer_back(&buffer[IDS]))[t]]++;
+    for (int i = 0; i < 2; i++) {
+        double chi = 0;
+        for (int c = 0; c < 24; c++) {
+            const double want = (double)p.tokens * (i ? second[c] : prob[c]);
+            chi += (count[i][c] - want) * (count[i][c] - want) / want;
+        }
+        if (!test_within(chi, 55)) test_detail("chi square of 23 degrees of freedom, draw %d", i); /* above 55 once in 5000 */
+    }
+}
+
+/* What a token draws does not depend on its batch; and columns of two ranks, merged by score, are those of one. */
+static void draws_alone(void)
+{
+    enum { TOKENS = 5, K = 8, VOCAB = 3000, SPLIT = 1100 };
+    static int64_t ids[3][TOKENS * K];
+    static float scores[3][TOKENS * K];
+    problem p = plain(TEST_BF16, TOKENS, 6, VOCAB, K);
+    p.has[SEED] = p.has[OFFSET] = true, p.scale = 1.0f / 32;
+    for (int call = 0; call < 3 + TOKENS; call++) { /* all; the first columns; the others; then token by token */
+        prepare(&p, 0);
+        if (call == 1) args.vocab = SPLIT;
+        if (call == 2) args.weight = (const lk_bf16 *)args.weight + SPLIT * args.hidden, args.vocab = VOCAB - SPLIT, args.vocab_start = SPLIT;
+        if (call > 2) {
+            const int64_t token = call - 3;
+            args.x = (const lk_bf16 *)args.x + token * args.hidden, args.seed += token, args.offset += token, args.tokens = 1;
+        }
+        if (!test_launched(launch(&p), describe(&p))) return;
+        collect(&p);
+        const int64_t *const got = (const int64_t *)test_buffer_back(&buffer[IDS]);
+        const float *const score = (const float *)test_buffer_back(&buffer[SCORE]);
+        if (call < 3) memcpy(ids[call], got, sizeof ids[0]), memcpy(scores[call], score, sizeof scores[0]);
+        else if (!test_that(!memcmp(ids[0] + (call - 3) * K, got, K * 8))) test_detail("token %d draws something else alone", call - 3);
+    }
+    for (int t = 0; t < TOKENS; t++)
+        for (int i = 0, a = 0; i < K; i++) {
+            const int left = t * K + a, right = t * K + i - a;
+            const bool first = scores[1][left] >= scores[2][right];
+            const int64_t merged = first ? ids[1][left] : ids[2][right];
+            if (!test_that(merged == ids[0][t * K + i])) test_detail("draw %d of token %d is %lld over two ranks", i, t, (long long)merged);
+            a += first;
+        }
+}
+
+#if defined(LK_SIMT) /* a function for the device */
+
+/* The published answers of Philox4x32-10. */
+static void philox(void)
+{
+    const uint4 zero = lk_philox(make_uint4(0, 0, 0, 0), make_uint2(0, 0));
+    const uint4 pi = lk_philox(make_uint4(0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344), make_uint2(0xa4093822, 0x299f31d0));
+    const bool right = zero.x == 0x6627e8d5 && zero.y == 0xe169c58d && zero.z == 0xbc57ac4c && zero.w == 0x9b00dbd8;
+    if (!test_that(right && pi.x == 0xd16cfe09 && pi.y == 0x94fdcceb && pi.z == 0x5001e420 && pi.w == 0x24126ea1))
+        test_detail("%08x %08x %08x %08x, %08x %08x %08x %08x", zero.x, zero.y, zero.z, zero.w, pi.x, pi.y, pi.z, pi.w);
+}
+
+#endif
+
 /* ---- Errors, plans ------------------------------------------------------------------------------------------------------- */
 
 typedef test_bad_call<args_t> bad_call;
@@ -349,7 +512,7 @@ static void errors(int type, int)
         {LK_ERR_VALUE, LK_OK, "context", SPOIL(a->context = &unmade)},
         {LK_ERR_NULL, LK_OK, "x is", SPOIL(a->x = NULL)},
         {LK_ERR_NULL, LK_OK, "weight", SPOIL(a->weight = NULL)},
-        {LK_ERR_NULL, LK_OK, "every output", SPOIL((a->ids = NULL, a->logp = a->lse = NULL))},
+        {LK_ERR_NULL, LK_OK, "every output", SPOIL((a->ids = NULL, a->logp = a->lse = a->score = NULL))},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "tokens", SPOIL(a->tokens = (int64_t)1 << 31)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "hidden", SPOIL(a->hidden = 0)},
@@ -358,6 +521,9 @@ static void errors(int type, int)
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "k is 41", SPOIL(a->k = 41)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "k is 65; it must be 1 to 64", SPOIL((a->vocab = 80, a->k = 65))},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab_start", SPOIL(a->vocab_start = -1)},
+        {LK_ERR_NULL, LK_ERR_NULL, "seed is NULL, but offset", SPOIL(a->offset = (const uint64_t *)a->x)},
+        {LK_ERR_SHAPE, LK_ERR_SHAPE, "vocab_start is 6; with seed", SPOIL((a->seed = (const uint64_t *)a->x, a->vocab_start = 6))},
+        {LK_ERR_ALIGNMENT, LK_OK, "seed is", SPOIL(a->seed = (const uint64_t *)((const char *)a->x + 4))},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "chunk_tokens", SPOIL(a->chunk_tokens = -1)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "x_stride", SPOIL(a->x_stride = 7)},
         {LK_ERR_SHAPE, LK_ERR_SHAPE, "weight_stride", SPOIL(a->weight_stride = 7)},
@@ -423,7 +589,8 @@ static problem draw(uint64_t seed)
     if (test_chance(r, 2)) p.scale = (float)(0.02 + 0.2 * fabs(test_uniform(r)));
     if (test_chance(r, 4)) p.softcap = 5;
     if (test_chance(r, 3)) p.start = test_below(r, 1 << 30);
-    if (test_chance(r, 3)) p.has[IDS + test_below(r, 3)] = false;
+    if (test_chance(r, 3)) p.has[IDS + test_below(r, 4)] = false;
+    if (test_chance(r, 3)) p.has[SEED] = true, p.has[OFFSET] = test_chance(r, 2), p.start -= p.start % 4;
     return p;
 }
 
@@ -487,10 +654,15 @@ int main(int argc, char **argv)
     test_start(argc, argv);
     if (lk_linear_topk_init(&context)) printf("%s\n", lk_last_error());
     static const test_theme themes[] = {{"sizes", sizes},   {"specials", specials}, {"far", far}, {"options", options},
-                                        {"places", places}, {"graphs", graphs},     {"empty", empty}};
+                                        {"places", places}, {"graphs", graphs},     {"empty", empty}, {"draws", draws}};
     test_of_directions("errors:", errors, direction_name, 1);
     test_themes(themes, LENGTH_OF(themes), 0, 0, "forward", "auto");
     if (test_begin("plans")) plans(), test_finish();
+    if (test_begin("draws: the distribution")) distribution(), test_finish();
+    if (test_begin("draws: alone, and over ranks")) draws_alone(), test_finish();
+#if defined(LK_SIMT)
+    if (test_begin("draws: Philox")) philox(), test_finish();
+#endif
     TEST_HUGE(all_huge);
     test_fuzz(draw, check, 300, 60);
     lk_linear_topk_destroy(&context);

@@ -1155,6 +1155,16 @@ def linear_topk():
             normal(4, 3, 4), 8)
     check("one call", calls_in(lambda v, w: lk.linear_topk(v, w, 4), x, m) == [
         ("linear_topk_forward_f32", "x weight", "ids logp lse workspace")], calls_in(lambda v, w: lk.linear_topk(v, w, 4), x, m))
+    keys, few = jax.random.split(jax.random.key(3), 4000), m[:9] / 4
+    drawn, p = lk.linear_topk(jnp.repeat(x[:1], 4000, 0), few, 2, seed=keys), jax.nn.softmax(x[0] @ few.T)
+    for i, want in enumerate((p, sum(p[j] * p / (1 - p[j]) for j in range(9)) - p * p / (1 - p))):
+        share = jnp.bincount(drawn.ids[:, i], length=9) / 4000
+        check(f"draw {i}", bool((abs(share - want) <= 4.5 * jnp.sqrt(want * (1 - want) / 4000)).all()), (share, want))
+    close("logp of draws", drawn.logp, jnp.log(p)[drawn.ids], 1)
+    alone = jax.jit(lambda v, s: lk.linear_topk(v, few, 2, seed=s))(jnp.repeat(x[:1], 2, 0), jax.random.key_data(keys)[7:9])
+    check("draws of two tokens", all(map(np.array_equal, alone, [a[7:9] for a in drawn])), alone)
+    each = jax.vmap(lambda v, s: lk.linear_topk(v[None], few, 2, seed=s[None]).ids[0])(jnp.repeat(x[:1], 6, 0), keys[:6])
+    check("draws, vmap", np.array_equal(each, drawn.ids[:6]), each)
     stack, f = normal(5, 4, 3, hidden), lambda v, w: lk.linear_topk(v, w, 6)
     each = [f(v, m) for v in stack]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *each)
@@ -1167,6 +1177,9 @@ def linear_topk():
     near("checkpoint", jax.jit(jax.checkpoint(f))(stack[0], m), each[0])
     check("vmap is one call", len(calls_in(jax.vmap(f, (0, None)), stack, m)) == 1)
     for text, wrong, kind in [
+            ("seed is int32; it must be keys", lambda: lk.linear_topk(x, m, 2, seed=ids), TypeError),
+            ("seed is int; it must be keys", lambda: lk.linear_topk(x, m, 2, seed=3), TypeError),
+            ("seed has the shape (5, 2); it must have (3, 2)", lambda: lk.linear_topk(x, m, 2, seed=keys[:5]), ValueError),
             ("k is 0; it must be 1 to 64", lambda: lk.linear_topk(x, m, 0), ValueError),
             ("k is 65; it must be 1 to 64", lambda: lk.linear_topk(x, m, 65), ValueError),
             ("k is 6; it must be 1 to 5, the number of columns", lambda: lk.linear_topk(x, m[:5], 6), ValueError),
@@ -3103,6 +3116,12 @@ def ranks_topk():
     x, m = normal(7, 5, hidden), weights
     value = jnp.abs(normal(6, 5)) + 0.5
     ours = split(lambda v, w, t: over(v, w, 8, temperature=t), P(), 0, P())(x, m, value)
+    keys = jax.random.split(jax.random.key(1), 2000)
+    few, same = m[:8] / 4, jnp.repeat(x[:1], 2000, 0)
+    drawn, p = split(lambda v, w, s: over(v, w, 2, seed=s), P(), 0)(same, few, keys), jax.nn.softmax(same[0] @ few.T)
+    share = jnp.bincount(drawn.ids[:, 0], length=8) / 2000
+    check("topk, draws", bool((abs(share - p) <= 4.5 * jnp.sqrt(p * (1 - p) / 2000)).all()), (share, p))
+    near("topk, logp of draws", drawn.logp, jnp.log(p)[drawn.ids])
     same_topk("topk, a temperature of each token", ours, exact_topk(x / value[:, None], m, 8), 2)
     same_topk("topk, all columns", split(lambda v, w: over(v, w, 64), P(), 0)(x, m[:64]), exact_topk(x, m[:64], 64), 2)
     same_topk("topk, a column for each device", split(lambda v, w: over(v, w, 3), P(), 0)(x, m[:4]), exact_topk(x, m[:4], 3), 2)

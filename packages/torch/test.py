@@ -1942,6 +1942,17 @@ def linear_topk():
     verdict("no tokens", nothing.ids.shape == (0, 3) and nothing.lse.shape == (0,))
     with torch.no_grad():
         verdict("a model's hidden states, without gradients", torch.equal(LF.linear_topk(leaf(normal(4, 8)) * 0 + x, w, 2).ids, LF.linear_topk(x, w, 2).ids))
+    many = 4000
+    same, seed, offset = x[:1].expand(many, 8), torch.full((many,), 3, device=D), torch.arange(many, device=D)
+    drawn, p = LF.linear_topk(same, w, 2, seed=seed, offset=offset), F.linear(x[:1].double(), w.double()).softmax(-1)[0]
+    for what, got, want in (("first", drawn.ids[:, 0], p), ("second", drawn.ids[:, 1], sum(p[i] * p / (1 - p[i]) for i in range(9)) - p * p / (1 - p))):
+        share = got.bincount(minlength=9) / many
+        verdict(f"the {what} draw", bool(((share - want).abs() <= 4.5 * (want * (1 - want) / many).sqrt()).all()), f"{share}, not {want}")
+    close("logp of draws", drawn.logp, p.log()[drawn.ids], 1e-5)
+    verdict("draws without the batch", all(map(torch.equal, LF.linear_topk(same[7:9], w, 2, seed=seed[7:9], offset=offset[7:9]), [t[7:9] for t in drawn])))
+    verdict("offset is 0 without one", torch.equal(LF.linear_topk(same, w, 2, seed=offset).ids, LF.linear_topk(same, w, 2, seed=offset, offset=0 * offset).ids))
+    apart = LF.linear_topk(same.view(40, 100, 8), w, 2, seed=seed.view(40, 100), offset=offset.view(100, 40).t())
+    verdict("draws of a batch, a strided offset", torch.equal(apart.ids.view(many, 2), LF.linear_topk(same, w, 2, seed=seed, offset=offset.view(100, 40).t().reshape(-1)).ids))
     y, seven = leaf(normal(6, 8)), leaf(normal(70, 8))
     ids = LF.linear_topk(y.detach(), seven, 5).ids
     logp = LF.linear_support(y, seven, ids.flatten(), torch.arange(0, ids.numel() + 1, 5, device=D)).support_logp.view(6, 5)
@@ -1953,7 +1964,13 @@ def linear_topk():
     close("logp of linear_cross_entropy_ids", full, LF.linear_topk(y.detach(), seven, 5).logp.double(), 1e-5)
     fast = torch.compile(lambda x, w: LF.linear_topk(x, w, 3), backend="aot_eager", fullgraph=True)
     verdict("compiled", all(map(torch.equal, fast(x, w), LF.linear_topk(x, w, 3))))
+    fast = torch.compile(lambda x, w, s: LF.linear_topk(x, w, 3, seed=s, offset=s), backend="aot_eager", fullgraph=True)
+    verdict("draws, compiled", all(map(torch.equal, fast(x, w, seed[:4]), LF.linear_topk(x, w, 3, seed=seed[:4], offset=seed[:4]))))
     for name, call, word, kind in (
+            ("offset without seed", lambda: LF.linear_topk(x, w, 3, offset=seed[:4]), "offset is given", ValueError),
+            ("seeds of other tokens", lambda: LF.linear_topk(x, w, 3, seed=seed[:5]), "seed has shape", ValueError),
+            ("seeds of int32", lambda: LF.linear_topk(x, w, 3, seed=seed[:4].int()), "seed is Int", TypeError),
+            ("a number as seed", lambda: LF.linear_topk(x, w, 3, seed=3), "seed", TypeError),
             ("k = 0", lambda: LF.linear_topk(x, w, 0), "k is 0", ValueError), ("k = 10 of 9", lambda: LF.linear_topk(x, w, 10), "k is 10", ValueError),
             ("k = 65", lambda: LF.linear_topk(y.detach(), seven, 65), "k is 65", ValueError),
             ("k = 2.5", lambda: LF.linear_topk(x, w, 2.5), "k", TypeError),

@@ -438,6 +438,24 @@ class HeadSupport(Case):
                                        **split))
 
 
+def draws_of_a_head(ranks, x, w):
+    """Ranks draw what one device draws. w: this rank's 24 rows, or another number; each rank has 24 here."""
+    weight = torch.randn(24 * ranks, x.shape[1], generator=torch.Generator().manual_seed(5)).to(x)
+    seed = torch.arange(len(x), device=x.device)
+    own = weight[24 * dist.get_rank():][:24]
+    for bias in (None, torch.linspace(-1, 1, 24 * ranks, device=x.device)):
+        one = LF.linear_topk(x, weight, 5, linear_bias=bias, seed=seed, offset=seed)
+        ours = None if bias is None else bias[24 * dist.get_rank():][:24]
+        out = LF.linear_topk(x, own, 5, linear_bias=ours, seed=seed, offset=seed, group=dist.group.WORLD)
+        verdict("topk: ranks draw the ids of one device", torch.equal(one.ids, out.ids), f"{out.ids}, not {one.ids}")
+        close("topk: logp of draws", out.logp, one.logp, 2e-6)
+    if ranks > 1:
+        odd = [23] * (ranks - 1) + [24 * ranks - 23 * (ranks - 1)]
+        first = 23 * dist.get_rank()
+        refused("topk: draws from the middle of four", "multiple of 4", lambda: LF.linear_topk(
+            x, weight[first:first + odd[dist.get_rank()]], 5, seed=seed, group=dist.group.WORLD, shards=odd))
+
+
 def topk_of_a_head(ranks):
     rng = random.Random(8)
     shards = [24] * ranks, list(range(20, 20 + ranks)), [0] * (ranks - 1) + [50], [3] * (ranks - 1) + [40]
@@ -465,6 +483,7 @@ def topk_of_a_head(ranks):
     torch._dynamo.reset()
     fast = torch.compile(lambda x, w: LF.linear_topk(x, w, 5, **case.split), fullgraph=True, backend="aot_eager")
     verdict("topk compiled", all(map(torch.equal, fast(x, w), LF.linear_topk(x, w, 5, **case.split))))
+    draws_of_a_head(ranks, x, w)
     for name, word, call in (("too few shards", "shards", lambda: LF.linear_topk(x, w, 3, group=dist.group.WORLD, shards=[24])),
                              ("k above all classes", "k is 200", lambda: LF.linear_topk(x, w, 200, **case.split)),
                              ("shards without group", "shards", lambda: LF.linear_topk(x, w, 3, shards=[24] * ranks))):

@@ -165,6 +165,7 @@ ROWS = {
                           dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), ignore_index=(1, 2, 3))),
     "linear_topk": Row(LF.linear_topk, lambda n, s, i: head(n, s, i), dict(k=3), (),
                        dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), workspace_mib=(40, 50, 60))),
+    "linear_topk, a draw": Row(LF.linear_topk, lambda n, s, i: dict(head(n, s, i), seed=i(N), offset=i(N)), dict(k=3), ()),
     "support": Row(LF.support, lambda n, s, i: dict(logits=n(N, CLASSES), **of_a_support(n, s, i)), {}, ("logits",),
                    dict(temperature=(2.0, 3.0), softcap=(4.0, 5.0), ignore_index=(1, 2, 3))),
     "linear_kl": Row(LF.linear_kl, lambda n, s, i: dict(head(n, s, i), teacher_input=n(N, 5), teacher_weight=n(CLASSES, 5),

@@ -1560,25 +1560,27 @@ class TopkOutput(NamedTuple):
 
 
 @public
-def linear_topk(x, weight, k, *, bias=None, softcap=0.0, logit_scale=1.0, temperature=None, tf32=False, workspace_mib=None,
-                axis_name=None):
-    """The k largest logits of each token of a head, as ids and log-probabilities, without storing the logits of all tokens: a
-    TopkOutput. For distillation over the student's own ids, and for a sampler that wants its top k. lk/linear_topk.cuh has the
-    formulas.
+def linear_topk(x, weight, k, *, bias=None, seed=None, softcap=0.0, logit_scale=1.0, temperature=None, tf32=False,
+                workspace_mib=None, axis_name=None):
+    """The k largest logits of each token of a head, or a draw of k ids, with log-probabilities, without storing the logits of all
+    tokens: a TopkOutput. For distillation over the student's own ids, and for a sampler. lk/linear_topk.cuh has the formulas.
 
     x [..., hidden], weight [vocab, hidden], bias [vocab]; weight and bias may be float32 beside 16-bit x, and are rounded to its type.
     k: a Python int, 1 to 64 and at most vocab. ids are rows of weight, the largest logit first; of equal ones the smallest id comes
     first. logp is take_along_axis(log_softmax(logits), ids, -1), of the softmax over all columns. A bias of -inf masks a column: it
     comes after all others, with logp -inf. NaN comes before all numbers; logp of such a token are NaN.
 
+    seed: a key for each token, as jax.random.split(key, tokens) or jax.random.key_data of it, uint32 [..., 2]. Then ids are drawn with
+    the probabilities exp(log_softmax(logits)), without replacement and in the order of drawing: ids[..., 0] is a sample of the model,
+    and logp its log-probability. A draw follows from its key and the token's logits, not from the batch; with axis_name also from the
+    number of devices.
+
     Gradients through the results are 0. For a gradient, pass the ids to linear_cross_entropy_ids, whose logp are these
     log-probabilities, or to linear_support, which takes the softmax over the k ids alone.
     softcap, logit_scale and temperature are as in linear_cross_entropy; if one of the last two is an array, x is multiplied
     by logit_scale / temperature. tf32 and workspace_mib: as there too.
     axis_name: as in linear_cross_entropy; weight and bias are of this device's columns, k is at most the columns of all, and ids are
-    rows of the whole weight. There is one all-gather, of 8k + 4 bytes a token. Logits of different devices are compared by logp + lse,
-    so the order of two that differ by less than its rounding is not sure, and logp has that rounding too. If a token has an infinite
-    lse, or NaN, its order over devices is not sure either. If the number of devices
+    rows of the whole weight. There is one all-gather, of 8k + 4 bytes a token, with seed of 12k + 4. If the number of devices
     does not divide vocab, pad weight with rows whose bias is -inf. With a softcap such columns count: z is -softcap there.
     """
     x, weight = _array(x, "x", 1), _array(weight, "weight", 2)
@@ -1592,28 +1594,45 @@ def linear_topk(x, weight, k, *, bias=None, softcap=0.0, logit_scale=1.0, temper
     logit_scale, softcap = _tempered(temperature, logit_scale, softcap)
     fields = _loss_fields("none", None, 0.0, 0.0, softcap, logit_scale, False)
     x, bias = _scaled_head(x, bias, logit_scale)
-    arrays = _placed(ranks, "weight", ("x", "bias"), x=x, weight=weight, bias=bias)
+    seed, offset = _keys(seed, shape), None
+    if seed is not None and ranks:  # each device has noise of its own
+        offset = jnp.stack([jnp.full(shape, jax.lax.axis_index(ranks.axis), jnp.uint32), jnp.zeros(shape, jnp.uint32)], -1)
+    *arrays, seed, offset = _placed(ranks, "weight", ("x", "bias", "offset"), x=x, weight=weight, bias=bias, seed=seed, offset=offset)
     head = {n: None if a is None else jax.lax.stop_gradient(a).astype(x.dtype) for n, a in zip(("x", "weight", "bias"), arrays)}
     own = min(k, columns)
-    found = call(f"linear_topk_forward_{TYPES[x.dtype.name]}", head,
-                 {"ids": _of((*shape, own), jnp.int32), "logp": _of((*shape, own), _f32), "lse": _of(shape, _f32)},
+    found = call(f"linear_topk_forward_{TYPES[x.dtype.name]}", dict(head, seed=seed, offset=offset),
+                 {"ids": _of((*shape, own), jnp.int32), "logp": _of((*shape, own), _f32), "lse": _of(shape, _f32),
+                  **({"score": _of((*shape, own), _f32)} if ranks else {})},
                  dict(tokens=math.prod(shape), hidden=x.shape[-1], vocab=columns, k=own, ids_dtype=1, softcap=fields["softcap"],
                       logit_scale=fields["logit_scale"], tf32=_flag(tf32, "tf32"), workspace_bytes=_budget(workspace_mib)),
                  "tokens", ("weight", "bias"))
-    return _topk_of_ranks(ranks, k, **found) if ranks else TopkOutput(**found)
+    return _topk_of_ranks(ranks, k, seed is not None, **found) if ranks else TopkOutput(**found)
 
 
-def _topk_of_ranks(ranks, k, ids, logp, lse):
+def _keys(seed, shape):
+    """uint32 [*shape, 2], or None."""
+    if seed is None:
+        return None
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        seed = jax.random.key_data(seed)
+    _demand(hasattr(seed, "dtype") and seed.dtype == np.uint32, f"seed is {getattr(seed, 'dtype', type(seed).__name__)}; it must be "
+            "keys, or their uint32 data", TypeError)
+    _demand(seed.shape == (*shape, 2), f"seed has the shape {tuple(seed.shape)}; it must have {(*shape, 2)}: two words for each token")
+    return jnp.asarray(seed)
+
+
+def _topk_of_ranks(ranks, k, draws, ids, logp, lse, score):
     """The k largest of all devices, from those of each. Devices come in the order of their columns, and the sort is stable: of equal
-    ones the smallest id stays first. Where all columns of a device are masked its logp are NaN, but its logits -inf."""
+    ones the smallest id stays first. Where all columns of a device are masked its logp are NaN, but its logits -inf. score is z unless
+    ids are drawn."""
     own, lse = ids.shape[-1], lse[..., None]
-    z = jnp.where(lse == -jnp.inf, lse, logp + lse)
-    words = jnp.concatenate([*(jax.lax.bitcast_convert_type(a, jnp.int32) for a in (z, lse)), ids + _first_column(ranks)], -1)
-    words = jax.lax.all_gather(words, ranks.axis, axis=ids.ndim - 1, to="invarying" if ranks.checked else "varying")
-    floats, ids = jax.lax.bitcast_convert_type(words[..., :own + 1], _f32), words[..., own + 1:]
-    z, ids = (a.reshape(*a.shape[:-2], ranks.size * own) for a in (floats[..., :own], ids))
-    _, z, ids = (a[..., :k] for a in jax.lax.sort((jnp.where(jnp.isnan(z), -jnp.inf, -z), z, ids), num_keys=1))
-    lse = jax.nn.logsumexp(floats[..., own], -1)
+    z = [jnp.where(lse == -jnp.inf, lse, logp + lse)] if draws else []
+    words = [*(jax.lax.bitcast_convert_type(a, jnp.int32) for a in (score, *z, lse)), ids + _first_column(ranks)]
+    words = jax.lax.all_gather(jnp.concatenate(words, -1), ranks.axis, axis=ids.ndim - 1, to="invarying" if ranks.checked else "varying")
+    floats, ids = jax.lax.bitcast_convert_type(words[..., :-own], _f32), words[..., -own:]
+    score, z, ids = (a.reshape(*a.shape[:-2], ranks.size * own) for a in (floats[..., :own], floats[..., -own - 1:-1], ids))
+    _, z, ids = (a[..., :k] for a in jax.lax.sort((jnp.where(jnp.isnan(score), -jnp.inf, -score), z, ids), num_keys=1))
+    lse = jax.nn.logsumexp(floats[..., -1], -1)
     return TopkOutput(jnp.where(jnp.isfinite(lse)[..., None], z - lse[..., None], jnp.nan), ids, lse)
 
 

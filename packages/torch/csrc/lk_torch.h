@@ -126,8 +126,9 @@ tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_support(const Tensor &x, co
                                                              const Maybe &teacher_logp, double softcap, double logit_scale,
                                                              int64_t ignore_index, std::string group, int64_t vocab_start,
                                                              int64_t vocab_total, int64_t parts);
-tuple<Tensor, Tensor, Tensor> linear_topk(const Tensor &x, const Tensor &weight, const Maybe &bias, int64_t k, double softcap,
-                                          double logit_scale, int64_t vocab_start, int64_t workspace_mib);
+tuple<Tensor, Tensor, Tensor, Tensor> linear_topk(const Tensor &x, const Tensor &weight, const Maybe &bias, const Maybe &seed,
+                                                  const Maybe &offset, int64_t k, double softcap, double logit_scale,
+                                                  int64_t vocab_start, int64_t workspace_mib);
 Tensor md_lrpe_cosine(const Tensor &x, const Tensor &theta, c10::SymIntArrayRef shape, c10::SymInt prefix,
                       c10::SymIntArrayRef offset, const Maybe &offset_device, int64_t activation);
 

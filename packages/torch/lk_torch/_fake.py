@@ -368,9 +368,10 @@ def linear_cross_entropy_ids_parallel_backward(dloss, dlogp, dtail, lse, lse_low
 
 
 @fake
-def linear_topk_forward(x, weight, bias, k, *options):
-    rows = x.shape[:-1]
-    return x.new_empty((*rows, k), dtype=F32), x.new_empty((*rows, k), dtype=torch.int64), x.new_empty(rows, dtype=F32)
+def linear_topk_forward(x, weight, bias, seed, offset, k, *options):
+    rows, of_ids = x.shape[:-1], (*x.shape[:-1], k)
+    return (x.new_empty(of_ids, dtype=F32), x.new_empty(of_ids, dtype=torch.int64), x.new_empty(rows, dtype=F32),
+            x.new_empty(of_ids, dtype=F32))
 
 
 @fake

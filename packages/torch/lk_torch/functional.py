@@ -1167,10 +1167,10 @@ def support(logits, ids, offsets, target=None, ignore_index=-100, *, teacher_log
     return _support(logits, None, ids, offsets, target, ignore_index, None, teacher_logp, softcap, logit_scale, classes, ranks)
 
 
-def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit_scale=1.0, temperature=1.0, workspace_mib=None,
-                group=None, shards=None):
-    """The k largest logits of each token of a head, without storing the logits of all tokens: a TopkOutput. With the softmax over all
-    classes:
+def linear_topk(input, linear_weight, k, *, linear_bias=None, seed=None, offset=None, softcap=0.0, logit_scale=1.0, temperature=1.0,
+                workspace_mib=None, group=None, shards=None):
+    """The k largest logits of each token of a head, or a draw of k ids, without storing the logits of all tokens: a TopkOutput. With
+    the softmax over all classes:
 
         z = logit_scale * F.linear(input, linear_weight, linear_bias).float()
         z = softcap * torch.tanh(z / softcap) if softcap else z
@@ -1189,15 +1189,24 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit
         offsets = torch.arange(0, ids.numel() + 1, k, device=ids.device)
         logp = linear_support(x, weight, ids.flatten(), offsets).support_logp
 
+    seed, int64 [...], a number for each token: the ids are drawn instead, with the probabilities exp(z - lse), without replacement and in
+    the order of drawing. So ids[..., 0] is a sample of the model, and logp its log-probability. offset, int64 [...], is a second number;
+    the draw follows from both, and from the logits, but not from the batch: give each token a pair of its own, such as the request's
+    seed and the position.
+
+        draw = linear_topk(x.detach(), weight, 1, seed=torch.full((tokens,), 1234, device=x.device), offset=position)
+
     A bias of -inf masks a class, which then comes after all others, with logp -inf; with a softcap nothing is masked. NaN comes first,
     and makes logp and lse of its token NaN. softcap, logit_scale and temperature: as in linear_cross_entropy. workspace_mib: as in
     linear_kl.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes. ids are those of all classes, and all ranks
-    have the same results. One all-gather has 8 k + 4 bytes for each token and rank. Ranks compare logp + lse, so the order of two that
-    differ by less than its rounding is not sure."""
-    _tensors(input=input, linear_weight=linear_weight)
+    have the same results. One all-gather has 8 k + 4 bytes for each token and rank, 4 k more with seed, which then has to be the same on
+    all ranks. With seed each rank's first class must be a multiple of 4."""
+    _tensors(input=input, linear_weight=linear_weight, **{n: t for n, t in (("seed", seed), ("offset", offset)) if t is not None})
     _plain("linear_topk", input=input, linear_weight=linear_weight)
+    if offset is not None and seed is None:
+        raise ValueError("lk: offset is given without seed")
     _, _, softcap, logit_scale, factor = _options(0.0, 0.0, softcap, logit_scale, temperature)
     if factor is not None and factor.requires_grad and torch.is_grad_enabled():
         raise ValueError("lk: logit_scale or temperature requires a gradient, and gets none; detach it")
@@ -1208,26 +1217,32 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, softcap=0.0, logit
     if not 1 <= k <= 64 or k > most:
         raise ValueError(f"lk: k is {k}; it must be 1 to {min(64, most)}")
     if not ranks:
-        return TopkOutput(*_ops.linear_topk.default(input, linear_weight, linear_bias, k, softcap, logit_scale, 0, mib))
+        return TopkOutput(*_ops.linear_topk.default(input, linear_weight, linear_bias, seed, offset, k, softcap, logit_scale, 0, mib)[:3])
     name, shards, rank, _ = ranks
+    if seed is not None and any(sum(shards[:r]) % 4 for r in range(len(shards))):
+        raise ValueError(f"lk: shards is {list(shards)}; with seed each rank's first class must be a multiple of 4")
     counts = [min(k, n) for n in shards]
     own, rows = counts[rank], input.shape[:-1]
     if not own:  # a class that does not count: the op refuses here what it refuses on the other ranks
         linear_weight = torch.nn.functional.pad(linear_weight, (0, 0, 0, 1))
         linear_bias = None if linear_bias is None else torch.nn.functional.pad(linear_bias, (0, 1))
-    logp, ids, lse = _ops.linear_topk.default(input, linear_weight, linear_bias, max(own, 1), softcap, logit_scale, sum(shards[:rank]), mib)
+    logp, ids, lse, score = _ops.linear_topk.default(input, linear_weight, linear_bias, seed, offset, max(own, 1), softcap, logit_scale,
+                                                     sum(shards[:rank]), mib)
     if not own:
-        logp, ids, lse = logp[..., :0], ids[..., :0], torch.full_like(lse, -torch.inf)
-    z = torch.where(lse[..., None] == -torch.inf, -torch.inf, logp + lse[..., None])
-    bits = [torch.nn.functional.pad(t, (0, k - own)) for t in (z.view(torch.int32), ids.int())] + [lse[..., None].view(torch.int32)]
-    ops = torch.ops._c10d_functional
-    every = torch.cat(bits, -1).reshape(-1, 2 * k + 1)
-    every = ops.wait_tensor.default(ops.all_gather_into_tensor.default(every, len(shards), name)).view(len(shards), *rows, 2 * k + 1)
-    z, ids = (torch.cat([every[i, ..., at:at + n] for i, n in enumerate(counts)], -1) for at in (0, k))
+        logp, ids, lse, score = logp[..., :0], ids[..., :0], torch.full_like(lse, -torch.inf), score[..., :0]
+    parts = [score.view(torch.int32), ids.int()]
+    if seed is not None:  # else score is z
+        parts.append(torch.where(lse[..., None] == -torch.inf, -torch.inf, logp + lse[..., None]).view(torch.int32))
+    bits = [torch.nn.functional.pad(t, (0, k - own)) for t in parts] + [lse[..., None].view(torch.int32)]
+    ops, wide = torch.ops._c10d_functional, len(parts) * k + 1
+    every = torch.cat(bits, -1).reshape(-1, wide)
+    every = ops.wait_tensor.default(ops.all_gather_into_tensor.default(every, len(shards), name)).view(len(shards), *rows, wide)
+    score, ids, *z = (torch.cat([every[i, ..., at:at + n] for i, n in enumerate(counts)], -1) for at in range(0, wide - 1, k))
     lse = every[..., -1].contiguous().view(torch.float32).logsumexp(0)
     # Of equal ones the first rank's come first, whose ids are smaller.
-    z, order = z.view(torch.float32).sort(dim=-1, descending=True, stable=True)
-    logp = torch.where(lse.isfinite()[..., None], z[..., :k] - lse[..., None], torch.nan)
+    score, order = score.view(torch.float32).sort(dim=-1, descending=True, stable=True)
+    z = z[0].view(torch.float32).gather(-1, order[..., :k]) if z else score[..., :k]
+    logp = torch.where(lse.isfinite()[..., None], z - lse[..., None], torch.nan)
     return TopkOutput(logp, ids.gather(-1, order[..., :k]).long(), lse)
 
 
