@@ -1182,8 +1182,8 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, seed=None, offset=
     lse [...] are float32, ids [..., k] int64. Logits are float32, whatever the type.
 
     The results have no gradient. An input that requires one is a ValueError: detach it, or call this under torch.no_grad(). linear_weight
-    may require one. For a loss over these ids, such as the reverse KL over the student's own top k, give them to linear_cross_entropy_ids, whose logp have the softmax over all classes, or to
-    linear_support, whose softmax is over these k:
+    may require one. For a loss over these ids, such as the reverse KL over the student's own top k, give them to
+    linear_cross_entropy_ids, whose logp have the softmax over all classes, or to linear_support, whose softmax is over these k:
 
         ids = linear_topk(x.detach(), weight, k).ids
         offsets = torch.arange(0, ids.numel() + 1, k, device=ids.device)
