@@ -118,9 +118,8 @@
  *                                         LK_CE_SMOOTH; not where dlogits is e5m2
  *   forward with options                  the same kernel, with a ring of 8 vectors per thread through which a row passes: up to
  *                                         32 threads or a block per row, where rows are few a cluster. Also of a rank or a panel
- *   gradients, plain or with smoothing    lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers
- *   but without class weights: rows of
- *   at most 512 vectors, aligned,
+ *   gradients, plain: rows of at most     lk_cross_entropy_short_kernel: 1 to 128 threads per row, which is in registers.
+ *   512 vectors of 16 bytes, aligned,     forward_backward also with label_smoothing, without class weights
  *   without single elements and padding,
  *   dlogits of T
  *   backward with class weights and       lk_cross_entropy_weights_kernel before the rows: the sum of the weights
@@ -1671,9 +1670,9 @@ LK_HOST lk_status lk_cross_entropy_gradient_of(const char *op, const lk_device *
 
 /* ---- Short rows ---------------------------------------------------------------------------------------------------------- */
 
-/* Backward and forward_backward of short rows of whole vectors, plain or with smoothing but without class weights. A team of up to
- * 32 lanes, or of two or four warps, holds a row in registers. Once the exponentials are taken, it holds those, so an element
- * needs one exponential in forward_backward too; with smoothing the logits are summed before. At this size most instructions of a
+/* Backward of short plain rows of whole vectors, and forward_backward, also with smoothing without class weights. A team of up to 32
+ * lanes, or of two or four warps, holds a row in registers. Once the exponentials are taken, it holds those, so an element needs
+ * one exponential in forward_backward too; with smoothing the logits are summed before. At this size most instructions of a
  * row are not for its elements. So with 32 or more threads per row the team's size is a template argument, and targets, upstream,
  * lse and counts are loaded before the logits; class_weight[y] comes after them. */
 #define LK_CROSS_ENTROPY_SHORT 4 /* vectors per lane */
@@ -1802,23 +1801,34 @@ LK_DEVICE lk_ce_spread lk_ce_short_spread(const lk_vec<T> (&raw)[LK_CROSS_ENTROP
     return {lk_sum_warp(sum[0] + sum[1], team), lk_sum_warp((float)(count * LK_VEC<T>), team), reference};
 }
 
-/* The sum of x - reference over a row from the parts of its Warps warps. */
-template <int Warps> LK_DEVICE float lk_ce_short_spread_of_row(const lk_ce_spread *spread, float reference)
+/* The parts of the block's warps: a warp writes its own before the barrier of lk_ce_short_exchange; behind it, the sum of
+ * x - reference over a row from those of its Warps warps. */
+LK_DEVICE lk_ce_spread *lk_ce_short_spreads(void)
 {
+    LK_SHARED(lk_ce_spread, spread, [LK_CROSS_ENTROPY_THREADS / 32]);
+    return spread;
+}
+LK_DEVICE void lk_ce_short_spread_put(lk_ce_spread own)
+{
+    if (threadIdx.x % 32 == 0) lk_ce_short_spreads()[threadIdx.x / 32] = own;
+}
+template <int Warps> LK_DEVICE float lk_ce_short_spread_of_row(float reference)
+{
+    const lk_ce_spread *spread = lk_ce_short_spreads() + (threadIdx.x / 32 & ~(unsigned)(Warps - 1));
     float sum = 0.0f;
     LK_UNROLL for (int i = 0; i < Warps; i++, spread++) sum += fmaf(spread->reference - reference, spread->count, spread->sum);
     return sum;
 }
 
 /* Stores a share's gradients, p_factor e - w_factor. */
-template <class T>
+template <bool smooth, class T>
 LK_DEVICE void lk_ce_short_store(T *out, int step, int count, float (&e)[LK_CROSS_ENTROPY_SHORT][LK_VEC<T>], float p_factor,
                                  float w_factor)
 {
     LK_UNROLL for (int u = 0; u < LK_CROSS_ENTROPY_SHORT; u++) {
         if (u >= count) continue;
         lk_vec<T> packed;
-        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) e[u][j] = fmaf(p_factor, e[u][j], -w_factor);
+        LK_UNROLL for (int j = 0; j < LK_VEC<T>; j++) e[u][j] = smooth ? fmaf(p_factor, e[u][j], -w_factor) : p_factor * e[u][j];
         lk_pack(&packed, e[u]);
         *(uint4 *)(out + u * step) = packed.raw;
     }
@@ -1830,14 +1840,14 @@ template <class T> LK_DEVICE void lk_ce_short_prefetch(const lk_cross_entropy_ar
     lk_cp_async_bulk_prefetch_l2(logits, (unsigned)a.vocab * (unsigned)sizeof(T));
 }
 
-/* lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << call.team_log2. In forward_backward each
- * warp has its own reference, its largest logit; in backward all use lse. The warps of a row exchange their sums once. Rows of
- * several warps are read by cached loads, which is faster.
+/* lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << call.team_log2. smooth: with label_smoothing; a value instead of
+ * a template argument cost plain rows up to 8 %. In forward_backward each warp has its own reference, its largest logit; in backward
+ * all use lse. The warps of a row exchange their sums once. Rows of several warps are read by cached loads, which is faster.
  *
  * The first wave of blocks prefetches before the wait for the previous kernel: whole rows where a row has several warps, else
  * two vectors per thread. On sm_90 and later each row's first thread also loads the target of the row one wave later, and
  * prefetches that row whole unless it is ignored. */
-template <class T, bool backward, int lanes>
+template <class T, bool backward, int lanes, bool smooth>
 LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHORT_BLOCKS(LK_ARCH))
     lk_cross_entropy_short_kernel(const __grid_constant__ lk_cross_entropy_call call)
 {
@@ -1883,28 +1893,25 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         LK_UNROLL for (int u = 0; u < Vecs; u++)
             if (!read || u >= count) raw[u] = lk_ce_nothing<T>();
     }
+    if (!smooth) lk_ce_blank(raw, index, y % Num);
 
     const float scale = a.logit_scale, logit = y >= 0 ? lk_to_float(element) : -INFINITY;
     const lk_ce_upstream up = lk_ce_upstream_of(call, in, weight);
     float rate = scale * LK_LOG2E, e[Vecs][Num], target_gradient = NAN;
     lk_ce_row all = lk_ce_row_empty();
-    LK_SHARED(lk_ce_spread, spread, [LK_CROSS_ENTROPY_THREADS / 32]);
-    const bool smooth = !backward && a.label_smoothing > 0.0f;
     float sum, reference = 0.0f, base = 0.0f, p_scale = 1.0f; /* p_scale: what makes up for the rounding of base */
+    lk_ce_spread spread = {};
     bool proper = y >= 0; /* else dlogits are NaN, or 0 where the row is ignored */
     if constexpr (backward) {
         proper = proper && lk_is_finite(up.lse);
         if (proper) p_scale = lk_ce_p_scale(up.lse, up.lse_low, scale, &rate, &base);
-        lk_ce_blank(raw, index, y % Num);
         sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
     } else {
         all.max = lk_ce_short_max(raw, logit, team), reference = lk_lse_reference(all.max), base = rate * reference;
-        if (smooth) {
-            const lk_ce_spread part = lk_ce_short_spread(raw, read ? count : 0, reference, team);
-            if (Warps == 1) all.weighted = part.sum;
-            else if (threadIdx.x % 32 == 0) spread[threadIdx.x / 32] = part; /* read behind the barrier of the states */
+        if constexpr (smooth) {
+            spread = lk_ce_short_spread(raw, read ? count : 0, reference, team);
+            lk_ce_blank(raw, index, y % Num);
         }
-        lk_ce_blank(raw, index, y % Num);
         if (fabsf(base) < LK_LSE_BASE) {
             p_scale = lk_ex2(-fmaf(rate, reference, -base));
             sum = lk_ce_exponentials<false, T>(e, raw, rate, base);
@@ -1912,6 +1919,7 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
             sum = lk_ce_exponentials<true, T>(e, raw, rate, reference);
         }
     }
+    if constexpr (smooth && Warps > 1) lk_ce_short_spread_put(spread);
     float others = lk_sum_warp(sum, team) * p_scale, inverse = 1.0f, lse = up.lse, target_e;
     if constexpr (Warps > 1) others = lk_ce_short_exchange<backward, Warps>(others, rate, &all.max, &p_scale);
     if constexpr (backward) {
@@ -1919,9 +1927,8 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (owner && y == LK_BAD && a.bad_targets) atomicAdd(a.bad_targets, 1);
     } else {
         if (Warps > 1) reference = lk_lse_reference(all.max);
-        if (Warps > 1 && smooth)
-            all.weighted = lk_ce_short_spread_of_row<Warps>(spread + (threadIdx.x / 32 & ~(Warps - 1)), reference);
-        all.weights = (float)a.vocab;
+        if (smooth) all.weights = (float)a.vocab, all.weighted = spread.sum;
+        if constexpr (smooth && Warps > 1) all.weighted = lk_ce_short_spread_of_row<Warps>(reference);
         target_e = lk_ex2(rate * (logit - reference)), all.sum = others;
         if (y >= 0) all.sum += target_e, all.target = logit;
         inverse = __fdividef(1.0f, all.sum);
@@ -1929,25 +1936,26 @@ LK_KERNEL void __launch_bounds__(LK_CROSS_ENTROPY_THREADS, LK_CROSS_ENTROPY_SHOR
         if (proper && a.z_loss > 0.0f) lse = lk_ce_row_finish<false>(all, {scale, 0.0f, 0.0f, 1.0f, a.vocab}).lse;
     }
     lk_ce_target_term term;
-    const lk_ce_gradient g = lk_ce_factors(a, call.share, up, lse, (float)a.vocab, &term);
-    if (proper)
-        target_gradient = lk_ce_target_dz(term.f_lse, term.f_rest, term.w_term, target_e * inverse, others * inverse, 0.0f, 1.0f);
+    const lk_ce_gradient g = lk_ce_factors<smooth>(a, call.share, up, lse, (float)a.vocab, &term);
+    const float w_term = smooth ? term.w_term : 0.0f;
+    if (proper) target_gradient = lk_ce_target_dz(term.f_lse, term.f_rest, w_term, target_e * inverse, others * inverse, 0.0f, 1.0f);
     const bool zero = y == LK_IGNORED || (y == LK_BAD && lk_ce_masked(up.f, up.dlse, 0.0f));
     const float p_factor = proper ? g.p_factor * p_scale * inverse : zero ? 0.0f : NAN;
     T *const dlogits = (T *)a.dlogits + row * a.dlogits_stride;
     if (Warps == 1) __syncwarp(); /* in place: every lane has read the target's logit, which the owner overwrites */
-    lk_ce_short_store(dlogits + rank * Num, step, count, e, p_factor, proper ? g.w_factor : 0.0f);
+    lk_ce_short_store<smooth>(dlogits + rank * Num, step, count, e, p_factor, proper ? g.w_factor : 0.0f);
     if (owner && y >= 0) lk_put(dlogits + y, target_gradient);
-    if (!backward && owner && there) lk_ce_put<false, true>(call, row, {y, y != LK_IGNORED, y == LK_BAD}, weight, all);
+    if (!backward && owner && there) lk_ce_put<false, smooth>(call, row, {y, y != LK_IGNORED, y == LK_BAD}, weight, all);
 }
 
 /* Whether the kernel for short rows takes the rows. */
-template <class T> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy_call &call)
+template <class T, bool backward> LK_HOST bool lk_cross_entropy_is_short(const lk_cross_entropy_call &call)
 {
     const lk_cross_entropy_args &a = call.a;
+    const bool simple = lk_cross_entropy_is_smooth(&a) && !(backward && a.label_smoothing > 0.0f);
     const bool whole = (uintptr_t)a.dlogits % 16 == 0 && a.dlogits_stride % LK_VEC<T> == 0 && lk_cross_entropy_whole<T>(a);
     return a.path <= LK_CROSS_ENTROPY_WARP && a.vocab <= 128 * LK_CROSS_ENTROPY_SHORT * LK_VEC<T> && whole &&
-           call.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && lk_cross_entropy_is_smooth(&a) && !call.slice.split;
+           call.padded_end == a.vocab && a.dlogits_dtype == lk_dtype<T> && simple && !call.slice.split;
 }
 template <class T, bool backward>
 LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device, lk_cross_entropy_call &call,
@@ -1956,11 +1964,14 @@ LK_HOST lk_status lk_cross_entropy_short(const char *op, const lk_device *device
     while (call.a.vocab > (int64_t)(LK_CROSS_ENTROPY_SHORT * LK_VEC<T>) << call.team_log2) call.team_log2++;
     call.wave = LK_CROSS_ENTROPY_SHORT_BLOCKS(10 * device->arch) * device->sms;
     call.share = call.a.label_smoothing / (float)call.a.vocab;
-    void (*const kernels[4])(lk_cross_entropy_call) = {
-        lk_cross_entropy_short_kernel<T, backward, 0>, lk_cross_entropy_short_kernel<T, backward, 32>,
-        lk_cross_entropy_short_kernel<T, backward, 64>, lk_cross_entropy_short_kernel<T, backward, 128>};
+    void (*const kernels[2][4])(lk_cross_entropy_call) = {
+        {lk_cross_entropy_short_kernel<T, backward, 0, false>, lk_cross_entropy_short_kernel<T, backward, 32, false>,
+         lk_cross_entropy_short_kernel<T, backward, 64, false>, lk_cross_entropy_short_kernel<T, backward, 128, false>},
+        {lk_cross_entropy_short_kernel<T, backward, 0, !backward>, lk_cross_entropy_short_kernel<T, backward, 32, !backward>,
+         lk_cross_entropy_short_kernel<T, backward, 64, !backward>, lk_cross_entropy_short_kernel<T, backward, 128, !backward>}};
+    const bool smooth = call.a.label_smoothing > 0.0f;
     const int64_t blocks = lk_ceil_div(call.a.rows, LK_CROSS_ENTROPY_THREADS >> call.team_log2);
-    return lk_launch_pdl(op, device, kernels[call.team_log2 < 5 ? 0 : call.team_log2 - 4], blocks, 1, LK_CROSS_ENTROPY_THREADS, 0,
+    return lk_launch_pdl(op, device, kernels[smooth][call.team_log2 < 5 ? 0 : call.team_log2 - 4], blocks, 1, LK_CROSS_ENTROPY_THREADS, 0,
                          stream, call);
 }
 
@@ -1969,7 +1980,7 @@ template <class T, lk_direction direction>
 LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                         cudaStream_t stream)
 {
-    return lk_cross_entropy_is_short<T>(call) ? lk_cross_entropy_short<T, direction == LK_BACKWARD>(op, device, call, stream)
+    return lk_cross_entropy_is_short<T, direction == LK_BACKWARD>(call) ? lk_cross_entropy_short<T, direction == LK_BACKWARD>(op, device, call, stream)
                                            : lk_cross_entropy_gradient_of<T, direction>(op, device, call, stream);
 }
 

@@ -638,15 +638,16 @@ template <class Args> LK_DEVICE float lk_ce_lse_factor(const Args &a, lk_ce_upst
     return f_lse;
 }
 
-/* The factors of a row's gradient except for rate, base and the factor of e; share: e / vocab; weights: W. */
-template <class Args>
+/* The factors of a row's gradient except for rate, base and the factor of e; share: e / vocab; weights: W. smooth: false where the
+ * caller knows that label_smoothing is 0. */
+template <bool smooth = true, class Args>
 LK_DEVICE lk_ce_gradient lk_ce_factors(const Args &a, float share, lk_ce_upstream up, float lse, float weights,
                                        lk_ce_target_term *target_term)
 {
     const float f = up.f * a.logit_scale;
     lk_ce_gradient g = {};
     float f_rest = f * up.weight, w_term = 0.0f;
-    if (a.label_smoothing > 0.0f) {
+    if (smooth && a.label_smoothing > 0.0f) {
         g.w_factor = f * share;
         f_rest = fmaf(f * (1.0f - a.label_smoothing), up.weight, g.w_factor * weights);
         w_term = g.w_factor * (weights - up.weight);
