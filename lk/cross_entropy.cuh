@@ -1841,8 +1841,8 @@ template <class T> LK_DEVICE void lk_ce_short_prefetch(const lk_cross_entropy_ar
 }
 
 /* lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << call.team_log2. smooth: with label_smoothing; a value instead of
- * a template argument cost plain rows up to 8 %. In forward_backward each warp has its own reference, its largest logit; in backward
- * all use lse. The warps of a row exchange their sums once. Rows of several warps are read by cached loads, which is faster.
+ * a template argument cost plain rows up to 8 %. In forward_backward each warp has its own reference, the largest of its logits and
+ * the target's; in backward all use lse. The warps of a row exchange their sums once. Rows of several warps are read by cached loads, which is faster.
  *
  * The first wave of blocks prefetches before the wait for the previous kernel: whole rows where a row has several warps, else
  * two vectors per thread. On sm_90 and later each row's first thread also loads the target of the row one wave later, and

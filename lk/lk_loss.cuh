@@ -487,12 +487,12 @@ LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
 /* ---- The sums of many vectors --------------------------------------------------------------------------------------------- */
 
 /* The sums of a thread's columns, with few instructions for each column; begin with lk_ce_tally_empty. The sums are of
- * t = rate (v - reference) and e = 2^t, with rate = scale log2(e). A column with t above 2 raises the reference first. This is
+ * t = rate (v - reference) and e = 2^t, with rate = scale log2(e); that of smoothing is of v - reference. A column with t above 2 raises the reference first. This is
  * rare if the reference is the largest v of many. failed: a column was NaN, +inf or too large for exact sums, or rate too small.
  * Then do not use the sums: add the columns to a state instead. exact, here and below: t is computed so, and is 0 for
  * v = reference, as in a state. Otherwise t is rate v - base, one instruction less; base is rate * reference, rounded. */
 template <class State> struct lk_ce_tally {
-    float reference, base;    /* -inf and 0: nothing is in the sums */
+    float reference, base;    /* -inf and 0: nothing is in the sums, except -inf in total */
     float sum, terms;         /* of e; of e t, where 0 times -inf counts 0 */
     float total, count;       /* with label_smoothing: of v - reference; the number of columns */
     float squares, logits;    /* with statistics: of e^2; of v, times lk_ce_mean_unit */
