@@ -3118,7 +3118,7 @@ def ranks_topk():
     ours = split(lambda v, w, t: over(v, w, 8, temperature=t), P(), 0, P())(x, m, value)
     keys = jax.random.split(jax.random.key(1), 2000)
     few, same = m[:8] / 4, jnp.repeat(x[:1], 2000, 0)
-    drawn, p = split(lambda v, w, s: over(v, w, 2, seed=s), P(), 0)(same, few, keys), jax.nn.softmax(same[0] @ few.T)
+    drawn, p = split(lambda v, w, s: over(v, w, 2, seed=s), P(), 0, P())(same, few, keys), jax.nn.softmax(same[0] @ few.T)
     share = jnp.bincount(drawn.ids[:, 0], length=8) / 2000
     check("topk, draws", bool((abs(share - p) <= 4.5 * jnp.sqrt(p * (1 - p) / 2000)).all()), (share, p))
     near("topk, logp of draws", drawn.logp, jnp.log(p)[drawn.ids])
