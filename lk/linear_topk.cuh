@@ -40,13 +40,14 @@
  *            A token with a NaN logit has lse NaN. Without a softcap, one with a logit of +inf and no NaN has lse +inf, and one
  *            whose logits are all -inf has lse -inf. All logp of these tokens are NaN. Their ids are still in order.
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too. Where a
- *            softcap rounds two logits to one z, the larger logit still comes first.
+ *            softcap rounds two logits to one z, the larger logit still comes first, without seed.
  *            seed: a number per token, and offset, another one; NULL is 0. v of a token follows from its seed, its offset and the
  *            column alone, not from the batch or the token's place in it. So give each token a pair of its own: one seed for all and
- *            offset = the position, say. v[t,j] = (b + 1/2) 2^-32, at most 1 - 2^-24, in f32. b is word j % 4 of Philox4x32-10
+ *            offset = the position, say. v[t,j] = b 2^-32 + 2^-33, at most 1 - 2^-24, b and the sum rounded to f32. b is word j % 4 of Philox4x32-10
  *            with the key seed[t] and the counter (j / 4, 0, offset[t]), lower words first. j counts from the first column of all
- *            ranks, so vocab_start must be a multiple of 4. A masked column is drawn only after all others. lse and logp are as
- *            without the option: of the whole distribution, at each draw. For a draw within the top k, draw from these logp.
+ *            ranks, so vocab_start must be a multiple of 4. A masked column is drawn only after all others whose z is
+ *            finite. lse and logp are as without the option: of the whole distribution, at each draw. For a draw within the top k,
+ *            call without seed, and draw from those logp.
  *            score: what the order follows, z + g with seed, else z.
  * Ranks      Each rank has the columns from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
  *            all-gather ids, logp and lse; with seed score too, and order by that instead of z. Where a rank has fewer than k, what lies behind its own is left out.
@@ -54,7 +55,9 @@
  *            that rounding is not sure, and no order is if the lse of a rank is NaN or +inf.
  *            The lse of all columns is the logarithm of the sum of exp(lse) over the ranks. ids are those of the k largest z of all
  *            ranks; of equal z, the rank with the smaller vocab_start comes first. logp is z minus the lse of all columns.
- * Exact      cuBLASLt sums logits in f32. If two logits differ by less than its rounding, their order is not sure. Given these logits,
+ * Exact      cuBLASLt sums logits in f32. If two logits differ by less than its rounding, their order is not sure. A draw has the
+ *            probabilities of its z rounded by 2^-24 |z + g|, and of equal z + g the smallest column: of two equal z of 2e7 it draws
+ *            the first one seven times in ten. v has 32 bits, so a column with p below 2^-32 is drawn too rarely or too often. Given these logits,
  *            lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23, with p[j] = exp(z[j] - lse), and by
  *            a rounding of their own, lse by two with a logit_scale. A softcap adds 2^-20 of the largest |z|.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
@@ -463,7 +466,7 @@ LK_HOST lk_status lk_topk_check(const char *op, const lk_linear_topk_args *args,
     const int count = LK_COUNT(list);
     lk_checks checks = {op, LK_OK};
     if (!query && some && !a->context) lk_reject(&checks, LK_ERR_NULL, "context is NULL");
-    if (a->offset && !a->seed) lk_reject(&checks, LK_ERR_NULL, "seed is NULL, but offset is given");
+    if (some && a->offset && !a->seed) lk_reject(&checks, LK_ERR_NULL, "seed is NULL, but offset is given");
     lk_check_size(&checks, "tokens", tokens, 0, INT32_MAX);
     lk_check_size(&checks, "hidden", a->hidden, 1, most);
     lk_check_size(&checks, "vocab", a->vocab, 1, most);

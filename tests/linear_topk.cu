@@ -382,6 +382,10 @@ static void empty(int type, int, int)
 {
     problem p = plain(type, 0, 5, 7, 3);
     check(&p);
+    p.has[SEED] = p.has[OFFSET] = true;
+    check(&p);
+    args.seed = NULL, args.offset = (const uint64_t *)256; /* without tokens all but args may be NULL */
+    test_launched(launch(&p), describe(&p));
 }
 
 /* Draws: at lengths where a thread has no column, some and several tiles, with each special, option and place. */

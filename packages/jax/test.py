@@ -1179,6 +1179,8 @@ def linear_topk():
     for text, wrong, kind in [
             ("seed is int32; it must be keys", lambda: lk.linear_topk(x, m, 2, seed=ids), TypeError),
             ("seed is int; it must be keys", lambda: lk.linear_topk(x, m, 2, seed=3), TypeError),
+            ("two words for each token, as the data of threefry's keys", lambda: lk.linear_topk(
+                x, m, 2, seed=jax.random.split(jax.random.key(0, impl="rbg"), 3)), ValueError),
             ("seed has the shape (5, 2); it must have (3, 2)", lambda: lk.linear_topk(x, m, 2, seed=keys[:5]), ValueError),
             ("k is 0; it must be 1 to 64", lambda: lk.linear_topk(x, m, 0), ValueError),
             ("k is 65; it must be 1 to 64", lambda: lk.linear_topk(x, m, 65), ValueError),
@@ -3116,6 +3118,8 @@ def ranks_topk():
     x, m = normal(7, 5, hidden), weights
     value = jnp.abs(normal(6, 5)) + 0.5
     ours = split(lambda v, w, t: over(v, w, 8, temperature=t), P(), 0, P())(x, m, value)
+    out = split(lambda v, w, c: over(v, w, 3, bias=c), P(), 0, 0)(x, m[:8], jnp.zeros(8).at[jnp.array([1, 6])].set(jnp.array([jnp.inf, jnp.nan])))
+    check("topk, NaN before +inf", bool((out.ids[:, :2] == jnp.array([6, 1])).all()), out)
     keys = jax.random.split(jax.random.key(1), 2000)
     few, same = m[:8] / 4, jnp.repeat(x[:1], 2000, 0)
     drawn, p = split(lambda v, w, s: over(v, w, 2, seed=s), P(), 0, P())(same, few, keys), jax.nn.softmax(same[0] @ few.T)

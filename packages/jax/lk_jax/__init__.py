@@ -1570,7 +1570,7 @@ def linear_topk(x, weight, k, *, bias=None, seed=None, softcap=0.0, logit_scale=
     first. logp is take_along_axis(log_softmax(logits), ids, -1), of the softmax over all columns. A bias of -inf masks a column: it
     comes after all others, with logp -inf. NaN comes before all numbers; logp of such a token are NaN.
 
-    seed: a key for each token, as jax.random.split(key, tokens) or jax.random.key_data of it, uint32 [..., 2]. Then ids are drawn with
+    seed: a threefry key for each token, as jax.random.split(key, tokens) or jax.random.key_data of it, uint32 [..., 2]. Then ids are drawn with
     the probabilities exp(log_softmax(logits)), without replacement and in the order of drawing: ids[..., 0] is a sample of the model,
     and logp its log-probability. A draw follows from its key and the token's logits, not from the batch; with axis_name also from the
     number of devices.
@@ -1617,7 +1617,8 @@ def _keys(seed, shape):
         seed = jax.random.key_data(seed)
     _demand(hasattr(seed, "dtype") and seed.dtype == np.uint32, f"seed is {getattr(seed, 'dtype', type(seed).__name__)}; it must be "
             "keys, or their uint32 data", TypeError)
-    _demand(seed.shape == (*shape, 2), f"seed has the shape {tuple(seed.shape)}; it must have {(*shape, 2)}: two words for each token")
+    _demand(seed.shape == (*shape, 2), f"seed has the shape {tuple(seed.shape)}; it must have {(*shape, 2)}: two words for each token, as "
+            "the data of threefry's keys")
     return jnp.asarray(seed)
 
 
@@ -1631,7 +1632,7 @@ def _topk_of_ranks(ranks, k, draws, ids, logp, lse, score):
     words = jax.lax.all_gather(jnp.concatenate(words, -1), ranks.axis, axis=ids.ndim - 1, to="invarying" if ranks.checked else "varying")
     floats, ids = jax.lax.bitcast_convert_type(words[..., :-own], _f32), words[..., -own:]
     score, z, ids = (a.reshape(*a.shape[:-2], ranks.size * own) for a in (floats[..., :own], floats[..., -own - 1:-1], ids))
-    _, z, ids = (a[..., :k] for a in jax.lax.sort((jnp.where(jnp.isnan(score), -jnp.inf, -score), z, ids), num_keys=1))
+    _, _, z, ids = (a[..., :k] for a in jax.lax.sort((~jnp.isnan(score), -score, z, ids), num_keys=2))
     lse = jax.nn.logsumexp(floats[..., -1], -1)
     return TopkOutput(jnp.where(jnp.isfinite(lse)[..., None], z - lse[..., None], jnp.nan), ids, lse)
 

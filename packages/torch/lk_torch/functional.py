@@ -1201,8 +1201,8 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, seed=None, offset=
     linear_kl.
 
     group and shards: as in linear_cross_entropy, whose ranks each have some of the classes. ids are those of all classes, and all ranks
-    have the same results. One all-gather has 8 k + 4 bytes for each token and rank, 4 k more with seed, which then has to be the same on
-    all ranks. With seed each rank's first class must be a multiple of 4."""
+    have the same results. One all-gather has 8 k + 4 bytes for each token and rank, 4 k more with seed. seed and offset have to be the
+    same on all ranks, and each rank's first class a multiple of 4."""
     _tensors(input=input, linear_weight=linear_weight, **{n: t for n, t in (("seed", seed), ("offset", offset)) if t is not None})
     _plain("linear_topk", input=input, linear_weight=linear_weight)
     if offset is not None and seed is None:
@@ -1219,7 +1219,7 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, seed=None, offset=
     if not ranks:
         return TopkOutput(*_ops.linear_topk.default(input, linear_weight, linear_bias, seed, offset, k, softcap, logit_scale, 0, mib)[:3])
     name, shards, rank, _ = ranks
-    if seed is not None and any(sum(shards[:r]) % 4 for r in range(len(shards))):
+    if seed is not None and any(n and sum(shards[:r]) % 4 for r, n in enumerate(shards)):
         raise ValueError(f"lk: shards is {list(shards)}; with seed each rank's first class must be a multiple of 4")
     counts = [min(k, n) for n in shards]
     own, rows = counts[rank], input.shape[:-1]
@@ -1227,7 +1227,7 @@ def linear_topk(input, linear_weight, k, *, linear_bias=None, seed=None, offset=
         linear_weight = torch.nn.functional.pad(linear_weight, (0, 0, 0, 1))
         linear_bias = None if linear_bias is None else torch.nn.functional.pad(linear_bias, (0, 1))
     logp, ids, lse, score = _ops.linear_topk.default(input, linear_weight, linear_bias, seed, offset, max(own, 1), softcap, logit_scale,
-                                                     sum(shards[:rank]), mib)
+                                                     sum(shards[:rank]) if own else 0, mib)
     if not own:
         logp, ids, lse, score = logp[..., :0], ids[..., :0], torch.full_like(lse, -torch.inf), score[..., :0]
     parts = [score.view(torch.int32), ids.int()]
