@@ -1842,7 +1842,8 @@ template <class T> LK_DEVICE void lk_ce_short_prefetch(const lk_cross_entropy_ar
 
 /* lanes: the threads of a row, 32, 64 or 128; 0: 1 to 16 of them, 1 << call.team_log2. smooth: with label_smoothing; a value instead of
  * a template argument cost plain rows up to 8 %. In forward_backward each warp has its own reference, the largest of its logits and
- * the target's; in backward all use lse. The warps of a row exchange their sums once. Rows of several warps are read by cached loads, which is faster.
+ * the target's; in backward all use lse. The warps of a row exchange their sums once. Rows of several warps are read by cached
+ * loads, which is faster.
  *
  * The first wave of blocks prefetches before the wait for the previous kernel: whole rows where a row has several warps, else
  * two vectors per thread. On sm_90 and later each row's first thread also loads the target of the row one wave later, and
@@ -1980,8 +1981,9 @@ template <class T, lk_direction direction>
 LK_HOST lk_status lk_cross_entropy_rows(const char *op, const lk_device *device, lk_cross_entropy_call &call,
                                         cudaStream_t stream)
 {
-    return lk_cross_entropy_is_short<T, direction == LK_BACKWARD>(call) ? lk_cross_entropy_short<T, direction == LK_BACKWARD>(op, device, call, stream)
-                                           : lk_cross_entropy_gradient_of<T, direction>(op, device, call, stream);
+    constexpr bool backward = direction == LK_BACKWARD;
+    return lk_cross_entropy_is_short<T, backward>(call) ? lk_cross_entropy_short<T, backward>(op, device, call, stream)
+                                                        : lk_cross_entropy_gradient_of<T, direction>(op, device, call, stream);
 }
 
 /* ---- Sums over all rows -------------------------------------------------------------------------------------------------- */

@@ -41,24 +41,22 @@
  *            whose logits are all -inf has lse -inf. All logp of these tokens are NaN. Their ids are still in order.
  *            Temperature t: pass logit_scale / t as logit_scale, 1 / t if it was 1. With a softcap pass softcap / t too. Where a
  *            softcap rounds two logits to one z, the larger logit still comes first, without seed.
- *            seed: a number per token, and offset, another one; NULL is 0. v of a token follows from its seed, its offset and the
- *            column alone, not from the batch or the token's place in it. So give each token a pair of its own: one seed for all and
- *            offset = the position, say. v[t,j] = b 2^-32 + 2^-33, at most 1 - 2^-24, b and the sum rounded to f32. b is word j % 4 of Philox4x32-10
- *            with the key seed[t] and the counter (j / 4, 0, offset[t]), lower words first. j counts from the first column of all
- *            ranks, so vocab_start must be a multiple of 4. A masked column is drawn only after all others whose z is
- *            finite. lse and logp are as without the option: of the whole distribution, at each draw. For a draw within the top k,
- *            call without seed, and draw from those logp.
+ *            seed: ids are drawn. A token's noise v follows from its seed, its offset and the column alone, not from the batch or the
+ *            token's place in it. So give each token a pair of its own: one seed for all, and the position as offset, say.
+ *            v[t,j] = b 2^-32 + 2^-33, at most 1 - 2^-24; b and the sum are rounded to f32. b is word j % 4 of Philox4x32-10 with
+ *            the key seed[t] and the counter (j / 4, 0, offset[t]), lower words first. j counts from the first column of all ranks,
+ *            so vocab_start must be a multiple of 4. A masked column is drawn only after all others whose z is finite. lse and logp
+ *            are those of the whole distribution, also of the second draw. For a draw within the top k, call without seed, and draw
+ *            from that call's logp.
  *            score: what the order follows, z + g with seed, else z.
  * Ranks      Each rank has the columns from vocab_start on. It calls with k, or with its number of columns if that is smaller. Then
- *            all-gather ids, logp and lse; with seed score too, and order by that instead of z. Where a rank has fewer than k, what lies behind its own is left out.
- *            z is logp + lse, rounded, and -inf where lse is -inf. So the order of two z of different ranks that differ by less than
- *            that rounding is not sure, and no order is if the lse of a rank is NaN or +inf.
- *            The lse of all columns is the logarithm of the sum of exp(lse) over the ranks. ids are those of the k largest z of all
- *            ranks; of equal z, the rank with the smaller vocab_start comes first. logp is z minus the lse of all columns.
- * Exact      cuBLASLt sums logits in f32. If two logits differ by less than its rounding, their order is not sure. A draw has the
- *            probabilities of its z rounded by 2^-24 |z + g|, and of equal z + g the smallest column: of two equal z of 2e7 it draws
- *            the first one seven times in ten. v has 32 bits, so a column with p below 2^-32 is drawn too rarely or too often. Given these logits,
- *            lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23, with p[j] = exp(z[j] - lse), and by
+ *            all-gather ids, score and lse, with seed logp too. Where a rank has fewer than k, what lies behind its own is left out.
+ *            The lse of all columns is the logarithm of the sum of exp(lse) over the ranks. ids are those of the k largest scores of
+ *            all ranks; of equal ones, the rank with the smaller vocab_start comes first; NaN comes before all numbers. logp is z
+ *            minus the lse of all columns. z is score; with seed it is logp + lse, and -inf where lse is -inf.
+ * Exact      cuBLASLt sums logits in f32. If two logits differ by less than its rounding, their order is not sure. z + g is rounded to
+ *            f32, and of equal ones the smallest column comes first: of two equal z of 2e7 the first is drawn seven times in ten. v has
+ *            32 bits, so a column with p below 2^-32 is drawn too rarely or too often. Given these logits, lse and logp are off by at most (12 + sum_j p[j] (max z - z[j]) + vocab / 2048) 2^-23, with p[j] = exp(z[j] - lse), and by
  *            a rounding of their own, lse by two with a logit_scale. A softcap adds 2^-20 of the largest |z|.
  * Repeatable The same bits every time for the same shapes, strides, alignment of pointers (modulo 256) and workspace size: a matmul
  *            has the algorithm that cuBLASLt's heuristic names first. Results may depend on the number of tokens.
@@ -130,8 +128,8 @@ typedef struct {
 /* Errors, in the order of the checks, besides the rules of all ops in lk/README.md:
  *   LK_ERR_NULL       args, plan, context, x or weight is NULL, or all outputs are, or seed is and offset is not. With tokens = 0
  *                     all except for args and plan may be NULL
- *   LK_ERR_SHAPE      tokens, hidden, vocab, k or vocab_start out of range; with seed a vocab_start that 4 does not divide; a stride that is not 0 and below its row; a tensor that
- *                     spans more than 2^62 elements; chunk_tokens below 0
+ *   LK_ERR_SHAPE      tokens, hidden, vocab, k or vocab_start out of range; with seed, vocab_start is no multiple of 4; a
+ *                     stride that is not 0 and below its row; a tensor that spans more than 2^62 elements; chunk_tokens below 0
  *   LK_ERR_VALUE      logit_scale or softcap out of range; ids_dtype is none of its enum; a context that init has not made, or of
  *                     another device
  *   LK_ERR_ALIGNMENT  a pointer is not aligned to its element
@@ -271,28 +269,31 @@ typedef struct {
     uint32_t bits[LK_TOPK_COLS];
 } lk_topk_drawn;
 
-/* first: of the tile; start: vocab_start. */
+/* The bits of a thread's columns of the tile that begins at column `first`; start: vocab_start. */
 LK_DEVICE lk_topk_drawn lk_topk_draw(int first, int64_t start, uint64_t seed, uint64_t offset)
 {
     lk_topk_drawn drawn;
     LK_UNROLL for (int u = 0; u < LK_TOPK_VECS; u++) {
-        const uint4 block = make_uint4(((unsigned)start + (unsigned)lk_topk_col(first, u)) / 4, 0, (uint32_t)offset, (uint32_t)(offset >> 32));
-        const uint4 bits = lk_philox(block, make_uint2((uint32_t)seed, (uint32_t)(seed >> 32)));
+        const unsigned col = (unsigned)start + (unsigned)lk_topk_col(first, u);
+        const uint4 counter = make_uint4(col / 4, 0, (uint32_t)offset, (uint32_t)(offset >> 32));
+        const uint4 bits = lk_philox(counter, make_uint2((uint32_t)seed, (uint32_t)(seed >> 32)));
         const uint32_t each[4] = {bits.x, bits.y, bits.z, bits.w};
         LK_UNROLL for (int j = 0; j < 4; j++) drawn.bits[4 * u + j] = each[j];
     }
     return drawn;
 }
 
+/* v. */
 LK_DEVICE float lk_topk_uniform(uint32_t bits) { return fminf(fmaf((float)bits, 0x1p-32f, 0x1p-33f), 1.0f - 0x1p-24f); }
 
-/* z of the columns, by a function of its own for the softcap; then z + g of those whose bits are set. */
+/* z from logits under a softcap. A function of its own, as lk_topk_add. */
 LK_NOINLINE lk_topk_part lk_topk_capped(lk_topk_part part, float logit_scale, float softcap)
 {
     float slope[LK_TOPK_COLS];
     lk_ce_cap<true>(part.x, slope, logit_scale, softcap);
     return part;
 }
+/* z + g from z, of the columns whose bits are set in `which`; few are. The others stay. */
 LK_NOINLINE lk_topk_part lk_topk_scores(lk_topk_part part, lk_topk_drawn drawn, unsigned which)
 {
     LK_UNROLL for (int i = 0; i < LK_TOPK_COLS; i++)

@@ -487,8 +487,8 @@ LK_DEVICE State lk_ce_add_one(State s, float x, int col, int y, const Args &a)
 /* ---- The sums of many vectors --------------------------------------------------------------------------------------------- */
 
 /* The sums of a thread's columns, with few instructions for each column; begin with lk_ce_tally_empty. The sums are of
- * t = rate (v - reference) and e = 2^t, with rate = scale log2(e); that of smoothing is of v - reference. A column with t above 2 raises the reference first. This is
- * rare if the reference is the largest v of many. failed: a column was NaN, +inf or too large for exact sums, or rate too small.
+ * t = rate (v - reference) and e = 2^t, with rate = scale log2(e); that of smoothing is of v - reference. A column with t above 2
+ * raises the reference first. This is rare if the reference is the largest v of many. failed: a column was NaN, +inf or too large for exact sums, or rate too small.
  * Then do not use the sums: add the columns to a state instead. exact, here and below: t is computed so, and is 0 for
  * v = reference, as in a state. Otherwise t is rate v - base, one instruction less; base is rate * reference, rounded. */
 template <class State> struct lk_ce_tally {

@@ -374,8 +374,11 @@ static void graphs(int type, int, int)
 {
     problem p = plain(type, 9, 16, 600, 12);
     p.chunk = 4, p.has[BIAS] = true;
-    check(&p); /* leaves its bits in kept */
-    test_graph(op, &p);
+    for (int seeded = 0; seeded < 2; seeded++) {
+        p.has[SEED] = p.has[OFFSET] = seeded;
+        check(&p); /* leaves its bits in kept */
+        test_graph(op, &p);
+    }
 }
 
 static void empty(int type, int, int)
@@ -412,11 +415,10 @@ static void draws(int type, int, int)
     check(&p);
 }
 
-/* Draws follow the distribution: the first id, and of those with a given first one the second. 3000 tokens with the same logits. */
+/* Draws follow the distribution: the first id, and the second over all first ones. 3000 tokens with the same logits. */
 static void distribution(void)
 {
     problem p = plain(TEST_F32, 3000, 3, 24, 2);
-    prepare(&p, 0);
     p.has[SEED] = p.has[OFFSET] = true, p.scale = 1.0f / 64;
     prepare(&p, 0);
     for (int64_t t = 1; t < p.tokens; t++)

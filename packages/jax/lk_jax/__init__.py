@@ -1570,9 +1570,9 @@ def linear_topk(x, weight, k, *, bias=None, seed=None, softcap=0.0, logit_scale=
     first. logp is take_along_axis(log_softmax(logits), ids, -1), of the softmax over all columns. A bias of -inf masks a column: it
     comes after all others, with logp -inf. NaN comes before all numbers; logp of such a token are NaN.
 
-    seed: a threefry key for each token, as jax.random.split(key, tokens) or jax.random.key_data of it, uint32 [..., 2]. Then ids are drawn with
-    the probabilities exp(log_softmax(logits)), without replacement and in the order of drawing: ids[..., 0] is a sample of the model,
-    and logp its log-probability. A draw follows from its key and the token's logits, not from the batch; with axis_name also from the
+    seed: a threefry key for each token, as jax.random.split(key, tokens) or jax.random.key_data of it, uint32 [..., 2]. Then ids are
+    drawn with the probabilities exp(log_softmax(logits)), without replacement and in the order of drawing: ids[..., 0] is a sample of
+    the model, and logp its log-probability. A draw follows from its key and the token's logits, not from the batch; with axis_name also from the
     number of devices.
 
     Gradients through the results are 0. For a gradient, pass the ids to linear_cross_entropy_ids, whose logp are these
